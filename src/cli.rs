@@ -1,6 +1,6 @@
-//! What can be said on the command line? The structs that clap fills, and the help; it is written here and nowhere
-//! else (man/ and completions/ are generated from it). Nothing is resolved here: a value that a variable or a file
-//! may also give stays as it was typed, for `config`.
+//! The command line: the structs that clap fills, with the help text, which is only written here
+//! (man/ and completions/ are generated from it). Nothing is resolved here: a value that a variable
+//! or a file may also give is passed to `config` as typed.
 
 use crate::lock::Key;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -48,22 +48,22 @@ pub use status::Status;
         @daily /usr/bin/dlock run -q -k rep --once-per 18h -w 4h -- /opt/rep\n\n  \
         # Who holds what, and who waits:\n  \
         dlock status\n\n\
-        The store is redis://127.0.0.1:6379, on each machine its own, unless --store,\n\
-        DLOCK_STORE or a configuration file names another one. The options that every\n\
+        The store is redis://127.0.0.1:6379, a different one on each machine, unless\n\
+        --store, DLOCK_STORE or a configuration file names another. The options that every\n\
         command takes may stand before the command: dlock --store URL status.\n\
         'dlock run --help' explains the rest.\n\n\
         STORES\n  \
         redis://[USER@]HOST[:PORT][/DB]  one Redis server\n  \
-        redis+unix:///SOCKET[?db=N]  the same by its socket\n  \
+        redis+unix:///SOCKET[?db=N]  the same, by its socket\n  \
         redis+sentinel://HOST,HOST/MASTER  the master that sentinels name\n  \
         redis+cluster://HOST,HOST  a Redis Cluster\n  \
         redis+quorum://HOST,HOST,HOST  a majority of independent masters\n  \
         postgres://USER@HOST[:PORT]/DATABASE  a PostgreSQL database;\n      \
         postgres+unix://USER@/SOCKET?db=DATABASE by a socket\n  \
         mysql://USER@HOST[:PORT]/DATABASE  a MySQL or MariaDB database; mysql+unix\n      \
-        alike; of several hosts (HOST,HOST) of either the one that can write\n  \
-        etcd://HOST,HOST[/PREFIX]  a cluster of etcd\n  \
-        zookeeper://HOST,HOST[/CHROOT]  an ensemble of ZooKeeper\n  \
+        likewise; of several hosts (HOST,HOST) dlock uses the one that can write\n  \
+        etcd://HOST,HOST[/PREFIX]  an etcd cluster\n  \
+        zookeeper://HOST,HOST[/CHROOT]  a ZooKeeper ensemble\n  \
         file:/DIR  a directory, for the processes of this machine only\n  \
         rediss, etcds and zookeepers are TLS, and so are postgres and mysql to another\n  \
         machine: ?ca=FILE trusts FILE in place of the system's authorities,\n  \
@@ -83,7 +83,7 @@ pub struct Cli {
 pub enum Command {
     /// Take the lock, run a command under it, give it back, exit as the command did
     ///
-    /// The lease is renewed while CMD runs. Without --wait dlock does not wait: if the lock is held it says by whom
+    /// The lease is renewed while CMD runs. Without --wait dlock does not wait: if the lock is held it names the holder
     /// and exits 75. CMD gets stdin, stdout, stderr, directory and signals as if it had been started without dlock.
     Run(Box<Run>),
     /// Hold a lock for a process that dlock did not start, or for the program on stdin
@@ -91,14 +91,14 @@ pub enum Command {
     /// Takes the lock, renews it, and gives it back when the process ends, or at the end of stdin. If the lock is lost the
     /// process is stopped before the lease ends, as the command of 'dlock run' is.
     Hold(Box<hold::Hold>),
-    /// Show who holds what, who waits, and for how long
+    /// Show the holders and waiters of locks, and for how long
     ///
     /// Without KEY: every lock under the prefix that is held, cooling, paused or waited for.
     Status(Status),
     /// Show how the last runs under a lock went
     ///
-    /// The last 64 ends are kept, for 40 days. A run whose dlock was killed is there, too: "crashed", or "expired" if nobody
-    /// was left to say so.
+    /// The last 64 ends are kept, for 40 days. Runs whose dlock was killed are there, too: "crashed", or "expired" if the
+    /// guard was gone as well.
     History(history::History),
     /// Take a lock for a script, which renews it and gives it back itself
     ///
@@ -113,16 +113,17 @@ pub enum Command {
     Wait(wait::Wait),
     /// Give back a lock, ask its holder to stop, or take it away
     ///
-    /// What a script acquired is given back. Somebody else's lock: shows who holds it and asks whether to go on; then
-    /// the holder's dlock stops its job and gives the lock back, and this returns when that has happened.
+    /// What a script acquired is given back. If another holds the lock, dlock shows the holder and asks for confirmation.
+    /// Then the holder's dlock stops its job and gives the lock back, and this command returns.
     Release(Release),
-    /// Have nobody granted a lock for a while; whoever holds it goes on
+    /// Block new holders of a lock for a while
     ///
-    /// Who waits goes on waiting, who does not is told who paused it, why, and until when.
+    /// The present holder goes on, and waiters go on waiting. A run that does not wait is refused; its message says who
+    /// paused the lock, why, and until when.
     Pause(pause::Pause),
     /// End a pause
     Resume(pause::Resume),
-    /// Make a run due again that --once-per takes for done
+    /// Let a job run again before its --once-per time is over
     ///
     /// The store forgets that a run under the lock has succeeded. Nothing else about the lock changes.
     Forget(forget::Forget),
@@ -130,20 +131,20 @@ pub enum Command {
     ///
     /// From now on, one line an event, until ^C. Without KEY: every lock under the prefix.
     Watch(watch::Watch),
-    /// Print what was counted of locks, for Prometheus
+    /// Print metrics of locks, for Prometheus
     ///
-    /// Grants, refusals, ends, how long was waited and held. Without KEY: every lock under the prefix.
+    /// Grants, refusals, ends, and how long runs waited and held the lock. Without KEY: every lock under the prefix.
     Metrics(metrics::Metrics),
     /// Say whether the store is fit to hold locks
     ///
-    /// Looks at every server that the store is made of, and at the settings that lead to it.
+    /// Checks every server of the store, and the settings that name it.
     Doctor(doctor::Doctor),
     /// Print a completion script for a shell
     Completions(Completions),
 }
 
 impl Command {
-    /// The lock that the command is about, where it is one; of those that are taken together the first.
+    /// The lock that the command is about, if it is one; of locks taken together, the first.
     pub fn key(&self) -> Option<&Key> {
         let keys: &[Key] = match self {
             Self::Run(run) => return run.key.first(),

@@ -1,6 +1,7 @@
-//! Which clock, and why? Everything that bounds a lease on this machine is a [`Moment`] of CLOCK_BOOTTIME: it never
-//! steps as the wall clock does, and unlike CLOCK_MONOTONIC it goes on while the machine is suspended, as the
-//! store's clock does. Wall-clock time is only ever shown to people, and comes from the store.
+//! The clock. Everything that bounds a lease on this machine is a [`Moment`] of CLOCK_BOOTTIME: it
+//! never steps as the wall clock does, and unlike CLOCK_MONOTONIC it goes on while the machine is
+//! suspended, as the store's clock does. Wall-clock time is only shown to people, and comes from
+//! the store.
 
 use rustix::io::Errno;
 use rustix::thread::clock_nanosleep_absolute;
@@ -13,7 +14,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// A point on this machine's CLOCK_BOOTTIME, as the time since boot. Not comparable between machines or boots.
+/// A point on this machine's CLOCK_BOOTTIME, as the time since boot. Cannot be compared between
+/// machines or boots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Moment(Duration);
 
@@ -37,12 +39,12 @@ impl Moment {
         self.0
     }
 
-    /// The moment `span` later; the greatest moment there is where that would overflow.
+    /// The moment `span` later; the greatest possible moment on overflow.
     pub const fn after(self, span: Duration) -> Self {
         Self(self.0.saturating_add(span))
     }
 
-    /// The moment `span` earlier; boot where that would be before it.
+    /// The moment `span` earlier; boot at the earliest.
     pub const fn before(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(span))
     }
@@ -63,7 +65,7 @@ impl Moment {
     }
 }
 
-/// Sleeps until a moment; across a suspension of the machine, too.
+/// Sleeps until a moment, counting the time that the machine is suspended.
 pub fn sleep_until(at: Moment) {
     #[cfg(test)]
     if let Some(clock) = simulated::of_this_thread() {
@@ -74,12 +76,12 @@ pub fn sleep_until(at: Moment) {
     }
 }
 
-/// Sleeps for so long.
+/// Sleeps for `span`, counting the time that the machine is suspended.
 pub fn sleep(span: Duration) {
     sleep_until(Moment::now().after(span));
 }
 
-/// A clock that a test steers, for the threads of the test.
+/// A clock that a test controls, for the threads of the test.
 #[cfg(test)]
 pub mod simulated {
     use super::Moment;
@@ -95,7 +97,7 @@ pub mod simulated {
         static CLOCK: RefCell<Option<Rc<dyn Clock>>> = const { RefCell::new(None) };
     }
 
-    /// From now on this is the clock of this thread.
+    /// Makes this the clock of the calling thread.
     pub fn set(clock: Rc<dyn Clock>) {
         CLOCK.set(Some(clock));
     }
@@ -105,24 +107,24 @@ pub mod simulated {
     }
 }
 
-/// Becomes readable at a moment. The timeouts of poll(2) and of channels are no substitute: they stand still while the
-/// machine is suspended.
+/// Becomes readable at a moment. The timeouts of poll(2) and of channels are no substitute: they do
+/// not count the time that the machine is suspended.
 #[derive(Debug)]
 pub struct Timer(OwnedFd);
 
 impl Timer {
-    /// A timer that is not set.
+    /// Makes a timer that is not set.
     pub fn new() -> io::Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         Ok(Self(timerfd_create(TimerfdClockId::Boottime, flags)?))
     }
 
-    /// Makes it readable from `at` on; `None`: never. That it was readable before is forgotten.
+    /// Makes it readable from `at` on, or never for `None`. Resets it if it was readable before.
     pub fn set(&self, at: Option<Moment>) -> io::Result<()> {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let it_value = match at {
             None => zero,
-            // All zero would mean never; what is too far away for the kernel, is never.
+            // All zero would mean never. So does a moment too far away for the kernel.
             Some(at) => Timespec::try_from(at.since_boot().max(Duration::from_nanos(1))).unwrap_or(zero),
         };
         timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: zero, it_value })?;

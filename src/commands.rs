@@ -1,4 +1,5 @@
-//! Which command was asked for? Parses, resolves the settings, runs the command, says once what went wrong.
+//! Dispatches to the subcommand: parses the command line, resolves the settings, runs the command,
+//! and prints its error.
 
 use crate::cli::Command;
 use crate::cli::usage::{self, Parsed};
@@ -8,11 +9,11 @@ use crate::output::{self, Event, Kind, Printer};
 use crate::supervise;
 use crate::sys;
 use context::Context;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 pub mod acquire;
 pub mod check;
-mod claim;
 pub mod complete;
 pub mod completions;
 mod context;
@@ -24,6 +25,8 @@ pub mod forget;
 pub mod held;
 pub mod history;
 pub mod hold;
+mod hold_ref;
+mod key_operands;
 pub mod metrics;
 mod owner;
 mod password;
@@ -35,14 +38,24 @@ pub mod status;
 mod stores;
 mod token_file;
 pub mod wait;
-mod wanted;
 pub mod watch;
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let evaluated = usage::is_evaluated(std::env::args_os());
-    let mut printer = Printer::early(usage::log_format(std::env::args_os()));
-    let exit = match usage::parse(std::env::args_os()) {
+    let exit = execute(&std::env::args_os().collect::<Vec<_>>());
+    sys::kill_all_apart();
+    if let Exit::Signal(signal) = exit {
+        supervise::die_of(signal);
+    }
+    ExitCode::from(exit.code())
+}
+
+/// Runs a command line, whose first word is the program's name, and prints its error.
+pub fn execute(arguments: &[OsString]) -> Exit {
+    let words = || arguments.iter().cloned();
+    let evaluated = usage::is_evaluated(words());
+    let mut printer = Printer::early(usage::log_format(words()));
+    let exit = match usage::parse(words()) {
         Ok(Parsed::Print(text)) => output::print(&text).map(|()| Exit::Ok).map_err(Into::into),
         Ok(Parsed::Complete(question)) => complete::complete(&question).map_err(Into::into),
         Ok(Parsed::Command(command)) => {
@@ -56,18 +69,14 @@ pub fn main() -> ExitCode {
         printer.say(Kind::Error, Event::of_failure(exit), &error::line(&error));
         exit
     });
-    sys::kill_all_apart();
     if evaluated && exit != Exit::Ok {
-        // In place of variables; `set -e` then stops the shell.
+        // Printed instead of variables; `set -e` then stops the shell.
         let _said = output::print(&format!("(exit {})\n", exit.code()));
     }
-    if let Exit::Signal(signal) = exit {
-        supervise::die_of(signal);
-    }
-    ExitCode::from(exit.code())
+    exit
 }
 
-/// Runs the command. `printer` then says what went wrong, as soon as there are settings as they ask for it.
+/// Runs the command. Sets `printer` to one with the resolved settings, which then prints an error.
 fn dispatch(command: &Command, printer: &mut Printer) -> anyhow::Result<Exit> {
     let mut context = || {
         let context = Context::new(command.common(), command.key())?;

@@ -1,15 +1,16 @@
-//! Which settings are in force, and who said so? Flag, then variable, then configuration file, then default, resolved
-//! once into plain values. Nothing here connects to anything; the store's URL is only taken apart.
+//! Resolves the settings: flag, then variable, then configuration file, then default, once, into
+//! plain values that remember their source. Connects to nothing; the store's URL is only parsed.
 //!
-//! No setting is lost silently, because two machines that lock in different places run the job twice: a variable that
-//! is set but empty, two different stores, a file that is named and absent, an unknown key are all status 78.
+//! No setting is ignored silently, because two machines that lock in different stores run the job
+//! twice. So these are errors (78): a variable that is set but empty, two different stores, a named
+//! file that is absent, an unknown setting.
 
 use crate::cli::{Color, Common, LogFormat};
 use crate::error::Error;
 use clap::ValueEnum;
 use credentials::Login;
 use file::{File, Value};
-use reach::{Access, Beside};
+use job_env::{Access, Beside};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -19,17 +20,17 @@ use url::{Location, Secret};
 
 mod credentials;
 pub mod file;
-pub mod reach;
+pub mod job_env;
 pub mod run;
 pub mod url;
 
-/// The store that is used where none is named.
+/// The store if none is named.
 pub const DEFAULT_STORE: &str = "redis://127.0.0.1:6379";
 
-/// The prefix that is used where none is named.
+/// The prefix if none is named.
 pub const DEFAULT_PREFIX: &str = "dlock:";
 
-/// Every variable that dlock reads, beside HOME, XDG_CONFIG_HOME, SHELL, TZ and NO_COLOR.
+/// Every variable that dlock reads, besides HOME, XDG_CONFIG_HOME, SHELL, TZ and NO_COLOR.
 pub const VARIABLES: [&str; 10] = [
     "DLOCK_STORE",
     "DLOCK_PREFIX",
@@ -43,11 +44,11 @@ pub const VARIABLES: [&str; 10] = [
     "DLOCK_LOG_FORMAT",
 ];
 
-/// What the process was started with, as far as settings depend on it.
+/// The parts of the process environment that settings depend on.
 #[derive(Debug, Clone)]
 pub struct Environment {
     pub variables: BTreeMap<&'static str, OsString>,
-    /// The configuration file of the machine.
+    /// The machine's configuration file.
     pub machine_file: PathBuf,
     pub uid: u32,
 }
@@ -63,8 +64,8 @@ impl Environment {
         }
     }
 
-    /// A variable that other programs own: empty means unset.
-    fn foreign(&self, name: &str) -> Option<&OsStr> {
+    /// A variable shared with other programs: empty means unset.
+    fn shared_variable(&self, name: &str) -> Option<&OsStr> {
         self.variables.get(name).map(OsString::as_os_str).filter(|value| !value.is_empty())
     }
 }
@@ -79,7 +80,7 @@ pub enum Source {
         /// The line, counted from 1.
         line: usize,
     },
-    /// Nobody.
+    /// No setting.
     Default,
 }
 
@@ -93,7 +94,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// A value and who set it.
+/// A value and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Set<T> {
     pub value: T,
@@ -101,7 +102,7 @@ pub struct Set<T> {
 }
 
 impl<T> Set<T> {
-    /// Turns the value into another one, or says at which setting that failed.
+    /// Converts the value. The error names the setting.
     fn try_map<U>(self, read: impl FnOnce(T) -> Result<U, String>) -> Result<Set<U>, Error> {
         match read(self.value) {
             Ok(value) => Ok(Set { value, source: self.source }),
@@ -110,12 +111,12 @@ impl<T> Set<T> {
     }
 }
 
-/// What a store asks to be shown before it serves.
+/// The login for a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// The user; null for the server's default user.
+    /// The user; `None` for the server's default user.
     pub username: Option<String>,
-    /// Null where a user alone is enough, as a database may be set up.
+    /// `None` if a user alone is enough, as a database may be set up.
     pub password: Option<Password>,
 }
 
@@ -125,7 +126,7 @@ pub enum Password {
     Text(Secret),
     /// This file, which is read before each connection; absolute.
     File(PathBuf),
-    /// The first line that this command prints, which is run before each connection.
+    /// The first line that this command prints. The command runs before each connection.
     Command(Secret),
 }
 
@@ -133,17 +134,18 @@ pub enum Password {
 pub struct Store {
     pub place: Location,
     pub credentials: Option<Credentials>,
-    /// What to log in to sentinels with; null where they ask for nothing.
+    /// The login for sentinels; `None` if they need none.
     pub sentinel_credentials: Option<Credentials>,
     pub source: Source,
-    /// How it is reached, without a secret.
+    /// How a dlock inside the job reaches it, without a secret.
     pub access: Access,
-    /// That nobody named it, and how to, has been said.
+    /// The warning that no setting names the store was printed.
     pub default_is_said: bool,
 }
 
 impl Store {
-    /// Where the store was set, to stand in parentheses after its name; at the default also how to name another, once.
+    /// Which setting named the store, to follow its name in parentheses. For the default, also how
+    /// to name another, once.
     pub fn origin(&self) -> String {
         match &self.source {
             Source::Default if self.default_is_said => "the default".into(),
@@ -164,18 +166,18 @@ impl fmt::Display for Store {
 pub enum Verbosity {
     /// Errors and warnings.
     Quiet,
-    /// Also who is busy, waited for, and that the lock is lost.
+    /// Also busy locks, waiting, and a lost lock.
     Normal,
-    /// Also what goes as it should.
+    /// Also what succeeds.
     Verbose,
 }
 
-/// What others must not do with a file.
+/// What other users must not do with a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sensitivity {
-    /// Change it: it says where the locks are, or whom to trust.
+    /// Change it: it names the store, or the certificates to trust.
     Trusted,
-    /// Read it, either.
+    /// Read it either.
     Secret,
 }
 
@@ -183,7 +185,7 @@ pub enum Sensitivity {
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub store: Store,
-    /// What the names of all locks begin with.
+    /// The start of every lock's full name.
     pub prefix: String,
     pub connect_timeout: Duration,
     /// How long an answer may take.
@@ -191,15 +193,15 @@ pub struct Settings {
     pub verbosity: Verbosity,
     pub log_format: LogFormat,
     pub color: Color,
-    /// What worked and should not be done so: one line each, to be printed once.
+    /// Warnings about the settings, one line each, to be printed once.
     pub warnings: Vec<String>,
-    /// What `--verbose` says about the settings themselves.
+    /// Remarks about the settings, for `--verbose`.
     pub remarks: Vec<String>,
-    /// The files that the settings lead to, each once.
+    /// The files that the settings name, each once.
     pub files: Vec<(PathBuf, Sensitivity)>,
-    /// The variables that have a password in them: every job inherits them.
+    /// The variables that contain a password. Every job inherits them.
     pub exposed: Vec<&'static str>,
-    /// Where the password is from, in words; none where there is none.
+    /// Where the password is from, in words; `None` if there is none.
     pub password_from: Option<String>,
     file: File,
     password_variable: Option<Secret>,
@@ -209,15 +211,15 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Resolves the options that every command takes. Reads the configuration files and the password file.
+    /// Resolves the options that every command takes. Reads the configuration files and the
+    /// password file.
     pub fn resolve(flags: &Common, environment: &Environment) -> Result<Self, Error> {
         let (mut warnings, mut remarks) = (Vec::new(), Vec::new());
         let layers = Layers::read(flags, environment, &mut remarks)?;
         let url = layers.store()?;
         if url.value.password.is_some() && matches!(url.source, Source::Flag(_)) {
             warnings.push(
-                "a password on the command line can be seen by every user of this machine, \
-                 and is not handed on to a dlock inside of the job; use --password-file or DLOCK_PASSWORD"
+                "every user of this machine can see a password on the command line, and a dlock inside the job does not get it; use --password-file or DLOCK_PASSWORD"
                     .into(),
             );
         }
@@ -233,7 +235,8 @@ impl Settings {
         let sensitive = layers.sensitive_files(&url);
         let exposed = layers.exposed();
         let username = credentials.as_ref().and_then(|login| login.username.clone());
-        // A user without a password is of use to this store only, so its URL has it and no variable.
+        // A user without a password goes into the URL, not into a variable: it is valid for this
+        // store only.
         let has_password = credentials.as_ref().is_some_and(|login| login.password.is_some());
         let access = Access {
             url: match &username {
@@ -260,7 +263,7 @@ impl Settings {
         let op_timeout = timeout(flags.op_timeout, "DLOCK_OP_TIMEOUT", "op-timeout", Duration::from_secs(1))?;
         let log_format = layers.value(flags.log_format, "DLOCK_LOG_FORMAT", choice)?;
         let file = &layers.file;
-        let no_color = environment.foreign("NO_COLOR").map(|_| Color::Never);
+        let no_color = environment.shared_variable("NO_COLOR").map(|_| Color::Never);
         Ok(Self {
             connect_timeout,
             op_timeout,
@@ -284,12 +287,12 @@ impl Settings {
             password_variable: layers.variable("DLOCK_PASSWORD").map(|set| Secret::new(set.value)),
             beside,
             file: layers.file,
-            shell: environment.foreign("SHELL").unwrap_or(OsStr::new("/bin/sh")).into(),
+            shell: environment.shared_variable("SHELL").unwrap_or(OsStr::new("/bin/sh")).into(),
         })
     }
 }
 
-/// How much to say: `--quiet` and `--verbose` exclude each other, also in one file.
+/// The verbosity. `--quiet` and `--verbose` exclude each other, also in one file.
 fn verbosity(flags: &Common, file: &File) -> Result<Verbosity, Error> {
     let of = |quiet, verbose| match (quiet, verbose) {
         (true, _) => Verbosity::Quiet,
@@ -307,13 +310,13 @@ fn verbosity(flags: &Common, file: &File) -> Result<Verbosity, Error> {
     }
 }
 
-/// An invalid setting, with its place.
+/// The error for an invalid setting, with its source.
 fn invalid(source: &Source, why: &str) -> Error {
     Error::Config(format!("{source}: {why}"))
 }
 
-/// dlock's own variables, checked: set but empty is an error (DLOCK_PREFIX aside), and so is what is not UTF-8. A
-/// DLOCK_STORE that is empty is none where a flag names the store.
+/// Reads and checks dlock's own variables. Errors: set but empty (except DLOCK_PREFIX), and not
+/// UTF-8. An empty DLOCK_STORE is ignored if a flag names the store.
 fn own_variables(flags: &Common, environment: &Environment) -> Result<BTreeMap<&'static str, String>, Error> {
     let mut read = BTreeMap::new();
     for name in VARIABLES {
@@ -332,7 +335,7 @@ fn own_variables(flags: &Common, environment: &Environment) -> Result<BTreeMap<&
     Ok(read)
 }
 
-/// The value of a closed set of words.
+/// Parses one of a closed set of words.
 fn choice<T: ValueEnum>(text: &str) -> Result<T, String> {
     T::from_str(text, false).map_err(|_| {
         let words: Vec<_> = T::value_variants()
@@ -343,13 +346,13 @@ fn choice<T: ValueEnum>(text: &str) -> Result<T, String> {
     })
 }
 
-/// Everybody who sets something.
+/// The layers that set something.
 struct Layers<'a> {
     flags: &'a Common,
     variables: BTreeMap<&'static str, String>,
-    /// The weakest first.
+    /// Weakest first.
     files: Vec<File>,
-    /// The same, joined.
+    /// The files, merged.
     file: File,
 }
 
@@ -367,7 +370,7 @@ impl<'a> Layers<'a> {
         Some(Set { value, source: Source::Variable(name) })
     }
 
-    /// What a flag says, or else a variable.
+    /// The flag's value, else the variable's.
     fn value<T>(
         &self,
         flag: Option<T>,
@@ -394,12 +397,13 @@ impl<'a> Layers<'a> {
         }
     }
 
-    /// The store: from one layer whole, so that a URL never gets another one's user or password by accident.
+    /// The store, taken whole from one layer, so that a URL never gets the user or password of
+    /// another.
     fn store(&self) -> Result<Set<url::Url>, Error> {
         if let Some((first, others)) = self.flags.store.split_first()
             && others.iter().any(|other| other != first)
         {
-            return Err(Error::Config("--store: two different stores are given; a lock has one".into()));
+            return Err(Error::Config("--store: two different stores are given; give one".into()));
         }
         let flag = self.flags.store.first().map(OsString::as_os_str);
         self.text(flag, "--store", "DLOCK_STORE", "store")?
@@ -407,7 +411,7 @@ impl<'a> Layers<'a> {
             .try_map(|text| url::parse(&text))
     }
 
-    /// The configuration files in force, the weakest first.
+    /// The configuration files in force, weakest first.
     fn read_files(&self, environment: &Environment, remarks: &mut Vec<String>) -> Result<Vec<File>, Error> {
         let named = match &self.flags.config {
             Some(path) => Some(of_flag(path, "--config")?),
@@ -422,16 +426,15 @@ impl<'a> Layers<'a> {
             };
         }
         let mut found: Vec<File> = File::read(&environment.machine_file)?.into_iter().collect();
-        let xdg = environment.foreign("XDG_CONFIG_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
-        let home = || environment.foreign("HOME").map(|home| Path::new(home).join(".config"));
-        if let Some(dir) = environment.foreign("HOME").and(xdg).or_else(home) {
+        let xdg =
+            environment.shared_variable("XDG_CONFIG_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+        let home = || environment.shared_variable("HOME").map(|home| Path::new(home).join(".config"));
+        if let Some(dir) = environment.shared_variable("HOME").and(xdg).or_else(home) {
             let path = dir.join("dlock.toml");
             match file::owner(&path)? {
                 None => {}
                 Some(uid) if uid == environment.uid => found.extend(File::read(&path)?),
-                Some(_) => {
-                    remarks.push(format!("{} belongs to somebody else and is skipped", path.display()))
-                }
+                Some(_) => remarks.push(format!("{} belongs to another user and is skipped", path.display())),
             }
         }
         Ok(found)

@@ -1,13 +1,13 @@
-//! What went wrong, and which status does that mean? Each error knows its status. The text of an error is one
-//! line that reads after `dlock: `, names key and store where they matter, and says what to do next.
+//! Errors that end a command, and their exit statuses. The text of an error is one line that reads
+//! after `dlock: `, names key and store where they matter, and says what to do next.
 
 use crate::exit::Exit;
 use crate::store;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A failure that ends a command. anyhow adds context above it; the innermost of these decides the status. It is serialized
-/// only on the way from one process of a run to another, neither of which has written anything.
+/// A failure that ends a command. anyhow may add context; the innermost of these decides the
+/// status. It is serialized only between processes of one run; no file or store contains it.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Error {
     /// The command line makes no sense: 64.
@@ -19,9 +19,9 @@ pub enum Error {
     /// Standard output could not be written: 74.
     #[serde(skip)]
     Output(std::io::Error),
-    /// The token given holds nothing: 79.
+    /// The given token holds nothing: 79.
     NotHeld(String),
-    /// A fault of dlock's own: 70.
+    /// An internal error: 70.
     Internal(String),
 }
 
@@ -39,7 +39,8 @@ impl Error {
     }
 }
 
-/// The status of any error that reaches the top: that of the innermost [`Error`] or [`store::Error`], else 70.
+/// The status of an error that reaches `main`: that of the innermost [`Error`] or [`store::Error`],
+/// else 70.
 pub fn exit_of(error: &anyhow::Error) -> Exit {
     let ours = |cause: &(dyn std::error::Error + 'static)| {
         let ours = cause.downcast_ref::<Error>().map(Error::exit);
@@ -48,7 +49,7 @@ pub fn exit_of(error: &anyhow::Error) -> Exit {
     error.chain().filter_map(ours).last().unwrap_or(Exit::Internal)
 }
 
-/// The whole of an error as one line: what was tried, then why that failed.
+/// The whole error as one line: what was tried, then why it failed.
 pub fn line(error: &anyhow::Error) -> String {
     format!("{error:#}")
 }
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_inside_decides() {
+    fn innermost_error_decides_the_status() {
         let inner = || Error::Store(store::Error::Denied("no".into()));
         for error in [
             anyhow::Error::new(inner()),

@@ -1,24 +1,25 @@
-//! Which exit status means what? The one table; every command ends through it.
+//! The exit statuses. Every command ends through this table.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// How dlock ends. The numbers are those of sysexits.h where it has one, of timeout(1) and the shell elsewhere.
+/// How dlock ends. The numbers are from sysexits.h where it has one, else from timeout(1) and the
+/// shell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     /// The command did what it was asked.
     Ok,
-    /// 1: the command did what it was asked, and the answer is no: `doctor --strict` found what it warns of.
+    /// 1: the command worked, and the answer is no: `doctor --strict` found a warning.
     No,
     /// 64: the command line makes no sense.
     Usage,
     /// 69: the store cannot be reached, or refused to serve.
     Unavailable,
-    /// 70: a fault of dlock's own.
+    /// 70: an internal error.
     Internal,
     /// 74: output could not be written.
     Output,
-    /// 75, or what `--busy-exit-code` says: the lock was not obtained.
+    /// 75, or the value of `--busy-exit-code`: the lock was not obtained.
     Busy(u8),
     /// 77: authentication failed or a right is missing.
     Denied,
@@ -34,11 +35,12 @@ pub enum Exit {
     NotFound,
     /// The status the job exited with.
     Job(u8),
-    /// The signal the job died of; dlock dies of the same.
+    /// The signal that killed the job; dlock dies of the same.
     Signal(i32),
 }
 
-/// `--on-lost`: what becomes of a job whose lock is lost. It is stopped in any case when dlock is gone.
+/// `--on-lost`: what happens to a job whose lock is lost. If dlock is gone, the job is stopped in
+/// any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OnLost {
     /// Stop it
@@ -47,18 +49,18 @@ pub enum OnLost {
     Warn,
 }
 
-/// How a command ended. The log of a lock keeps it in these words.
+/// How a command ended. Also the format in a lock's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
     #[serde(rename = "status")]
     Code(u8),
-    /// Of this signal; it may be any, real-time ones too.
+    /// It died of this signal, which may be a real-time signal.
     #[serde(rename = "signal")]
     Signal(i32),
 }
 
 impl Ended {
-    /// Reads a raw wait status; `None` if it is not that of an end.
+    /// Decodes a raw wait status; `None` if the process has not ended.
     pub fn of(raw: i32) -> Option<Self> {
         match raw & 0x7f {
             0 => Some(Self::Code(u8::try_from(raw >> 8 & 0xff).unwrap_or(u8::MAX))),
@@ -72,7 +74,7 @@ impl Exit {
     /// The default of `--busy-exit-code`.
     pub const BUSY: u8 = 75;
 
-    /// The status a shell sees; for [`Exit::Signal`] 128 + the signal's number.
+    /// The status that a shell sees; for [`Exit::Signal`] 128 + the signal's number.
     pub fn code(self) -> u8 {
         match self {
             Self::Ok => 0,
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_raw_status_is_read() {
+    fn raw_wait_status_is_decoded() {
         assert_eq!(Ended::of(0), Some(Ended::Code(0)));
         assert_eq!(Ended::of(255 << 8), Some(Ended::Code(255)));
         assert_eq!(Ended::of(9), Some(Ended::Signal(9)));

@@ -1,17 +1,19 @@
-//! How is the lock taken, kept and given back? Its owner asks and waits by itself, and breaks that off as soon as something
-//! else is to be heeded ([`crate::store::net::alarm`]). While the job runs a thread renews, so that the thread which supervises
-//! the job never waits for a server; it starts when there is to renew or to listen, so most runs never have it. When the job
-//! is over there is nothing to supervise, and the owner gives the lock back itself: to wake the thread for it would cost the
+//! How a lock is acquired, renewed and given back. The main thread acquires by itself; a signal
+//! interrupts that ([`crate::store::net::interrupt`]). While the job runs, a lease thread renews, so
+//! that the thread which supervises the job never waits for a server. The lease thread starts when
+//! there is something to renew or to listen for, so most short runs never have it. At the end the
+//! main thread gives the lock back itself, because waking the lease thread for it would delay the
 //! next waiter.
 //!
-//! It knows no job: it says by [`Report`]s what it learned, and hands the moments until which the lease may be relied on
-//! to a callback, directly from this thread, so that nothing but this thread stands between a renewal and the guard.
+//! This module knows no job. It tells what it learned by [`Report`]s. The times until which the
+//! lease is good go to a callback, directly from the lease thread, so that no other thread stands
+//! between a renewal and the guard.
 
 use crate::clock::{self, Moment};
 use crate::lock::{Names, Owner, Token, Wait};
 use crate::rules::schedule::Schedule;
 use crate::rules::{Ask, Blocker, Done, End, Grant, Left, Patience, Refusal, Superseded, Waiting};
-use crate::store::net::alarm;
+use crate::store::net::interrupt;
 use crate::store::{Error, Store, View};
 use event_fd::EventFd;
 use keeper::{Keeper, Keeping, Kept, SUBSCRIBE_AFTER};
@@ -34,21 +36,22 @@ pub mod stores;
 pub use obtain::obtain;
 use obtain::{Progress, Step};
 
-/// How long one who waits does so after a failure before it asks again.
+/// How long a waiter pauses after a failure before it asks again.
 pub const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
-/// How long after a release that failed at once the next attempt follows.
+/// Pause before a failed release is retried.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long replicas that have not heard of a release are waited for: a planned failover takes a second or two.
-const TOLD_WITHIN: Duration = Duration::from_secs(5);
+/// How long a release is retried while replicas have not acknowledged it: a planned failover takes
+/// a second or two.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long the main thread may be kept from signals to learn why a hold ended.
-const TOLD_WHY_WITHIN: Duration = Duration::from_secs(1);
+/// Longest time that the main thread does not handle signals to learn why a hold ended.
+const EXPLAINED_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long the end of the thread that listens is waited for.
+/// How long to wait for the listening thread to end.
 const HANGS_UP_WITHIN: Duration = Duration::from_millis(20);
 
-/// Until when to wait for the lock.
+/// How long to wait for the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
     No,
@@ -59,33 +62,33 @@ pub enum Until {
 #[derive(Debug, Clone)]
 pub struct Request {
     pub names: Names,
-    /// What to ask for. Its patience is that of `until`.
+    /// The arguments of acquire. Its patience follows from `until`.
     pub ask: Ask,
     pub until: Until,
-    /// What to do when.
+    /// The timetable of the lease.
     pub schedule: Schedule,
-    /// How long connecting may take.
+    /// Limit for connecting.
     pub connect_timeout: Duration,
-    /// How long one operation may take.
+    /// Limit for one operation.
     pub op_timeout: Duration,
 }
 
 impl Request {
-    /// How long one request may take, connecting included.
+    /// Limit for one request, connecting included.
     fn budget(&self) -> Duration {
         self.connect_timeout + self.op_timeout
     }
 
-    /// Whether a lease that counts from then is not to be relied on any more.
+    /// Whether a lease requested at `sent` is too old to start a job under.
     fn is_too_late(&self, sent: Moment) -> bool {
         self.schedule.term_at(sent).passed()
     }
 }
 
-/// What the thread learned.
+/// What the lease learned.
 #[derive(Debug)]
 pub enum Report {
-    /// In the queue. Comes with every heartbeat.
+    /// Waiting in the queue. Sent with every heartbeat.
     Waiting(Waiting),
     /// Granted; the lease counts from `sent`.
     Granted {
@@ -93,22 +96,24 @@ pub enum Report {
         /// Read before the request was sent (I6).
         sent: Moment,
     },
-    /// Not obtained, and no place in the queue is left behind.
+    /// Not obtained. No place in the queue is left behind.
     Busy(Blocker),
-    /// Not obtained, for what it was wanted for is done. No place in the queue is left behind.
+    /// Not obtained: the job is done already (`--once-per`). No place in the queue is left behind.
     Done(Done),
-    /// Not obtained, for one that came later replaces it. No place in the queue is left behind.
+    /// Not obtained: a newer run with `--replace` superseded it. No place in the queue is left
+    /// behind.
     Superseded(Superseded),
-    /// Not obtained, because the store failed. A request may still be on its way; whoever gave up leaves by token.
+    /// Not obtained, because the store failed. A request may still be on its way, so the caller
+    /// must leave by token.
     Failed(Error),
-    /// Granted again and again, and each time the answer came too late to rely on the lease.
+    /// Granted several times, and each time the answer came too late to use the lease.
     TooSlow,
     /// The grant or the place in the queue was taken away before the job could start.
     TakenAway,
-    /// Attempts have begun to fail, and not just one. The lease is good until `until`.
+    /// Several attempts in a row have failed. The lease is good until `until`.
     Trouble {
         error: Error,
-        /// When the job is asked to end if nothing changes.
+        /// When the job gets TERM if no renewal succeeds.
         until: Moment,
     },
     /// The job is asked to end. The lock is held, and renewed until it is given back.
@@ -119,16 +124,16 @@ pub enum Report {
     Lost {
         /// How that is known.
         how: Loss,
-        /// When nothing of the job may be alive any more.
+        /// When the job must be dead.
         kill_by: Moment,
     },
 }
 
-/// Who asks a job to end.
+/// The one that asks a job to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asker {
     Operator,
-    /// A run that came later and replaces it.
+    /// A newer run with `--replace`.
     Newer,
 }
 
@@ -139,67 +144,69 @@ pub enum Loss {
     NotHeld,
     /// An operator revoked it.
     Revoked,
-    /// The holder was asked to end, which it did.
+    /// The holder was asked to end, and did.
     Asked(Asker),
     /// It could not be renewed before the deadline.
     Deadline,
 }
 
-/// The thread, as its owner sees it.
+/// A lease, on the side of the main thread.
 #[derive(Debug)]
 pub struct Lease {
     reports: Receiver<Report>,
     keeper: Arc<Keeper>,
-    /// What its owner does by itself.
-    alone: RefCell<Alone>,
+    /// What the main thread does without a lease thread.
+    main_work: RefCell<MainWork>,
 }
 
-/// What there is to do as long as there is no thread for it.
+/// The work of the main thread as long as there is no lease thread.
 #[derive(Debug, Default)]
-enum Alone {
+enum MainWork {
     #[default]
     Nothing,
-    /// To take the next step to the lock.
-    Asks(Box<Progress>),
-    /// To keep what was granted, from then on.
-    Keeps(Keeping, Moment),
+    /// To continue acquiring.
+    Acquire(Box<Progress>),
+    /// To keep what was granted: start the lease thread at that time.
+    Keep(Keeping, Moment),
 }
 
 impl Lease {
-    /// Is about to ask for the lock. `rely` is called with the moments of TERM and KILL after every renewal that succeeded.
+    /// Prepares to acquire; nothing is sent yet. `on_renewed` is called with the times of TERM and
+    /// KILL after every successful renewal.
     pub fn new(
         store: Box<dyn Store>,
         request: Request,
-        rely: impl Fn(Moment, Moment) + Send + Sync + 'static,
+        on_renewed: impl Fn(Moment, Moment) + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let (say, reports) = channel();
         let keeper = Arc::new(Keeper {
             stores: Stores::new(store),
             request,
-            rely: Box::new(rely),
+            on_renewed: Box::new(on_renewed),
             reports: say,
             owner: EventFd::new()?,
             over: EventFd::new()?,
             listens: AtomicBool::new(false),
         });
-        let alone = RefCell::new(Alone::Asks(Box::new(Progress::begin())));
-        Ok(Self { reports, keeper, alone })
+        let main_work = RefCell::new(MainWork::Acquire(Box::new(Progress::begin())));
+        Ok(Self { reports, keeper, main_work })
     }
 
-    /// Takes the next step to the lock, if it is not decided yet; at most until `alarm` is readable, or until `until` where it
-    /// waits. Whether it did: else reports come by [`Lease::fd`].
-    pub fn wait(&self, alarm: BorrowedFd<'_>, until: Option<Moment>) -> bool {
-        let alone = &mut *self.alone.borrow_mut();
-        let Alone::Asks(progress) = alone else { return false };
+    /// Continues acquiring, if that is not decided yet. Returns when `interrupt` is readable, or at
+    /// `until` if it waits for the lock. Returns false if there is nothing to acquire: then wait
+    /// for reports by [`Lease::fd`].
+    pub fn wait(&self, interrupt: BorrowedFd<'_>, until: Option<Moment>) -> bool {
+        let main_work = &mut *self.main_work.borrow_mut();
+        let MainWork::Acquire(progress) = main_work else { return false };
         let Keeper { stores, request, .. } = &*self.keeper;
         let mut store = stores.lock();
         let report = &mut |report| self.keeper.say(report);
-        match alarm::heeding(alarm, || progress.step(&mut **store, request, until, report)) {
+        match interrupt::armed(interrupt, || progress.step(&mut **store, request, until, report)) {
             Step::GoesOn => {}
-            Step::Over => *alone = Alone::Nothing,
+            Step::Over => *main_work = MainWork::Nothing,
             Step::Held(sent) => {
                 let keeping = Keeping::new(sent, &request.schedule);
-                *alone = Alone::Keeps(keeping, keeping.next.min(sent.after(SUBSCRIBE_AFTER)));
+                *main_work = MainWork::Keep(keeping, keeping.next.min(sent.after(SUBSCRIBE_AFTER)));
             }
         }
         true
@@ -216,18 +223,19 @@ impl Lease {
         self.keeper.owner.as_fd()
     }
 
-    /// When [`Lease::next_report`] is to be called next, although nothing is readable.
+    /// When [`Lease::next_report`] must be called even if nothing is readable.
     pub fn next(&self) -> Option<Moment> {
-        match *self.alone.borrow() {
-            Alone::Keeps(_, at) => Some(at),
-            Alone::Asks(_) | Alone::Nothing => None,
+        match *self.main_work.borrow() {
+            MainWork::Keep(_, at) => Some(at),
+            MainWork::Acquire(_) | MainWork::Nothing => None,
         }
     }
 
-    /// The next report, if there is one. After `None` the descriptor is quiet until another comes.
+    /// The next report, if there is one. After `None` the descriptor is not readable until another
+    /// one comes.
     pub fn next_report(&self) -> Option<Report> {
-        let due = match *self.alone.borrow() {
-            Alone::Keeps(keeping, at) if at.passed() => Some(keeping),
+        let due = match *self.main_work.borrow() {
+            MainWork::Keep(keeping, at) if at.passed() => Some(keeping),
             _ => None,
         };
         if let Some(keeping) = due {
@@ -239,19 +247,21 @@ impl Lease {
         })
     }
 
-    /// A job may have used up what a thread takes. Then the caller renews by itself, when it is time, and tries again.
+    /// Starts the lease thread. If the job has used up what a thread needs, this thread renews when
+    /// it is time, and tries again to start one.
     fn start_keeping(&self, mut keeping: Keeping) {
         let is_started = self.spawn(move |keeper| keeper.keep(keeping)).is_ok();
         let goes_on =
             !is_started && (!keeping.next.passed() || self.keeper.renew_here(&mut keeping) == Kept::Yes);
-        self.alone.replace(if goes_on { Alone::Keeps(keeping, keeping.next) } else { Alone::Nothing });
+        let work = if goes_on { MainWork::Keep(keeping, keeping.next) } else { MainWork::Nothing };
+        self.main_work.replace(work);
     }
 
-    /// What the store says of the locks now, for who wants to know why the hold ended or is to end. Nothing where it does
-    /// not answer soon: nobody's job depends on it.
+    /// The current views of the locks, to tell why the hold ended or must end. Shorter or empty if
+    /// the store does not answer soon: no job depends on it.
     pub fn views(&self) -> Vec<View> {
         let Keeper { stores, request, .. } = &*self.keeper;
-        let by = Moment::now().after(request.op_timeout.min(TOLD_WHY_WITHIN));
+        let by = Moment::now().after(request.op_timeout.min(EXPLAINED_WITHIN));
         let Ok(mut store) = stores.lock_by(by) else { return Vec::new() };
         let views = request.names.iter().map_while(|name| store.inspect(name, by).ok()).collect::<Vec<_>>();
         if views.len() < request.names.as_slice().len() {
@@ -260,29 +270,29 @@ impl Lease {
         views
     }
 
-    /// Notes that the lock was not obtained, as far as the store takes that soon: nothing depends on it. `at` is which of the
-    /// locks it was, in order of name.
+    /// Records a refusal at the lock with index `at`, in order of name. Errors are ignored: nothing
+    /// depends on it.
     pub fn note(&self, at: usize, refusal: &Refusal) {
         let Keeper { stores, request, .. } = &*self.keeper;
-        let by = Moment::now().after(request.op_timeout.min(TOLD_WHY_WITHIN));
+        let by = Moment::now().after(request.op_timeout.min(EXPLAINED_WITHIN));
         if let (Some(name), Ok(mut store)) = (request.names.as_slice().get(at), stores.lock_by(by)) {
             let _nothing_depends_on_it = store.refuse(name, refusal, by);
         }
     }
 
-    /// The owner that asks.
+    /// The owner in the request.
     pub fn asker(&self) -> &Owner {
         &self.keeper.request.ask.owner
     }
 
-    /// Nothing is renewed from now on: somebody else gives the lock back.
+    /// Stops all renewals.
     pub fn abandon(&self) {
-        self.alone.take();
+        self.main_work.take();
         self.keeper.stores.close();
     }
 
-    /// Gives the lock back, which is not renewed from now on. Takes an op-timeout, and as long as a renewal that is under
-    /// way.
+    /// Stops all renewals and gives the lock back. Takes up to an op-timeout, and as long as a
+    /// renewal that is under way.
     pub fn give_back(&self, end: &End) -> Result<Left, Error> {
         self.abandon();
         let Keeper { stores, request, .. } = &*self.keeper;
@@ -294,7 +304,7 @@ impl Lease {
         Ok(left)
     }
 
-    /// Closes the connections, so that the server is told that they end: the process ends without that.
+    /// Closes the connections properly; when the process ends they would just break.
     fn hang_up(&self) {
         let Keeper { stores, over, listens, .. } = &*self.keeper;
         over.notify();
@@ -306,8 +316,9 @@ impl Lease {
     }
 }
 
-/// Gives back whatever `token` has, retrying until `by`; longer where it is given back, and only replicas have not heard
-/// of it: another master may be about to take over, and has to be told as well.
+/// Gives back everything that `token` has, retrying until `by`. If the lock is given back and only
+/// replicas have not acknowledged that, it retries for longer: another master may be about to take
+/// over, and must be told as well.
 pub fn give_back(
     store: &mut dyn Store,
     names: &Names,
@@ -315,11 +326,11 @@ pub fn give_back(
     end: &End,
     by: Moment,
 ) -> Result<Left, Error> {
-    let until = by.max(Moment::now().after(TOLD_WITHIN));
+    let until = by.max(Moment::now().after(ACKNOWLEDGED_WITHIN));
     let (mut by, mut said) = (by, None);
     loop {
         match store.leave(names, token, end, by) {
-            answer if alarm::is_raised() => return answer,
+            answer if interrupt::is_raised() => return answer,
             Err(Error::Unacknowledged(_)) if until.left() > LEAVE_PAUSE => {
                 by = until;
                 store.reset();
@@ -330,7 +341,7 @@ pub fn give_back(
                 clock::sleep(LEAVE_PAUSE);
                 said = Some(error).filter(|error| matches!(error, Error::Unavailable(_))).or(said);
             }
-            // What the server said before tells more than that no time was left to ask it again.
+            // An earlier error from the server says more than that there was no time to ask again.
             Err(error @ Error::Unreachable(_)) => return Err(said.unwrap_or(error)),
             answer => return answer,
         }
@@ -338,7 +349,7 @@ pub fn give_back(
 }
 
 impl Until {
-    /// When it is over, if it begins now.
+    /// The end of a wait that begins now.
     pub fn from_now(wait: Wait) -> Self {
         match wait {
             Wait::No => Self::No,
@@ -347,7 +358,7 @@ impl Until {
         }
     }
 
-    /// Whether to stand in the queue.
+    /// Whether to wait in the queue.
     pub const fn patience(self) -> Patience {
         match self {
             Self::No => Patience::None,
@@ -360,7 +371,7 @@ impl Until {
         matches!(self, Self::At(end) if end.passed())
     }
 
-    /// Whether a store that has never answered is waited for after this failure.
+    /// Whether the caller waits, after this failure, for a store that has never answered.
     pub fn rides_out(self, error: &Error) -> bool {
         self != Self::No && error.is_outage()
     }

@@ -1,5 +1,5 @@
-//! The nouns: key, name, mode, token, fence, lease, owner. What is valid is decided here, at the border, so that everything
-//! below may trust what it is handed. Knows no store, no clock and no output.
+//! The basic types: key, name, mode, token, fence, ttl, owner. Values are checked here, at the
+//! border, so that the code below may rely on them. Knows no store, no clock and no output.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeSet;
@@ -7,7 +7,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-/// The greatest number of bytes in a [`Key`].
+/// Longest [`Key`], in bytes.
 pub const KEY_MAX: usize = 512;
 
 /// A key as the user gave it, without the prefix: 1–512 bytes of UTF-8 without control characters.
@@ -39,8 +39,9 @@ impl fmt::Display for Key {
 
 /// The name of a lock in its store, the `L` of the protocol: prefix + key.
 ///
-/// Keys derived from it are `dlock.<kind>:{tag}:L`, where the tag is L's own Redis Cluster hash tag, else all of L,
-/// so that a lock and what belongs to it share one slot. A name for which that cannot hold is refused.
+/// Keys derived from it are `dlock.<kind>:{tag}:L`, where the tag is L's own Redis Cluster hash
+/// tag, else all of L, so that all keys of a lock share one slot. A name for which that cannot hold
+/// is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name {
     full: String,
@@ -48,8 +49,8 @@ pub struct Name {
 }
 
 impl Name {
-    /// Joins prefix and key. Refused: a name without hash tag that contains `}`, and one that begins like a derived
-    /// key. The error says what is allowed.
+    /// Joins prefix and key. Refuses a name that contains `}` but no hash tag, and one that begins
+    /// like a derived key. The error says what is allowed.
     pub fn new(prefix: &str, key: &Key) -> Result<Self, String> {
         let full = format!("{prefix}{key}");
         if hash_tag(&full).is_none() && full.contains('}') {
@@ -65,7 +66,7 @@ impl Name {
         Ok(Self { full, prefix: prefix.len() })
     }
 
-    /// The record beside that of the lock which has the refusals. No lock has such a name.
+    /// The name of the separate record with the lock's refusals. No lock has such a name.
     pub fn of_refusals(&self) -> Self {
         const KIND: &str = "dlock.refused:";
         Self { full: format!("{KIND}{}", self.full), prefix: KIND.len() + self.prefix }
@@ -81,19 +82,19 @@ impl Name {
         &self.full[self.prefix..]
     }
 
-    /// What stands before the key.
+    /// The prefix without the key.
     pub fn prefix(&self) -> &str {
         &self.full[..self.prefix]
     }
 
-    /// What the derived keys carry in braces: L's own hash tag, else all of L.
+    /// The part in braces of the derived keys: L's own hash tag, else all of L.
     pub fn tag(&self) -> &str {
         hash_tag(&self.full).unwrap_or(&self.full)
     }
 }
 
-/// A KEY in which `*` stands for any text and `?` for one character. After a backslash these two, and the backslash, stand
-/// for themselves.
+/// A KEY in which `*` matches any text and `?` one character. A backslash before `*`, `?` or a
+/// backslash makes it literal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
     text: String,
@@ -107,7 +108,7 @@ enum Part {
     Character(char),
 }
 
-/// A text taken apart as a pattern.
+/// Parses a text as a pattern.
 fn parts(text: &str) -> Vec<Part> {
     let (mut parts, mut rest) = (Vec::new(), text.chars().peekable());
     while let Some(c) = rest.next() {
@@ -122,7 +123,7 @@ fn parts(text: &str) -> Vec<Part> {
 }
 
 impl Key {
-    /// The key that is meant where a pattern could stand, and none does: without the backslashes.
+    /// The key meant by a KEY that is not a pattern: without the backslashes.
     pub fn unescaped(&self) -> Self {
         let character = |part| if let Part::Character(c) = part { Some(c) } else { None };
         Self(parts(&self.0).into_iter().filter_map(character).collect())
@@ -130,22 +131,22 @@ impl Key {
 }
 
 impl Pattern {
-    /// The pattern that a KEY is, if it is one.
+    /// The pattern, if the KEY is one.
     pub fn of(key: &Key) -> Option<Self> {
         let parts = parts(key.as_str());
         let is_one = parts.iter().any(|part| !matches!(part, Part::Character(_)));
         is_one.then(|| Self { text: key.as_str().into(), parts })
     }
 
-    /// As it was given.
+    /// The pattern as it was given.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Whether a key looks like that.
+    /// Whether a key matches.
     pub fn matches(&self, key: &str) -> bool {
         let key: Vec<char> = key.chars().collect();
-        // Which beginnings of the key the pattern matches so far, by their lengths.
+        // Which prefixes of the key the parts so far match, by length.
         let mut matched = vec![false; key.len() + 1];
         matched[0] = true;
         for wanted in &self.parts {
@@ -170,8 +171,8 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// The locks that one hold takes together: at least one, each once, in order of name, so that the same locks asked for
-/// in another order are the same set.
+/// The locks that one hold takes together: at least one, each once, in order of name, so that the
+/// order in which they were given does not matter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names(Vec<Name>);
 
@@ -191,7 +192,7 @@ impl Names {
         &self.0
     }
 
-    /// One by one, in order of name.
+    /// Iterates in order of name.
     pub fn iter(&self) -> std::slice::Iter<'_, Name> {
         self.0.iter()
     }
@@ -212,15 +213,15 @@ impl<'a> IntoIterator for &'a Names {
     }
 }
 
-/// How many may hold a lock together.
+/// How many may hold a lock at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     #[default]
     Exclusive,
-    /// Any number that want to share it.
+    /// Any number of holders that share it.
     Shared,
-    /// This many, each with a number of its own from 0 on: 1 to [`SLOTS_MAX`].
+    /// This many, 1 to [`SLOTS_MAX`], each with its own slot number from 0 on.
     Slots(u32),
 }
 
@@ -233,7 +234,7 @@ pub enum Wait {
 }
 
 impl Wait {
-    /// What `-w [DUR]` says: without DUR it is for ever, and zero is not to wait.
+    /// The meaning of `-w [DUR]`: without DUR for ever; zero means not to wait.
     pub const fn given(bound: Option<Duration>) -> Self {
         match bound {
             None => Self::Forever,
@@ -243,18 +244,18 @@ impl Wait {
     }
 }
 
-/// How many replicas of the store must acknowledge what a hold rests on.
+/// How many replicas of the store must acknowledge a grant or a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Replicas {
     #[default]
     None,
     AtLeast(NonZeroU32),
-    /// All that the store knows of, and there must be one.
+    /// All that the store knows of; there must be at least one.
     All,
 }
 
 impl Replicas {
-    /// Reads `N` or `all`. The error says what is allowed.
+    /// Parses `N` or `all`. The error says what is allowed.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.parse::<u32>() {
             _ if text == "all" => Ok(Self::All),
@@ -266,13 +267,13 @@ impl Replicas {
     }
 }
 
-/// The greatest number of slots. A grant looks for the lowest free one among those that are taken.
+/// Largest number of slots. A grant searches the taken ones for the lowest free one.
 pub const SLOTS_MAX: u32 = 1000;
 
 /// The longest pause.
 pub const PAUSE_MOST: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
-/// How long it is remembered that a run succeeded, and so the longest `--once-per`.
+/// How long the store remembers a successful run, and so the longest `--once-per`.
 pub const ONCE_PER_MOST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 impl fmt::Display for Mode {
@@ -286,15 +287,16 @@ impl fmt::Display for Mode {
     }
 }
 
-/// The hash tag by the rule of Redis Cluster: what stands between the first `{` and the next `}`, if not empty.
+/// The hash tag by the rule of Redis Cluster: the text between the first `{` and the next `}`, if
+/// not empty.
 fn hash_tag(name: &str) -> Option<&str> {
     let after = &name[name.find('{')? + 1..];
     let tag = &after[..after.find('}')?];
     (!tag.is_empty()).then_some(tag)
 }
 
-/// The secret that proves a hold: 128 bits from the operating system, constant for the hold, 32 hex digits.
-/// Its `Debug` hides it.
+/// The secret that proves a hold: 128 random bits from the operating system as 32 hex digits,
+/// constant for the hold. `Debug` hides it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Token(String);
@@ -308,14 +310,15 @@ impl TryFrom<String> for Token {
 }
 
 impl Token {
-    /// A new token. Fails only if the operating system has no randomness to give.
+    /// A new token. Fails only if the operating system provides no random bytes.
     pub fn random() -> Result<Self, getrandom::Error> {
         let mut bytes = [0u8; 16];
         getrandom::fill(&mut bytes)?;
         Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
-    /// Reads a token that `acquire` or DLOCK_TOKEN gave out. The error says what is allowed, not what was given.
+    /// Parses a token from `acquire` or DLOCK_TOKEN. The error says what is allowed, and does not
+    /// repeat the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let digits = text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
         if text.len() == 32 && digits {
@@ -325,14 +328,15 @@ impl Token {
         }
     }
 
-    /// A token that tells nobody this one: the first half of its SHA-256. For a store whose names of keys are seen by others.
+    /// A token that does not reveal this one: the first half of its SHA-256. For a store in which
+    /// others can see the names of keys.
     #[cfg(feature = "etcd")]
     pub fn hashed(&self) -> Self {
         let digest = ring::digest::digest(&ring::digest::SHA256, self.0.as_bytes());
         Self(digest.as_ref().iter().take(16).map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// The token itself. For the store and for CMD's environment; never for a message.
+    /// The token itself. For the store and CMD's environment; never for a message.
     pub fn secret(&self) -> &str {
         &self.0
     }
@@ -344,8 +348,8 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The number of a grant, greater than that of every earlier grant of the same key (I5). Roughly the store's clock
-/// in microseconds since 1970.
+/// The number of a grant, greater than that of every earlier grant of the same key (I5). Roughly
+/// the store's clock in microseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Fence(pub u64);
 
@@ -363,7 +367,7 @@ impl Ttl {
     pub const MIN: Duration = Duration::from_millis(500);
     pub const MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-    /// Checks a lease, cut to whole milliseconds. The error says what is allowed.
+    /// Checks a lease, and truncates it to whole milliseconds. The error says what is allowed.
     pub fn new(span: Duration) -> Result<Self, String> {
         if !(Self::MIN..=Self::MAX).contains(&span) {
             return Err("a ttl is between 500ms and 24h".into());
@@ -376,11 +380,11 @@ impl Ttl {
     }
 }
 
-/// Who took a hold, and so who gives it back.
+/// Which command took a hold. It decides what renews the hold and gives it back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum By {
-    /// `dlock run`: it renews the hold, hears what an operator asks for, and the hold ends with its job.
+    /// `dlock run`: renews the hold, reacts to operators, and gives it back when its job ends.
     #[default]
     Run,
     /// `dlock acquire`: a script renews it and gives it back.
@@ -390,14 +394,14 @@ pub enum By {
 }
 
 impl By {
-    /// What need not be written down.
+    /// The default, which is not written to the store.
     fn is_usual(&self) -> bool {
         *self == Self::Run
     }
 }
 
-/// Who holds or waits, as `status` shows it. The store keeps it and never looks inside. Read from a store, a text that is
-/// longer than dlock writes is refused: whoever wrote it wants to fill screens.
+/// A holder or waiter as `status` shows it. The store keeps this unread. Reading refuses a text
+/// longer than dlock writes: a forged one could fill the screen.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Owner {
@@ -415,18 +419,19 @@ pub struct Owner {
     pub reason: Option<String>,
     #[serde(skip_serializing_if = "By::is_usual")]
     pub by: By,
-    /// The length of the lease of a hold that a dlock renews; none for a script's, and for who holds nothing.
+    /// The ttl of a hold that a dlock renews; `None` for a script's hold and for a process that
+    /// holds nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl: Option<Duration>,
 }
 
-/// The greatest number of bytes in the name of a host or a user.
+/// Longest name of a host or a user, in bytes.
 pub const NAME_MAX: usize = 255;
-/// The greatest number of bytes in a command line, a label or a reason.
+/// Longest command line, label or reason, in bytes.
 pub const TEXT_MAX: usize = 4096;
 
 impl Owner {
-    /// The same, with every text as long as a store may keep it.
+    /// The same, with every text cut to the length that a store accepts.
     pub fn shortened(mut self) -> Self {
         shorten(&mut self.host, NAME_MAX);
         shorten(&mut self.user, NAME_MAX);
@@ -444,7 +449,7 @@ pub fn shorten(text: &mut String, most: usize) {
     }
 }
 
-/// A text from a store, of at most `MOST` bytes.
+/// Deserializes a text of at most `MOST` bytes.
 fn bounded<'de, const MOST: usize, D: Deserializer<'de>>(source: D) -> Result<String, D::Error> {
     let text = String::deserialize(source)?;
     if text.len() > MOST {
@@ -467,7 +472,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_is_read_as_it_is_written_and_no_longer() -> Result<(), serde_json::Error> {
+    fn overlong_owner_is_refused() -> Result<(), serde_json::Error> {
         let long = |length| Owner { command: "x".repeat(length), ..Owner::default() };
         let most = serde_json::to_string(&long(TEXT_MAX))?;
         assert_eq!(serde_json::from_str::<Owner>(&most)?, long(TEXT_MAX));
@@ -487,14 +492,14 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_cut_between_characters() {
+    fn shorten_cuts_between_characters() {
         let mut text = "é".repeat(3);
         shorten(&mut text, 5);
         assert_eq!(text, "éé");
     }
 
     #[test]
-    fn a_pattern_matches_what_looks_like_it() -> Result<(), String> {
+    fn pattern_matches_whole_keys() -> Result<(), String> {
         for (pattern, key, expected) in [
             ("deploy-*", "deploy-web", true),
             ("deploy-*", "deploy-", true),

@@ -1,4 +1,4 @@
-//! The binary; everything is in the library.
+//! The binary. Everything is in the library.
 
 #[cfg(target_env = "musl")]
 #[global_allocator]

@@ -1,6 +1,6 @@
-//! How does a line reach a person or a program? Messages go to stderr, results to stdout. A message is one line, one
-//! write, and never fails or delays the run; a result that cannot be written is status 74. What the lines say about
-//! a lock is in `busy`, `table` and `json`.
+//! Writes messages to stderr and results to stdout. A message is one line and one write, and never
+//! fails or delays the run. If a result cannot be written, the status is 74. `busy`, `table` and
+//! `json` word what the lines say about a lock.
 
 use crate::cli::{Color, LogFormat};
 use crate::config::{Settings, Verbosity};
@@ -38,28 +38,29 @@ pub mod watch;
 pub use escape::escaped;
 pub use event::{Event, What};
 
-/// The longest message, in bytes: what a pipe that is writable takes at once (PIPE_BUF).
+/// The longest message, in bytes: what a writable pipe takes at once (PIPE_BUF).
 const LONGEST: usize = 4096;
 
-/// What a message is about. Decides whether it is said, and its level in JSON.
+/// The kind of a message. Decides whether it is printed, and its level in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// What ends the command, other than busy. Always said.
+    /// An error that ends the command, other than busy. Always printed.
     Error,
-    /// What the user should change or look after. Always said.
+    /// Something the user should change or check. Always printed.
     Warning,
-    /// Trouble that may mend itself: the store is away, and is tried again. Silenced by `--quiet`; what it comes to in the end
-    /// is an error or a warning of its own, and says what the trouble was.
+    /// Trouble that may pass: the store is unreachable and is tried again. Silenced by `--quiet`;
+    /// if it does not pass, an error or a warning follows and names the trouble.
     Passing,
     /// Busy, waiting, lost: silenced by `--quiet`.
     Note,
-    /// What went as it should, for a person who looks on: said where standard output is a terminal, or with `--verbose`.
+    /// Success, for a person at a terminal: printed if standard output is a terminal, or with
+    /// `--verbose`.
     Done,
-    /// What goes as it should: said with `--verbose`.
+    /// Normal progress: printed with `--verbose`.
     Detail,
 }
 
-/// Writes messages. Plain values: it may be copied into threads and forked processes.
+/// Writes messages. Plain data, so it may be copied into threads and forked processes.
 #[derive(Debug, Clone)]
 pub struct Printer {
     format: LogFormat,
@@ -69,7 +70,7 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// The printer that the settings ask for.
+    /// A printer for these settings.
     pub fn new(settings: &Settings) -> Self {
         Self {
             format: settings.log_format,
@@ -79,7 +80,8 @@ impl Printer {
         }
     }
 
-    /// The printer for what goes wrong before there are settings. Knows the flag and the variable for the format.
+    /// The printer for errors before there are settings. Knows the flag and the variable for the
+    /// format.
     pub fn early(flag: Option<LogFormat>) -> Self {
         let variable = || std::env::var("DLOCK_LOG_FORMAT").ok().filter(|text| text == "json");
         Self {
@@ -95,7 +97,7 @@ impl Printer {
         Self { key: key.map(ToString::to_string), ..self }
     }
 
-    /// Whether a message of this kind is said.
+    /// Whether a message of this kind is printed.
     pub fn says(&self, kind: Kind) -> bool {
         match kind {
             Kind::Error | Kind::Warning => true,
@@ -106,12 +108,13 @@ impl Printer {
         }
     }
 
-    /// The same printer, of a command that has turned to another store.
+    /// The same printer, for another store.
     pub fn at(self, settings: &Settings) -> Self {
         Self { store: Some(settings.store.to_string()), ..self }
     }
 
-    /// Says one line, if its kind is to be said. `text` reads after `dlock: `; control characters in it are escaped.
+    /// Prints one line, if its kind is to be printed. `text` reads after `dlock: `; control
+    /// characters in it are escaped.
     pub fn say<'a>(&self, kind: Kind, event: impl Into<Event<'a>>, text: &str) {
         if self.says(kind) {
             send(&self.line(kind, text, event.into()));
@@ -168,7 +171,8 @@ impl Printer {
                 if line.len() <= LONGEST {
                     line
                 } else {
-                    // A quarter, because one byte may have become six; a half object would be no JSON.
+                    // Shortened to an eighth, because one byte may become six, and half an object
+                    // would not be JSON.
                     let mut short = text.to_owned();
                     shorten(&mut short, LONGEST / 8);
                     object(&(short + "…"), Event { holder: None, by: None, ..event })
@@ -178,8 +182,8 @@ impl Printer {
     }
 }
 
-/// One write, if stderr takes it now. A reader that does not read, a full disk or a closed terminal must not hold up
-/// a lease, so whatever goes wrong here is dropped.
+/// One write, if stderr takes it now. A reader that does not read, a full disk or a closed terminal
+/// must not delay a lease, so errors are ignored.
 fn send(line: &str) {
     let err = stderr();
     let mut ready = [PollFd::new(&err, PollFlags::OUT)];
@@ -188,12 +192,12 @@ fn send(line: &str) {
     }
 }
 
-/// Whether the terminal is this process group's.
+/// Whether this process group is the terminal's foreground group.
 fn is_in_front(terminal: BorrowedFd<'_>) -> bool {
     rustix::termios::tcgetpgrp(terminal) == Ok(rustix::process::getpgrp())
 }
 
-/// Writes a result to stdout, whole. That nobody reads it any more is no error.
+/// Writes a whole result to stdout. A reader that is gone is not an error.
 pub fn print(text: &str) -> Result<(), Error> {
     match deliver(text) {
         Err(Error::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
@@ -201,7 +205,7 @@ pub fn print(text: &str) -> Result<(), Error> {
     }
 }
 
-/// Writes a result to stdout, whole, for somebody who needs it.
+/// Writes a whole result to stdout. A reader that is gone is an error.
 pub fn deliver(text: &str) -> Result<(), Error> {
     if sys::closed_at_start().any(|fd| fd == 1) {
         return Err(Error::Output(Errno::BADF.into()));
@@ -238,7 +242,7 @@ pub enum Coloured {
 }
 
 impl Coloured {
-    /// The text, begun by an escape sequence where there is one and colours are wanted.
+    /// The text, in the colour of the escape sequence `on` if there is one and colours are wanted.
     pub fn paint(self, text: &str, on: Option<&str>) -> String {
         match on {
             Some(on) if self == Self::Yes && !text.is_empty() => format!("{on}{text}\x1b[0m"),
@@ -256,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_one_line() {
+    fn message_is_one_short_line() {
         let line =
             printer(LogFormat::Text).line(Kind::Note, "a\nb\x1b[31m\u{9b}m\u{202e}c", What::Busy.into());
         assert_eq!(line, "dlock: a\\nb\\x1b[31m\\u{9b}m\\u{202e}c\n");
@@ -270,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_json() -> Result<(), serde_json::Error> {
+    fn message_is_valid_json() -> Result<(), serde_json::Error> {
         let line = printer(LogFormat::Json).line(Kind::Error, "a\nb\u{9b}", What::Busy.into());
         assert!(line.contains("a\\nb\\u009b"), "{line}");
         let value: serde_json::Value = serde_json::from_str(&line)?;

@@ -1,15 +1,19 @@
-//! What is a lock allowed to do? The law: a pure machine from (records, operation, time) to (records, answer), for
-//! exclusive and shared locks and locks with slots, one or several at once, with queue, fence, min-hold and log. The
-//! `file:` store executes it; the Redis scripts are its twin, and a property test holds the two to equal answers.
+//! The lock rules: a pure machine from (records, operation, time) to (records, answer), for
+//! exclusive and shared locks and locks with slots, one or several at once, with queue, fence,
+//! min-hold and log. `store/engine` and the `file:` store run these rules; the Redis scripts are a
+//! Lua port of them, and a property test compares the answers of both.
 //!
-//! It reads no clock and does no I/O: time comes in as [`Time`], the store's own clock. How a waiter learns that it
-//! should ask again is the store's affair; the law only says, by [`Waiting::next`], when it may be worth it.
+//! The rules read no clock and do no I/O: the time is passed in as [`Time`], a reading of the
+//! store's clock. They do not wake waiters, the store does; [`Waiting::next`] says when a waiter
+//! should ask again if nothing wakes it.
 //!
-//! [`Record`] is what is kept of one lock, and what happens to one lock alone. Here is what several have to agree on: who
-//! is served. A waiter stands in the queue of each of its locks, with the same ticket; it is granted all of them in one
-//! step, when it is the head of each queue and each lock admits it. Tickets order all waiters in the same way everywhere,
-//! so of any waiters that block each other one is the first in all its queues: nobody waits in a circle (I9). For the
-//! same reason a waiter that is passed over leaves all its queues at once, and returns to all at once.
+//! [`Record`] is the state of one lock, with what happens to one lock alone. This module decides
+//! what concerns several locks: which waiter is granted next. A waiter stands in the queue of each
+//! of its locks with the same ticket. It is granted all of them in one operation, once it is the
+//! head of each queue and each lock admits it. Tickets order all waiters the same way in every
+//! queue, so of any waiters that block each other, one is first in all its queues: there is no
+//! deadlock (I9). For the same reason a stale waiter leaves all its queues at once and returns to
+//! all at once.
 
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use record::{Granted, left};
@@ -33,69 +37,71 @@ pub use answer::{
     Requested, Revoked, State, Success, Superseded, Waiting,
 };
 pub use operation::{Ask, End, NewPause, Patience, Ran, Revoke, Terms, When};
-pub use record::{Absence, Hold, Lock, Newest, Phase, Record, Spent, Waiter};
+pub use record::{Absence, Hold, Lock, Newest, Phase, Record, Tombstone, Waiter};
 pub use refusal::{REFUSALS_KEPT, Refusal, Why};
 pub use time::{Due, Time, millis};
 pub use view::LastSuccess;
 
-/// A waiter not heard of for this long is passed over.
+/// A waiter without a heartbeat for this long is stale: it is passed over.
 pub const SILENCE: Duration = Duration::from_secs(5);
-/// A waiter that was granted the lock has this long to confirm. With [`SILENCE`] it bounds what the dead cost the
-/// living: one at most 5 s, any number that died together at most 10 s (I9).
+/// Time in which a waiter must confirm its grant. With [`SILENCE`] it bounds what dead waiters
+/// cost: one delays the queue by 5 s at most, any number that died together by 10 s (I9).
 pub const CONFIRM_WITHIN: Duration = Duration::from_secs(4);
-/// How often a waiter makes itself heard: three chances within [`SILENCE`].
+/// Longest time between two heartbeats of a waiter: three chances within [`SILENCE`].
 pub const HEARTBEAT: Duration = Duration::from_millis(1600);
-/// Where somebody waits and nobody was heard of for this long, the store itself could not hear (a restart, a failover, a
-/// pause), or all who waited are dead. Silence is not counted through that: whoever was not silent when it began has
-/// [`SILENCE`] once more.
+/// If no heartbeat arrives for this long while somebody waits, the store could not receive any (a
+/// restart, a failover, a pause), or all waiters are dead. Such a gap does not count as silence: a
+/// waiter that was not stale when the gap began has a whole [`SILENCE`] once more.
 pub const ABSENCE: Duration = Duration::from_millis(2 * HEARTBEAT.as_millis() as u64);
-/// A silent waiter's ticket is kept this long.
+/// How long the ticket of a stale waiter is retained.
 pub const TICKET_KEPT: Duration = Duration::from_secs(60);
-/// A token that was given back is remembered this long (I4).
+/// How long a released token is remembered, and refused (I4).
 pub const SPENT_KEPT: Duration = Duration::from_secs(600);
-/// One step serves so many who wait for a lock at most, or a store could not take what is written. Whoever was granted it
-/// confirms, and that step goes on.
+/// Most waiters of one lock that one operation grants, so that a store can write the result. When
+/// one of them confirms, that operation grants more.
 pub const GRANTED_AT_ONCE: usize = 64;
-/// How often the head of the queue looks at a lock that is not dlock's: nobody will wake it.
+/// How often the head of the queue checks a lock that is not dlock's: nothing will wake it.
 pub const FOREIGN_LOOK: Duration = Duration::from_millis(250);
-/// Who watches a lock is told of changes for this long, and then has to say that it still does.
+/// How long a watcher is woken at changes of a lock before it must ask again.
 pub const WATCH_KEPT: Duration = Duration::from_secs(15);
-/// How many ends the log keeps.
+/// Ends of holds in the log.
 pub const LOG_KEPT: usize = 64;
 /// How long log, fence and the record of an unfinished hold outlive their last use.
 pub const HISTORY_KEPT: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
-/// The records that an operation may look at, by full name. A lock without one is free.
+/// The records that an operation may read. A lock without a record is free.
 ///
-/// An operation on some locks may turn to those of whoever waits for them, and to theirs. One that it did not find in the
-/// table is there afterwards: then it took for free what may not be, and has to be applied again to a table that has it.
+/// An operation may need records of other locks than those that it names: the locks that their
+/// waiters also want, and so on. If one is missing, the operation inserts an empty record and takes
+/// that lock for free, which may be wrong. The caller must then load that record and apply the
+/// operation again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LockTable {
-    /// By the locks' full names.
+    /// By full name of the lock.
     pub records: BTreeMap<String, Record>,
-    /// How many times what this step would write was more than the store takes at once. Each time it serves an eighth as
-    /// many who wait, and nobody in the end.
+    /// How many times the result of this operation was too large for the store. Each time, an
+    /// eighth as many waiters are granted, and in the end none.
     pub too_large: u32,
 }
 
 impl LockTable {
-    /// Acquire, a waiter's heartbeat, and the confirmation of a grant: one operation, told apart by what the records
-    /// know of the token.
+    /// Acquire, a waiter's heartbeat, and the confirmation of a grant. They are one operation: what
+    /// the records know of the token tells which one it is.
     pub fn acquire(&mut self, now: Time, names: &Names, ask: &Ask) -> Acquired {
         self.forget(now);
-        let sent_home = |record: &Record| record.spent.get(&ask.token).is_some_and(|spent| spent.superseded);
-        if let Some(at) = names.iter().position(|name| sent_home(self.record(name.as_str()))) {
+        let superseded = |record: &Record| record.spent.get(&ask.token).is_some_and(|spent| spent.superseded);
+        if let Some(at) = names.iter().position(|name| superseded(self.record(name.as_str()))) {
             let newest = self.record(names.as_slice()[at].as_str()).newest.clone();
             let by = newest.map(|newest| newest.owner).unwrap_or_default();
             return Acquired::Superseded(Superseded { at, by });
         }
         if names.iter().any(|name| self.record(name.as_str()).spent.contains_key(&ask.token)) {
-            return Acquired::Spent;
+            return Acquired::Released;
         }
         self.expire(now, names);
         if !self.is_held_by(names, &ask.token) {
             if !self.may_start_anew(names, &ask.token) {
-                return Acquired::Spent;
+                return Acquired::Released;
             }
             let mut work = worklist(names);
             if let Some(done) = self.done(now, names.iter().map(Name::as_str), &ask.terms) {
@@ -103,21 +109,21 @@ impl LockTable {
                     self.record(name.as_str()).remove_waiter(&ask.token);
                 }
                 self.record(names.as_slice()[done.at].as_str()).stat.done += 1;
-                self.serve(now, work);
+                self.grant_next(now, work);
                 return Acquired::Done(done);
             }
             let came = self.came(now, names, ask);
             if ask.terms.replaces
                 && let Some(superseded) = self.supersede(now, names, ask, came, &mut work)
             {
-                self.serve(now, work);
+                self.grant_next(now, work);
                 return Acquired::Superseded(superseded);
             }
             if ask.patience == Patience::Queue {
-                self.hear(now, names, ask, came);
-                self.park_silent_before(now, names, &ask.token, &mut work);
+                self.record_heartbeat(now, names, ask, came);
+                self.suspend_stale_before(now, names, &ask.token, &mut work);
             }
-            self.serve(now, work);
+            self.grant_next(now, work);
             if !self.is_held_by(names, &ask.token) {
                 self.grant_to_newcomer(now, names, ask);
             }
@@ -127,7 +133,7 @@ impl LockTable {
                 }
             }
         } else {
-            self.serve(now, worklist(names));
+            self.grant_next(now, worklist(names));
         }
         if self.is_held_by(names, &ask.token) {
             return Acquired::Granted(self.confirm(now, names, ask));
@@ -160,15 +166,15 @@ impl LockTable {
         } else {
             Renewal::NotHeld
         };
-        self.serve(now, worklist(names));
+        self.grant_next(now, worklist(names));
         answer
     }
 
-    /// Gives back whatever the token has of these locks, holds or a place in the queues, and remembers it as spent, so
-    /// that an `acquire` of it that is still on its way is refused (I4).
+    /// Gives back everything that the token has of these locks (holds, places in queues), and
+    /// records it as released, so that a late `acquire` with it is refused (I4).
     pub fn leave(&mut self, now: Time, names: &Names, token: &Token, end: &End) -> Left {
         self.forget(now);
-        let spent: Vec<Spent> =
+        let spent: Vec<Tombstone> =
             names.iter().filter_map(|name| self.record(name.as_str()).spent.get(token).copied()).collect();
         let spent = spent.iter().find(|spent| spent.released).or(spent.first()).copied();
         self.expire(now, names);
@@ -191,41 +197,43 @@ impl LockTable {
             stat::count(&mut self.record(names.first().as_str()).stat.given_up);
         }
         if spent.is_none_or(|spent| !spent.released && released.is_some()) {
-            // One is enough to refuse the token; each that was held tells by it that it was used a moment ago.
+            // One mark is enough to refuse the token. Each lock that was held gets one, because
+            // `watch` learns from it that the lock was used a moment ago.
             let marked = if released.is_some() { names.as_slice().len() } else { 1 };
             for name in names.iter().take(marked) {
                 self.record(name.as_str()).spend(now, token.clone(), released.is_some());
             }
         }
-        self.serve(now, worklist(names));
+        self.grant_next(now, worklist(names));
         left(released, spent, queued)
     }
 
-    /// Asks the hold with this fence to end its job and give the lock back; `by` is who asks.
+    /// Asks the hold with this fence to end its job and give the lock back. `by` is the operator.
     pub fn request(&mut self, now: Time, name: &Name, fence: Fence, by: &Owner) -> Requested {
         let record = self.record(name.as_str());
         record.expire(now);
         let answer = record.request(fence, by);
-        self.serve(now, VecDeque::from([name.as_str().to_owned()]));
+        self.grant_next(now, VecDeque::from([name.as_str().to_owned()]));
         answer
     }
 
-    /// Has the token woken whenever something changes: a grant, an end, a waiter that comes or goes. For [`WATCH_KEPT`].
+    /// Has the token woken at every change (a grant, an end, a waiter that comes or goes) for
+    /// [`WATCH_KEPT`].
     pub fn watch(&mut self, now: Time, name: &Name, token: &Token) {
         self.record(name.as_str()).forget(now);
         self.record(name.as_str()).watch(now, token);
     }
 
-    /// Takes the lock away from all who hold it. Their renewals fail from now on.
+    /// Takes the lock away from all holders. Their renewals fail from now on.
     pub fn revoke(&mut self, now: Time, name: &Name, revoke: &Revoke) -> Revoked {
         let record = self.record(name.as_str());
         record.expire(now);
         let answer = record.revoke(now, revoke);
-        self.serve(now, VecDeque::from([name.as_str().to_owned()]));
+        self.grant_next(now, VecDeque::from([name.as_str().to_owned()]));
         answer
     }
 
-    /// Whether the token holds all of these locks, and how.
+    /// How the token holds these locks; None if it does not hold all of them.
     pub fn prove(&self, now: Time, names: &Names, token: &Token) -> Option<Proof> {
         let mut proof: Option<Proof> = None;
         for name in names {
@@ -242,43 +250,45 @@ impl LockTable {
         proof
     }
 
-    /// Whoever had this token is known to be dead, with everything that ran under it. Only a store that hears of
-    /// deaths can say so; a min-hold stands. Nobody is served here: the operation that follows does that, and `inspect`
-    /// shows what is, not what would be.
+    /// Ends what a token has whose process, with everything that ran under it, is known to be dead.
+    /// Only a store that learns of deaths can call this. A min-hold stands. Nothing is granted
+    /// here: the operation that follows does that, and `inspect` shows what is, not what would be.
     pub fn reap(&mut self, now: Time, token: &Token) {
         for record in self.records.values_mut() {
             record.reap(now, token);
         }
     }
 
-    /// Makes what is wanted once in a while due again; whether it was done.
+    /// Forgets the success that `--once-per` counts from, so that the job is due again. Returns
+    /// whether there was one.
     pub fn forget_success(&mut self, now: Time, name: &Name) -> bool {
         let record = self.record(name.as_str());
         record.expire(now);
         record.forget(now);
         let was = record.success.take().is_some();
-        self.serve(now, VecDeque::from([name.as_str().to_owned()]));
+        self.grant_next(now, VecDeque::from([name.as_str().to_owned()]));
         was
     }
 
-    /// Notes who did not get a lock, in a record beside that of the lock ([`Name::of_refusals`]).
+    /// Records a refusal, in a record beside that of the lock ([`Name::of_refusals`]).
     pub fn refuse(&mut self, now: Time, beside: &Name, refusal: &Refusal) {
         let refusals = &mut self.record(beside.as_str()).refusals;
         refusals.push_front(Refusal { at: now.millis(), ..refusal.clone() });
         refusals.truncate(REFUSALS_KEPT);
     }
 
-    /// Has nobody granted the lock for so long, or, without that, from now on again; whether it was paused before. Who
-    /// holds it goes on.
+    /// Pauses the lock: it is granted to nobody for that time, and holders keep it. Without
+    /// `pause`, ends the pause. Returns whether it was paused before.
     pub fn pause(&mut self, now: Time, name: &Name, pause: Option<NewPause<'_>>) -> bool {
         let record = self.record(name.as_str());
         record.expire(now);
         let was = record.pause(now, pause);
-        self.serve(now, VecDeque::from([name.as_str().to_owned()]));
+        self.grant_next(now, VecDeque::from([name.as_str().to_owned()]));
         was
     }
 
-    /// What was done of what is wanted once in a while; nothing unless it is done at all of the locks.
+    /// The success because of which `--once-per` skips this run, at the lock that is due first.
+    /// None unless every lock has one.
     fn done<'n>(&mut self, now: Time, names: impl Iterator<Item = &'n str>, terms: &Terms) -> Option<Done> {
         let span = terms.once_per?;
         let mut first: Option<Done> = None;
@@ -318,8 +328,9 @@ impl LockTable {
         names.iter().all(|name| self.record(name.as_str()).is_held_by(token))
     }
 
-    /// A hold that was revoked, or has lost one of its locks, is over, and its token good for nothing but to leave. A
-    /// grant that nobody has heard of is forgotten with the lock it lost.
+    /// A hold that was revoked or has lost one of its locks is over, and its token is good only for
+    /// `leave`. An unconfirmed grant that has lost a lock is dropped, and its token may acquire
+    /// again.
     fn may_start_anew(&mut self, names: &Names, token: &Token) -> bool {
         let over = |hold: &Hold| hold.confirmed;
         if names.iter().any(|name| self.record(name.as_str()).holds.get(token).is_some_and(over)) {
@@ -331,15 +342,17 @@ impl LockTable {
         true
     }
 
-    /// When it came: by its place, or where that is forgotten, and it replaces others, by what it says itself.
+    /// When the caller came: by its place in a queue. If that is forgotten and the caller replaces
+    /// others, by how long it says that it has waited.
     fn came(&mut self, now: Time, names: &Names, ask: &Ask) -> Time {
         let waiting = |name: &Name| Some(self.record(name.as_str()).waiters.get(&ask.token)?.since);
         let waited = if ask.terms.replaces { millis(ask.waited).saturating_mul(1000) } else { 0 };
         names.iter().find_map(waiting).unwrap_or(Time(now.0.saturating_sub(waited)))
     }
 
-    /// The newest wins: one that came before it and is on the same terms is sent home, before its job has begun. If it is not
-    /// the newest, it is sent home itself.
+    /// The newest run with `--replace` wins. If a newer one than the caller has come, the caller is
+    /// superseded. Otherwise the caller becomes the newest, and supersedes the one before it if
+    /// that still waits or has not confirmed its grant.
     fn supersede(
         &mut self,
         now: Time,
@@ -354,7 +367,7 @@ impl LockTable {
             for name in names {
                 self.record(name.as_str()).remove_waiter(&ask.token);
             }
-            self.record(names.as_slice()[at].as_str()).send_home(now, ask.token.clone());
+            self.record(names.as_slice()[at].as_str()).supersede(now, ask.token.clone());
             return Some(Superseded { at, by: newest.owner });
         }
         for name in names {
@@ -377,13 +390,13 @@ impl LockTable {
                 }
                 work.push_back(other);
             }
-            self.record(name.as_str()).send_home(now, old.token);
+            self.record(name.as_str()).supersede(now, old.token);
         }
         None
     }
 
-    /// A waiter makes itself heard: it gets a ticket, or comes back to its old one.
-    fn hear(&mut self, now: Time, names: &Names, ask: &Ask, came: Time) {
+    /// Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.
+    fn record_heartbeat(&mut self, now: Time, names: &Names, ask: &Ask, came: Time) {
         let known = names.iter().find_map(|name| {
             self.record(name.as_str()).waiters.get(&ask.token).map(|waiter| (waiter.ticket, waiter.since))
         });
@@ -409,15 +422,16 @@ impl LockTable {
             record.notice_absence(now);
             record.absence.heard = Due::after(now, Duration::ZERO);
             if record.waiters.insert(ask.token.clone(), waiter).is_none() {
-                // It may stand there still with a ticket that is forgotten.
+                // Its place may still be there, with a ticket that was forgotten.
                 record.queue.retain(|(_, token)| *token != ask.token);
             }
             record.queue.insert((ticket, ask.token.clone()));
         }
     }
 
-    /// The silent ones directly before a waiter are passed over, or nobody would notice before they are the head.
-    fn park_silent_before(&mut self, now: Time, names: &Names, token: &Token, work: &mut VecDeque<String>) {
+    /// Suspends the stale waiters directly before this one; else nobody would notice them before
+    /// they are the head.
+    fn suspend_stale_before(&mut self, now: Time, names: &Names, token: &Token, work: &mut VecDeque<String>) {
         for name in names {
             loop {
                 let record = self.record(name.as_str());
@@ -429,13 +443,14 @@ impl LockTable {
                 if record.is_heard(now, &before.1) {
                     break;
                 }
-                self.park(name.as_str(), &before, work);
+                self.suspend(name.as_str(), &before, work);
             }
         }
     }
 
-    /// Takes a waiter out of all its queues; its tickets are kept. The other locks that it waited for are looked at again.
-    fn park(&mut self, at: &str, (ticket, token): &(u64, Token), work: &mut VecDeque<String>) {
+    /// Takes a waiter out of all its queues, and retains its ticket. Its other locks go on the
+    /// worklist.
+    fn suspend(&mut self, at: &str, (ticket, token): &(u64, Token), work: &mut VecDeque<String>) {
         let place = (*ticket, token.clone());
         self.record(at).queue.remove(&place);
         let names = self.record(at).waiters.get(token).map(|waiter| waiter.names.clone()).unwrap_or_default();
@@ -445,27 +460,28 @@ impl LockTable {
         }
     }
 
-    /// Settle: what has run out is over, the silent are parked, and whoever is now entitled is granted its locks.
-    fn serve(&mut self, now: Time, mut work: VecDeque<String>) {
+    /// Ends what has run out, suspends stale waiters at the head, and grants the locks to the
+    /// waiters that are next.
+    fn grant_next(&mut self, now: Time, mut work: VecDeque<String>) {
         let most = GRANTED_AT_ONCE.checked_shr(3 * self.too_large).unwrap_or(0);
-        let mut served = BTreeMap::<String, usize>::new();
+        let mut granted_here = BTreeMap::<String, usize>::new();
         while let Some(name) = work.pop_front() {
             self.record(&name).expire(now);
             while self.record(&name).is_open() {
                 let Some(head) = self.head(now, &name, &mut work) else { break };
                 let Some(waiter) = self.record(&name).waiters.get(&head.1).cloned() else { break };
-                let is_enough = |name: &String| served.get(name).copied().unwrap_or(0) >= most;
+                let is_enough = |name: &String| granted_here.get(name).copied().unwrap_or(0) >= most;
                 if waiter.names.iter().any(is_enough)
-                    || !self.serve_one(now, &name, &head, &waiter, &mut work)
+                    || !self.grant_head(now, &name, &head, &waiter, &mut work)
                 {
                     break;
                 }
-                waiter.names.into_iter().for_each(|name| *served.entry(name).or_default() += 1);
+                waiter.names.into_iter().for_each(|name| *granted_here.entry(name).or_default() += 1);
             }
         }
     }
 
-    /// The first in the queue that is heard of.
+    /// The first waiter in the queue that is not stale. Suspends the stale ones before it.
     fn head(&mut self, now: Time, name: &str, work: &mut VecDeque<String>) -> Option<(u64, Token)> {
         loop {
             let record = self.record(name);
@@ -474,12 +490,13 @@ impl LockTable {
             if record.is_heard(now, &head.1) {
                 return Some(head);
             }
-            self.park(name, &head, work);
+            self.suspend(name, &head, work);
         }
     }
 
-    /// Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
-    fn serve_one(
+    /// Grants the head of one queue its locks, if it is the head of all its queues and all its
+    /// locks admit it. Returns whether it left the queue.
+    fn grant_head(
         &mut self,
         now: Time,
         at: &str,
@@ -487,10 +504,11 @@ impl LockTable {
         waiter: &Waiter,
         work: &mut VecDeque<String>,
     ) -> bool {
-        // It is told when it asks. Until then it keeps its ticket: what is done may be forgotten before.
+        // The job is done already; the waiter learns that when it asks. Until then it keeps its
+        // ticket, because the success may be forgotten before.
         let is_open = self.record(at).is_open();
         if is_open && self.done(now, waiter.names.iter().map(String::as_str), &waiter.terms).is_some() {
-            self.park(at, head, work);
+            self.suspend(at, head, work);
             return true;
         }
         for name in &waiter.names {
@@ -498,8 +516,9 @@ impl LockTable {
                 self.record(name).expire(now);
                 let first = self.head(now, name, work);
                 if first.as_ref() != Some(head) {
-                    // Only to an earlier ticket, so this ends: one whose place in this queue was lost is not first
-                    // here, and two of them would send each other round.
+                    // Go on only to an earlier ticket, so that this ends. If this waiter's place in
+                    // that queue was lost, it is never the first there, and two such waiters would
+                    // send each other round.
                     if first.is_some_and(|first| first < *head) {
                         work.push_back(name.clone());
                     }
@@ -524,7 +543,8 @@ impl LockTable {
         true
     }
 
-    /// Whoever does not stand in the queue is granted the locks if nobody else waits for one of them.
+    /// Grants the locks to a caller that stands in no queue, if these queues are empty and each
+    /// lock admits it.
     fn grant_to_newcomer(&mut self, now: Time, names: &Names, ask: &Ask) {
         let names: Vec<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
         let admitted = names.iter().all(|name| {
@@ -539,7 +559,8 @@ impl LockTable {
         self.grant(now, &names, Granted { token, mode, slot, fence: 0, waited: 0, stays, owner });
     }
 
-    /// The slot to give: the lowest that is free in all of the locks; none where the mode has no slots.
+    /// The lowest slot that is free in all of the locks, or None. `Some(None)` if the mode has no
+    /// slots.
     #[expect(
         clippy::option_option,
         reason = "whether one may be had, and which: a mode without slots needs none"
@@ -553,7 +574,7 @@ impl LockTable {
         (0..slots).find(|slot| taken.binary_search(slot).is_err()).map(Some)
     }
 
-    /// One fence for all of them: greater than every earlier one of each.
+    /// Grants all of these locks under one fence, greater than every earlier one of each.
     fn grant(&mut self, now: Time, names: &[String], granted: Granted) {
         let last = names.iter().map(|name| self.record(name).fence).max().unwrap_or_default();
         let granted = Granted { fence: now.0.max(last.saturating_add(1)), ..granted };
@@ -576,8 +597,9 @@ impl LockTable {
         grant
     }
 
-    /// How many stand before a waiter, at most in any of its queues, and when it is to ask again: where it is the head,
-    /// when what is in its way may be over; elsewhere when the one before falls silent.
+    /// How many waiters stand before this one (the most in any of its queues), and when it should
+    /// ask again. At the head: when what blocks it may be over. Elsewhere: when the waiter before
+    /// it becomes stale.
     fn place(&mut self, now: Time, names: &Names, ask: &Ask) -> (u64, Duration) {
         let (mut most, mut next) = (0, HEARTBEAT);
         for name in names {
@@ -590,7 +612,7 @@ impl LockTable {
             let event = match (before, &record.lock) {
                 (Some(before), _) => record.silent_at(before).left(now),
                 (None, Lock::Foreign { .. }) => FOREIGN_LOOK,
-                // One that admits may lack a slot in common with the others.
+                // A lock that admits the waiter may lack a slot in common with its other locks.
                 (None, Lock::Slots { .. }) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),
                 (None, _) if record.admits(ask.mode) => HEARTBEAT,
                 (None, _) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),
@@ -601,7 +623,8 @@ impl LockTable {
         (most, next)
     }
 
-    /// What is in the way: of the first of the locks that does not admit, or that others wait for, else of the first.
+    /// What blocks the caller, at the first lock that does not admit it or has other waiters; if
+    /// there is none, at the first lock.
     fn blocker(&mut self, now: Time, names: &Names, ask: &Ask) -> Blocker {
         let waits = |record: &Record| record.queue.first().is_some_and(|(_, token)| *token != ask.token);
         let blocks = |record: &Record| !record.admits(ask.mode) || waits(record);
@@ -611,7 +634,6 @@ impl LockTable {
     }
 }
 
-/// The locks to be looked at first.
 fn worklist(names: &Names) -> VecDeque<String> {
     names.iter().map(|name| name.as_str().to_owned()).collect()
 }

@@ -1,14 +1,14 @@
-//! How does a text stand in a line for a shell? As one word, whatever is in it: in code that is evaluated, and in the
-//! commands that messages propose, which people paste. Good for sh, bash, dash, ksh and zsh.
+//! Quotes a text as one word of a shell command line, for code that is evaluated and for commands
+//! in messages, which people paste. Works for sh, bash, dash, ksh and zsh.
 
 use std::borrow::Cow;
 
-/// The text between quotes: nothing is special between single ones but the single quote.
+/// The text in single quotes, in which only the single quote itself is special.
 pub fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
 
-/// The text as it is where that is one word, else between quotes.
+/// The text, quoted only if needed.
 pub fn word(text: &str) -> Cow<'_, str> {
     let is_plain = |c: char| c.is_alphanumeric() || "-_./:,+@%^".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) { text.into() } else { quoted(text).into() }
@@ -19,14 +19,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_a_word() {
+    fn quoted_text_is_one_word() {
         assert_eq!(quoted("a b"), "'a b'");
         assert_eq!(quoted("it's $(x) `y` \"z\" \\"), "'it'\\''s $(x) `y` \"z\" \\'");
         assert_eq!(quoted(""), "''");
     }
 
     #[test]
-    fn only_what_needs_quotes_has_them() {
+    fn plain_words_stay_unquoted() {
         for (text, expected) in
             [("db:é-1", "db:é-1"), ("$(x)", "'$(x)'"), ("a b", "'a b'"), ("~", "'~'"), ("", "''")]
         {

@@ -1,7 +1,8 @@
-//! Does a fleet keep its promises, whatever happens to it? Machines, processes, a network and a server under one virtual
-//! clock, all in this process: the law is the real one, and so is what asks, waits, renews and gives back. A seed decides
-//! everything, so a fault can be played again: `DLOCK_FLEET=SEED cargo test one_fleet -- --nocapture`, with
-//! `DLOCK_FLEET_PLANTED=KillsLate DLOCK_FLEET_NIGHT=Crashes` before it where that was planted.
+//! A simulated fleet under faults: machines, processes, a network and a server under one virtual
+//! clock, all in this process. The lock rules and the code that acquires, waits, renews and gives
+//! back are the real ones. A seed decides everything, so a failure can be played again:
+//! `DLOCK_FLEET=SEED cargo test one_fleet -- --nocapture`, preceded by
+//! `DLOCK_FLEET_PLANTED=KillsLate DLOCK_FLEET_NIGHT=Crashes` if that fault was planted.
 
 #![expect(clippy::expect_used, reason = "a fleet that cannot be built is a fault of the test")]
 
@@ -21,43 +22,43 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use time::{Dice, MS, MachineId, Nanos, Processes, SECOND, Sim};
 
-/// A fault that is built in, to see that it is found.
+/// A fault planted on purpose, to test that it is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Planted {
     Nothing,
-    /// I1: the server believes a lease to end before its holder does.
+    /// I1: a lease ends for the server before it ends for its holder.
     EndsLeasesEarly,
     /// I1: two holders have the same slot.
     GivesOneSlotTwice,
-    /// I2: whoever gives back what it has not frees the lock of another.
+    /// I2: a release by a token that holds nothing frees another one's lock.
     FreesForOthers,
-    /// I3: the server reads, and writes a little later.
+    /// I3: the server writes a little later than it reads.
     WritesLater,
-    /// I4: what was given back can be granted again by a request that comes late.
+    /// I4: a released token can be granted the lock again by a late request.
     ForgetsWhoLeft,
     /// I5: fences do not grow.
     RepeatsFences,
-    /// I6: the holder counts on a longer lease than it asked for.
+    /// I6: the holder assumes a longer lease than it asked for.
     CountsTooLong,
-    /// I6: a renewal that was refused is believed.
+    /// I6: a refused renewal counts as successful.
     BelievesInAnyRenewal,
-    /// I6: the clock of a machine stands still while that is suspended.
+    /// I6: the clock of a machine stands still while the machine is suspended.
     ClockStands,
-    /// I6: a job is started although the lease is not to be relied on any more.
+    /// I6: a job is started although its lease is too old.
     StartsTooLate,
     /// I7: the guard kills too late.
     KillsLate,
-    /// I7: a guard that does not run is waited for.
+    /// I7: dlock waits for a guard that does not run.
     TrustsTheGuard,
     /// I8: the lock is given back before the job is dead.
     GivesBackFirst,
-    /// I9: who came last is served first.
+    /// I9: the waiter that came last is granted the lock first.
     ServesTheNewest,
-    /// I9: the dead keep their place.
+    /// I9: dead waiters keep their places.
     WaitsForTheSilent,
-    /// I10: who is next starts its job without having been granted the lock.
+    /// I10: the next waiter starts its job without a grant.
     StartsUnconfirmed,
-    /// I11: whoever gives up waiting, and is the last, keeps its place for ever.
+    /// I11: the last waiter, giving up, leaves its place in the queue for ever.
     LeavesItsPlace,
     /// I13: a min-hold is not kept.
     IgnoresMinHold,
@@ -91,14 +92,15 @@ const NIGHTS: [Night; 7] = [
     Night::Steps,
 ];
 
-/// Nothing more happens to a fleet from then on.
+/// From this time on no more faults happen.
 const QUIET: Nanos = 20 * SECOND;
-/// By then everybody has been served.
+/// By this time every run is over.
 const END: Nanos = QUIET + 200 * SECOND;
-/// So long after the last one nothing may be left: longer than any lease, min-hold or late message.
+/// This long after the last run nothing may be left in the records: longer than any lease, min-hold
+/// or late message.
 const AFTER: Nanos = 20 * SECOND;
 
-/// What a fleet came to.
+/// The result of a fleet.
 #[derive(Debug, Default)]
 #[expect(dead_code, reason = "two outcomes are compared by what is printed of them")]
 struct Outcome {
@@ -106,7 +108,7 @@ struct Outcome {
     jobs: usize,
     grants: u64,
     faults: u64,
-    /// What every job did, so that two histories can be compared.
+    /// A hash of what every job did, to compare two histories.
     history: u64,
 }
 
@@ -120,7 +122,7 @@ struct Fleet {
     faults: u64,
 }
 
-/// Plays one fleet to its end, on a night that the seed decides, too, if none is named.
+/// Plays one fleet to its end. The seed also decides the night if none is given.
 fn play(seed: u64, planted: Planted, night: Option<Night>) -> Outcome {
     let mut dice = Dice(seed);
     let drawn = *dice.pick(&NIGHTS);
@@ -137,7 +139,7 @@ fn play(seed: u64, planted: Planted, night: Option<Night>) -> Outcome {
     fleet.end()
 }
 
-/// Half a percent at most: of two clocks that is what [`Schedule::deadline`] allows for.
+/// Half a percent at most: for two clocks that is what [`Schedule::deadline`] allows for.
 fn drift(dice: &mut Dice) -> i64 {
     i64::try_from(dice.below(9800)).unwrap_or(0) - 4900
 }
@@ -208,7 +210,7 @@ impl Fleet {
         }
     }
 
-    /// Draws what happens to the fleet, and when.
+    /// Draws the faults that happen to the fleet, and their times.
     fn nemesis(&mut self) {
         self.net.judge().is_calm = self.night == Night::Calm;
         if matches!(self.night, Night::Weather | Night::Everything) {
@@ -250,7 +252,7 @@ impl Fleet {
             _ => (false, false),
         };
         let what = dice.below(if crashes { 9 } else { 3 });
-        // Mostly one whose job runs.
+        // Mostly a run whose job lives.
         let pick = usize::try_from(dice.below(1000)).ok().filter(|pick| pick % 4 > 0);
         let is_cut_off = both && self.night == Night::Everything;
         let (step, is_name_a) = (dice.below(20_000_000), dice.one_in(2));
@@ -284,7 +286,7 @@ impl Fleet {
             _ if crashes => self.sim.at(at, move |sim| {
                 let lives = pick.and_then(|pick| net.judge().one_that_lives(pick));
                 let run = lives.unwrap_or(run);
-                // A guard that does not run is missed where the lease cannot be kept either.
+                // A guard that hangs matters only if the lease cannot be renewed either.
                 if what == 5 && is_cut_off {
                     let of_the_run = net.sim.machine_of(run.dlock);
                     net.cut(of_the_run, Direction::There, until);
@@ -310,7 +312,7 @@ impl Fleet {
         let mut found = std::mem::take(&mut judge.found);
         found.extend(panics);
         if !all_served {
-            found.push("I9: somebody still waits although nothing happens any more".into());
+            found.push("I9: a run still waits although nothing happens any more".into());
         }
         let mut history = DefaultHasher::new();
         format!("{:?}", judge.jobs).hash(&mut history);
@@ -319,7 +321,7 @@ impl Fleet {
     }
 }
 
-/// Something happens to processes or a machine.
+/// Makes a fault happen to processes or a machine.
 fn crash(sim: &Arc<Sim>, net: &Arc<Net>, what: u64, run: Processes, machine: MachineId, until: Nanos) {
     sim.tell(|| format!("crash {what} of {run:?} or machine {machine} until {} us", until / 1000));
     let now = sim.now();
@@ -361,12 +363,13 @@ fn crash(sim: &Arc<Sim>, net: &Arc<Net>, what: u64, run: Processes, machine: Mac
     }
 }
 
-/// What a fleet of that seed came to; on a thread of its own, for it becomes a part of the fleet.
+/// The result of the fleet with this seed. It has a thread of its own, which becomes a part of the
+/// fleet.
 fn played(seed: u64, planted: Planted, night: Option<Night>) -> Outcome {
     std::thread::spawn(move || play(seed, planted, night)).join().expect("the fleet came to its end")
 }
 
-/// Plays fleets on all processors until one is what is looked for.
+/// Plays fleets on all processors until `look` finds something.
 fn first<T: Send>(seeds: u64, look: impl Fn(u64) -> Option<T> + Sync) -> Option<T> {
     let (next, found) = (AtomicU64::new(0), Mutex::new(None));
     std::thread::scope(|scope| {
@@ -387,7 +390,7 @@ fn first<T: Send>(seeds: u64, look: impl Fn(u64) -> Option<T> + Sync) -> Option<
     found.into_inner().expect("nobody panics")
 }
 
-/// How many fleets: more with --soak.
+/// Number of fleets to play: more with --soak.
 fn fleets(usual: u64) -> u64 {
     if std::env::var_os("DLOCK_SOAK").is_some() { usual * 50 } else { usual }
 }
@@ -411,8 +414,9 @@ fn fleets_keep_their_promises() {
     assert!(jobs > 1000 && grants > 1000 && faults > 500, "{total:?}");
 }
 
-/// Each fault, the invariant that it breaks, and a night on which that shows. What is excused for a while when a server has
-/// forgotten or its clock was stepped is found there, too, when it lasts longer.
+/// Each fault, the invariant that it breaks, and a night on which that shows. A violation that is
+/// excused for a while after the server forgot or its clock was stepped is found on such a night,
+/// too, if it lasts longer.
 const ALL: [(Planted, &str, Night); 23] = [
     (Planted::EndsLeasesEarly, "I1", Night::Everything),
     (Planted::GivesOneSlotTwice, "I1", Night::Weather),
@@ -439,7 +443,7 @@ const ALL: [(Planted, &str, Night); 23] = [
     (Planted::IgnoresMinHold, "I13", Night::Steps),
 ];
 
-/// Each is found for what it is, and not only by what follows from it.
+/// Each fault is found as a violation of its own invariant, not only by consequences.
 #[test]
 fn planted_faults_are_found() {
     for (planted, broken, night) in ALL {
@@ -464,10 +468,10 @@ fn the_same_seed_has_the_same_history() {
         assert_eq!(one, other, "seed {seed}");
         seen.insert(one);
     }
-    assert!(seen.len() > 10, "and another seed another one: {seen:?}");
+    assert!(seen.len() > 10, "other seeds have other histories: {seen:?}");
 }
 
-/// One fleet again, to look at.
+/// Plays one fleet again, for debugging.
 #[test]
 fn one_fleet() {
     let asked = |name: &str| std::env::var(name).ok();

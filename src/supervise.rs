@@ -1,25 +1,27 @@
-//! How does CMD run under dlock, and how is all of it stopped in time? By a guard: a process between dlock and CMD that
-//! knows until when the job may run, and stops it then, whatever has become of dlock. Here are deadlines, terminals and
-//! processes; of locks and stores nothing is known.
+//! Runs CMD under dlock, and stops the whole job in time. The guard, a process between dlock and
+//! CMD, knows until when the job may run, and stops it then, whatever has happened to dlock. This
+//! module handles deadlines, terminals and processes, and knows nothing of locks and stores.
 //!
 //! ```text
 //! dlock (child subreaper) ── guard (child subreaper, own group) ── CMD ── …
 //! ```
 //!
-//! - dlock says start, relays signals and keeps moving the limits; the guard alone sends TERM and KILL.
-//! - dlock killed: the guard sees its socket close, stops the job and calls what it was given for that case.
-//! - dlock stopped or hung: the limits stay where they are, and the guard acts by them.
-//! - The guard killed: dlock adopts the job, being a subreaper too, and stops it.
-//! - The guard stopped or hung: when the kill is overdue, dlock kills the guard, adopts the job and stops it. When the job
-//!   has ended meanwhile, dlock finds out by itself.
-//! - Both killed at the same moment: the job lives on, and nothing of ours is left to stop it.
+//! - dlock orders the start, relays signals and moves the limits on; only the guard sends TERM and
+//!   KILL.
+//! - If dlock is killed, the guard sees its socket close, stops the job and calls `on_orphaned`.
+//! - If dlock is stopped or hangs, the limits stay where they are, and the guard acts on them.
+//! - If the guard is killed, dlock (a subreaper too) adopts the job and stops it.
+//! - If the guard is stopped or hangs, and the KILL is overdue, dlock kills the guard, adopts the
+//!   job and stops it. If the job has ended, dlock finds that out by itself.
+//! - If both are killed at the same moment, the job runs on, and nothing of dlock is left to stop
+//!   it.
 
 mod adopt;
 mod apart;
 mod bond;
 mod cgroup;
+mod cgroup_members;
 mod foreign;
-mod gathering;
 mod guard;
 mod limits;
 mod process_tree;
@@ -34,7 +36,7 @@ mod tty;
 pub use apart::{apart, detach, leave_caller};
 pub use bond::{Bond, NoPin, OVER, Pin, Words, is_stdin_alive, is_stdin_hung_up, leave_standard_streams};
 pub use limits::{Limits, LimitsSender};
-pub use signals::{Alarm, ENDING, Inherited, Received, Sender, is_guard, next_signal, prepare};
+pub use signals::{ENDING, Inherited, Interrupt, Received, Sender, is_guard, next_signal, prepare};
 pub use tty::{Group, group};
 
 pub use crate::sys::{die_of, stop_by};
@@ -57,65 +59,66 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::Duration;
 
-/// The name of a guard's process.
+/// The process name of a guard.
 const GUARD_NAME: &CStr = c"dlock-guard";
-/// How long after the kill was due the guard may have given no sign of it before dlock takes it for hung.
+/// If the guard has shown no sign of killing this long after the KILL was due, dlock treats it as
+/// hung.
 const OVERDUE: Duration = Duration::from_millis(5);
-/// How long a guard that has begun to kill may show no progress (it counts every process it signals), and how long one
-/// whose job has ended may keep that to itself.
+/// Longest time without progress for a guard that is killing (it counts each process that it
+/// signals), and longest delay before a stopped guard reports that its job has ended.
 const STALLED: Duration = Duration::from_millis(250);
 
-/// What to do when CMD has ended by itself and other processes of the job live.
+/// What to do when CMD has ended by itself and other processes of the job are still alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leftovers {
     /// Leave them alone; the job is over.
     Leave,
-    /// Wait for the last of them; until then they are the job, and stopped like it.
+    /// Wait for the last of them. Until then they are the job, and are stopped like it.
     Await,
 }
 
-/// Whom a signal that is relayed has reached already.
+/// Which processes have already received a signal that dlock relays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reached {
-    /// Nobody.
+    /// None.
     Nobody,
-    /// Every process in the caller's group: the terminal sent it.
+    /// Every process in the caller's group: the terminal sent the signal.
     CallerGroup,
 }
 
 /// What is to run, and how it is to be stopped.
 #[derive(Debug)]
 pub struct Plan {
-    /// The command; the first is looked for in PATH.
+    /// The command. The first element is looked up in PATH.
     pub argv: Vec<OsString>,
-    /// What the job is in place of a command.
+    /// What the job is instead of a command.
     pub bond: Option<Bond>,
     /// The process group it runs in.
     pub group: Group,
-    /// Between TERM and KILL when the job is stopped for another reason than its limits.
+    /// Time between TERM and KILL when the job is stopped for another reason than its limits.
     pub grace: Duration,
     /// How long it may run.
     pub max_run: Option<Duration>,
     /// What to do when the limits pass.
     pub on_lost: OnLost,
-    /// By how much the limits may be anticipated, at most, for a job that takes long to kill.
+    /// How much earlier than the limits TERM may come, at most, if the job takes long to kill.
     pub spare: Duration,
-    /// What to do with what CMD leaves behind.
+    /// What to do with the processes that CMD leaves behind.
     pub leftovers: Leftovers,
-    /// Descriptors that the guard keeps open, besides 2. All others it closes once CMD has been started.
+    /// Descriptors that the guard keeps open, besides 2. It closes all others once CMD has started.
     pub keep: Vec<RawFd>,
 }
 
 /// Why the job was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StopReason {
-    /// Its limits passed; also when dlock had to step in for a hung guard because of that.
+    /// Its limits passed. Also used when dlock takes over from a guard that hung past them.
     LeaseRanOut,
-    /// [`Guard::lost`] said so.
+    /// [`Guard::lost`] was called.
     Lost,
-    /// [`Guard::stop`] said so.
+    /// [`Guard::stop`] was called.
     Asked,
-    /// It ran for as long as it may.
+    /// It reached `max_run`.
     MaxRun,
     /// dlock is gone.
     CallerGone,
@@ -128,32 +131,32 @@ pub enum StopReason {
 pub struct Process {
     /// Its id.
     pub pid: i32,
-    /// Its name as the kernel has it, of up to 15 bytes; may contain control characters.
+    /// Its name from the kernel, up to 15 bytes; may contain control characters.
     pub name: String,
 }
 
 /// Why CMD was not started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NotStarted {
-    /// It cannot be executed; the system's number for the reason (ENOENT: there is no such command).
+    /// CMD cannot be executed: the errno (ENOENT: there is no such command).
     Errno(i32),
-    /// The limits had passed when the guard came to it.
+    /// The limits had passed before the guard could start CMD.
     TooLate,
 }
 
-/// What dlock hears of the job.
+/// What the guard reports to dlock about the job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
-    /// CMD could not be started. Nothing follows.
+    /// CMD could not be started. The last event.
     NotStarted(NotStarted),
-    /// CMD was stopped by this signal; the rest of the job may run.
+    /// CMD was stopped by this signal. The rest of the job may still run.
     Stopped {
         /// The signal.
         signal: i32,
     },
     /// CMD was continued.
     Continued,
-    /// CMD has ended by itself, and what it left behind is waited for. `Ended` follows.
+    /// CMD has ended by itself, and the guard waits for what it left behind. `Ended` follows.
     CommandEnded {
         /// How it ended.
         status: Ended,
@@ -163,28 +166,30 @@ pub enum Event {
         /// Why.
         reason: StopReason,
     },
-    /// A process of the job may not be signalled. Until it has ended by itself the job does not count as ended. Said
-    /// once for each.
+    /// dlock may not signal this process of the job. The job counts as ended only after the process
+    /// has ended by itself. Reported once for each process.
     Refused(Process),
-    /// All is over. If the job was stopped, nothing of it is left; if CMD ended by itself, what it left behind runs on
-    /// and will not be touched, or has ended, too ([`Leftovers::Await`]). Nothing follows but perhaps `Died`.
+    /// The job is over. If it was stopped, none of its processes is left. If CMD ended by itself,
+    /// what it left behind runs on and is not signalled, or has ended, too ([`Leftovers::Await`]).
+    /// Only `Died` may follow.
     Ended {
-        /// How CMD ended; `None` if that cannot be known, because the guard died too early.
+        /// How CMD ended; `None` if that is unknown, because the guard died too early.
         status: Option<Ended>,
         /// Why the job was stopped; `None` if it ended by itself.
         reason: Option<StopReason>,
     },
-    /// The guard is gone. Unless the job has ended, dlock stops it now, while [`Guard::next_event`] is called, and `Ended`
-    /// follows.
+    /// The guard is gone. If the job has not ended, dlock stops it during the next calls of
+    /// [`Guard::next_event`], and `Ended` follows.
     Died,
 }
 
-/// What the guard tells when dlock is gone, from the guard's own process.
+/// What the guard reports to its own callback when dlock is gone. Runs in the guard's process.
 #[derive(Debug)]
 pub enum Orphaned {
-    /// This process may not be signalled, and nothing else of the job is left: the guard waits for it to end.
+    /// The guard may not signal this process, nothing else of the job is left, and the guard waits
+    /// for it to end.
     Refused(Process),
-    /// Nothing is left to watch; the guard ends after this.
+    /// Nothing is left to watch. The guard ends after this.
     Over {
         /// Whether CMD had been started.
         started: bool,
@@ -195,32 +200,32 @@ pub enum Orphaned {
     },
 }
 
-/// The guard, as dlock sees it. Dropping it is like dying: the guard stops the job.
+/// dlock's handle on the guard. If it is dropped, the guard stops the job, as if dlock had died.
 #[derive(Debug)]
 pub struct Guard {
     pid: i32,
-    /// Its id may be another's now.
+    /// The guard has been reaped, so `pid` may belong to another process.
     reaped: bool,
     link: OwnedFd,
     limits: LimitsSender,
-    /// Set from the start of CMD on, and when adopting.
+    /// Set from the start of CMD on, and while dlock stops an adopted job.
     timer: Timer,
     armed: Moment,
     beats: u64,
     grace: Duration,
     on_lost: OnLost,
     leftovers: Leftovers,
-    /// Children of dlock that are not of the job.
+    /// Children of dlock that are not part of the job.
     apart: Vec<i32>,
-    /// The job had ended when the guard was last looked after.
+    /// The last check found the job ended and the guard stopped.
     late: bool,
-    /// The foreign process that is the job.
+    /// The process that dlock did not start and that is the job.
     target: Option<Pin>,
-    /// What [`Guard::lost`] said.
+    /// The deadline passed to [`Guard::lost`].
     kill_by: Option<Moment>,
-    /// What [`Event::CommandEnded`] said.
+    /// The status from [`Event::CommandEnded`].
     status: Option<Ended>,
-    /// What [`Event::Stopping`] said.
+    /// The reason from [`Event::Stopping`].
     stopping: Option<StopReason>,
     watch: WatchedBy,
 }
@@ -229,19 +234,20 @@ pub struct Guard {
 #[derive(Debug)]
 enum WatchedBy {
     Guard,
-    /// dlock itself, the guard being gone.
+    /// dlock itself; the guard is gone.
     Adopted(Box<Adopted>),
-    /// Nobody need.
+    /// The job is over.
     Over,
-    /// Nobody need, and the guard's end has been told.
+    /// The job is over, and the guard's end has been reported.
     Gone,
 }
 
 impl Guard {
-    /// Makes the guard. This process must have one thread. `alone` is called in the guard once dlock is gone (killed, or
-    /// after [`Guard::finish`]), with everything as it was at the fork; it may block. Descriptors that it uses must be in
-    /// `keep`. In dlock it is dropped before this returns. Until `Orphaned::Over` it should print only to what cannot block:
-    /// the guard would hang on a pipe that nobody reads.
+    /// Forks the guard. This process must have one thread. The guard calls `on_orphaned` once dlock
+    /// is gone (killed, or after [`Guard::finish`]), with the memory as it was at the fork. It may
+    /// block. The descriptors that it uses must be in `keep`. In dlock it is dropped before this
+    /// returns. Before `Orphaned::Over` it should print only where printing cannot block: a full
+    /// pipe without a reader would hang the guard.
     pub fn fork(plan: Plan, inherited: &Inherited, on_orphaned: impl FnMut(Orphaned)) -> io::Result<Self> {
         let argv = plan.argv.into_iter().map(|arg| CString::new(arg.into_vec())).collect::<Result<_, _>>()?;
         let limits = LimitsSender::new()?;
@@ -300,23 +306,23 @@ impl Guard {
         }
     }
 
-    /// The guard's process id. A CONT that this process sends is its own business, and not to be relayed.
+    /// The guard's process id. A CONT from the guard is meant for dlock, and must not be relayed.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// CMD's process id, once it has been started. No event tells of the start: that would wake dlock at the very moment
-    /// that CMD needs the processor.
+    /// CMD's process id, once it has been started. No event reports the start: it would wake dlock
+    /// at the very moment that CMD needs the processor.
     pub fn cmd(&self) -> Option<i32> {
         self.limits.cmd()
     }
 
-    /// Whether CMD is stopped now. The event that says so may be heard long after, by a dlock that was stopped too.
+    /// Whether CMD is stopped now. If dlock was stopped too, it receives the event much later.
     pub fn is_cmd_stopped(&self) -> bool {
         self.cmd().is_some_and(procfs::is_stopped)
     }
 
-    /// When one of these is readable, [`Guard::next_event`] is to be called, once. They may change with each call of it.
+    /// When one of these is readable, call [`Guard::next_event`] once. Each call may change them.
     pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
         let timer = self.timer.as_fd();
         match self.watch {
@@ -325,16 +331,17 @@ impl Guard {
         }
     }
 
-    /// Where new limits go.
+    /// Where to set new limits.
     pub fn limits(&self) -> LimitsSender {
         self.limits
     }
 
-    /// Has CMD started, with these variables set or unset, to run within these limits.
+    /// Starts CMD within these limits, with these variables set or unset.
     pub fn start(&mut self, env: &[(OsString, Option<OsString>)], limits: Limits) -> io::Result<()> {
         self.limits.set(limits);
-        // Before CMD is let go: what can fail must fail while nothing runs.
-        // A kill that is due already is no sign of a hung guard: it will not start CMD.
+        // Arm the timer before the start: what can fail must fail while nothing runs. If the KILL
+        // is due already, the guard will not start CMD, and its silence does not mean that it
+        // hangs.
         if self.on_lost == OnLost::Stop {
             self.arm(limits.kill_at.after(OVERDUE).max(Moment::now().after(STALLED)))?;
         }
@@ -353,10 +360,10 @@ impl Guard {
         self.send(&Order::Start(part))
     }
 
-    /// The right to run is gone: the job is asked to end now and killed at `kill_by`, or when its limits pass if that is
-    /// earlier. Without effect where the loss is only to be warned of.
+    /// The lock is lost: the guard sends TERM now, and KILL at `kill_by`, or when the limits pass
+    /// if that is earlier. Without effect under [`OnLost::Warn`].
     pub fn lost(&mut self, kill_by: Moment) -> io::Result<()> {
-        // A guard that has no ear for it is gone or hung, and dealt with as that.
+        // If the order cannot be sent, the guard is gone or hung, and the timer below handles that.
         let _ = self.send(&Order::Lost(kill_by));
         if self.on_lost == OnLost::Stop && matches!(self.watch, WatchedBy::Guard) {
             self.kill_by = Some(kill_by);
@@ -365,20 +372,21 @@ impl Guard {
         Ok(())
     }
 
-    /// Somebody asked for the job to end: it gets its grace, whatever was said about losses.
+    /// Somebody asked for the job to end. It gets its full grace, unless the lease ends earlier.
     pub fn stop(&mut self) {
-        // As above; and when the limits pass, a guard that is hung is dealt with.
+        // If the order cannot be sent, dlock acts when the limits pass.
         let _ = self.send(&Order::Stop);
     }
 
-    /// Passes a signal on to CMD, to its group if dlock made that; never to a process that has CMD's id after it. Once CMD
-    /// has ended: to every process that is waited for and not yet `reached`.
+    /// Passes a signal on to CMD, or to its group if dlock made that; never to another process that
+    /// got CMD's id later. Once CMD has ended, it goes to every process that is waited for and not
+    /// yet `reached`.
     pub fn relay(&mut self, signal: i32, reached: Reached) {
-        // A guard that does not listen is dealt with elsewhere, and a signal need not wait for it.
+        // A guard that does not read is handled elsewhere, and a signal need not wait for it.
         let _ = self.send(&Order::Relay(signal, reached));
     }
 
-    /// The processes of the job at the moment, as /proc shows them.
+    /// The processes of the job now, as /proc shows them.
     pub fn processes(&self) -> Vec<Process> {
         procfs::below(self.pid)
     }
@@ -390,7 +398,7 @@ impl Guard {
             match rustix::net::send(&self.link, &datagram, flags) {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
-                // Only the parts of a huge environment can fill the socket of a guard that listens.
+                // Only the parts of a huge environment can fill the socket of a guard that reads.
                 Err(Errno::AGAIN) if matches!(order, Order::Environment(_) | Order::Start(_)) => {
                     if !wait_on(&self.link, PollFlags::OUT, Duration::from_secs(1))? {
                         return Err(Errno::AGAIN.into());
@@ -401,7 +409,7 @@ impl Guard {
         }
     }
 
-    /// What has happened; `None` if nothing of note. Does not wait.
+    /// The next event; `None` if there is none now. Does not wait.
     pub fn next_event(&mut self) -> io::Result<Option<Event>> {
         match self.watch {
             WatchedBy::Adopted(_) => return self.step(),
@@ -412,7 +420,8 @@ impl Guard {
         let length = loop {
             match rustix::net::recv(&self.link, &mut datagram, RecvFlags::DONTWAIT) {
                 Ok((length, _)) => break length,
-                // ECONNRESET is said once, before what the guard sent: it ended with words of ours unread.
+                // ECONNRESET comes once, before what the guard sent, if the guard ended with orders
+                // of dlock unread.
                 Err(Errno::INTR | Errno::CONNRESET) => {}
                 Err(Errno::AGAIN) => return self.act_for_it(),
                 Err(error) => return Err(error.into()),
@@ -434,21 +443,21 @@ impl Guard {
         self.timer.set(Some(at))
     }
 
-    /// Ends the guard when all is done: the job has ended, and what had to be given back has been.
+    /// Ends the guard when the job has ended and the lock has been given back.
     pub fn done(self) {
         if !self.reaped {
-            // The guard has nothing left to lose: this ends also one that is stopped, without waiting for it to wake and
-            // read a goodbye. It has not been reaped, so the id is its own. Reaped it must be: the init of a container
-            // may never do it.
+            // The guard has nothing left to do. KILL also ends a stopped guard, without waiting for
+            // it to wake and read an order. It has not been reaped, so the id is its own. It must
+            // be reaped here: the init of a container may never do it.
             let _ = sys::kill(self.pid, libc::SIGKILL);
             sys::wait_for(self.pid);
         }
     }
 
-    /// Leaves the rest to the guard: it stops the job, if there is one, and calls `alone`. Waits so long for it; says
-    /// whether it is through. If not it will go on by itself.
+    /// Leaves the rest to the guard: it stops the job, if there is one, and calls `on_orphaned`.
+    /// Waits up to `within` for it to end. Returns whether it has; if not, it goes on by itself.
     pub fn finish(self, within: Duration) -> io::Result<bool> {
-        // Unsaid, it only makes the guard tell of what it does as if dlock had been killed.
+        // Without this order, the guard only prints messages as if dlock had been killed.
         let _ = self.send(&Order::Finish);
         rustix::net::shutdown(&self.link, Shutdown::Write)?;
         let gone = wait_on(&self.link, PollFlags::empty(), within)?;
@@ -459,7 +468,7 @@ impl Guard {
     }
 }
 
-/// Waits until a descriptor is ready, or its other end gone; false if that took too long.
+/// Waits until a descriptor is ready or its other end is closed. False on timeout.
 fn wait_on(fd: &OwnedFd, flags: PollFlags, within: Duration) -> io::Result<bool> {
     let until = Moment::now().after(within);
     loop {

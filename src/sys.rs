@@ -1,6 +1,6 @@
-//! What must be asked of the kernel or the C library directly? The only unsafe code of dlock is here: small wrappers,
-//! safe to call, with no policy in them. rustix serves for everything it has; what is here it leaves to libc, or does
-//! with types too narrow for us (a real-time signal has no name, and must still pass).
+//! Calls of the kernel and the C library that rustix does not offer, or offers with types too
+//! narrow for dlock (a real-time signal has no name, and must still be relayed). All unsafe code of
+//! dlock is here, in small wrappers that are safe to call and decide nothing.
 
 #![expect(unsafe_code, reason = "fork, exec and signals have no safe interface; the walls are kept here")]
 
@@ -15,19 +15,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What dlock ignores so that a write fails and does not kill: a reader that has gone, a limit on the size of files.
+/// Signals that dlock ignores, so that a write fails instead of killing dlock: the reader is gone,
+/// or the file size limit is reached.
 pub const OF_WRITES: [c_int; 2] = [libc::SIGPIPE, libc::SIGXFSZ];
 /// Which of them were ignored when the process started.
 static IGNORED: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 /// Which of the descriptors 0, 1 and 2 were closed when the process started.
 static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 
-/// Rust's runtime ignores SIGPIPE and opens /dev/null on a standard descriptor that is closed, both before `main`.
-/// The C library runs this earlier. It looks, and ignores SIGXFSZ as well.
+/// Records these before Rust's runtime changes them: before `main`, it ignores SIGPIPE and opens
+/// /dev/null on closed standard descriptors. The C library runs `.init_array` earlier. Ignores
+/// SIGXFSZ as well.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static LOOK: extern "C" fn() = {
-    extern "C" fn look() {
+static AT_START: extern "C" fn() = {
+    extern "C" fn record() {
         for (signal, was) in OF_WRITES.into_iter().zip(&IGNORED) {
             was.store(ignored(signal), Ordering::Relaxed);
         }
@@ -37,7 +39,7 @@ static LOOK: extern "C" fn() = {
             closed.store(unsafe { libc::fcntl(fd, libc::F_GETFD) } == -1, Ordering::Relaxed);
         }
     }
-    look
+    record
 };
 
 /// Whether one of [`OF_WRITES`] was ignored when dlock started.
@@ -46,13 +48,13 @@ pub fn was_ignored(signal: c_int) -> bool {
     known.is_some_and(|(_, was)| was.load(Ordering::Relaxed))
 }
 
-/// Which of the descriptors 0, 1 and 2 were closed when dlock started, before Rust's runtime opened /dev/null there.
+/// Which of the descriptors 0, 1 and 2 were closed when dlock started.
 pub fn closed_at_start() -> impl Iterator<Item = RawFd> {
     (0..).zip(&CLOSED).filter(|(_, closed)| closed.load(Ordering::Relaxed)).map(|(fd, _)| fd)
 }
 
-/// A set of signals as the kernel keeps it: bit n−1 is signal n. `sigset_t` of the C library will not carry 32 and
-/// 33, which it keeps for itself, and they must survive.
+/// A set of signals as the kernel has it: bit n−1 is signal n. The C library's `sigset_t` cannot
+/// carry 32 and 33, which it reserves, and they must be preserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SignalSet(u64);
 
@@ -71,25 +73,25 @@ impl SignalSet {
         Self(bits)
     }
 
-    /// Those of these signals that are not among the others.
+    /// These signals without `others`.
     pub const fn without(self, others: Self) -> Self {
         Self(self.0 & !others.0)
     }
 }
 
-/// Adds to the signals that this thread blocks. Returns what it blocked before.
+/// Blocks more signals in this thread. Returns the mask before.
 pub fn block(signals: SignalSet) -> SignalSet {
     change_mask(libc::SIG_BLOCK, signals)
 }
 
-/// Blocks exactly these signals in this thread. Returns what it blocked before.
+/// Blocks exactly these signals in this thread. Returns the mask before.
 pub fn set_mask(signals: SignalSet) -> SignalSet {
     change_mask(libc::SIG_SETMASK, signals)
 }
 
 fn change_mask(how: c_int, signals: SignalSet) -> SignalSet {
     let mut before = 0u64;
-    // SAFETY: both masks are the eight bytes that the kernel is told of; with a valid `how` it cannot fail.
+    // SAFETY: both masks have the eight bytes of the given size; with a valid `how` it cannot fail.
     unsafe {
         libc::syscall(libc::SYS_rt_sigprocmask, how, &raw const signals.0, &raw mut before, size_of::<u64>())
     };
@@ -98,7 +100,7 @@ fn change_mask(how: c_int, signals: SignalSet) -> SignalSet {
 
 /// Whether the signal is ignored.
 pub fn ignored(signal: c_int) -> bool {
-    // SAFETY: an all-zero sigaction is a valid value, and with a null new action the call only reads.
+    // SAFETY: an all-zero sigaction is valid, and with a null new action the call only reads.
     let action = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &raw mut action);
@@ -107,7 +109,7 @@ pub fn ignored(signal: c_int) -> bool {
     action.sa_sigaction == libc::SIG_IGN
 }
 
-/// What is to happen on a signal without a handler.
+/// What a signal does when it has no handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposition {
     /// The kernel's default.
@@ -116,16 +118,17 @@ pub enum Disposition {
     Ignore,
 }
 
-/// Sets what is to happen on a signal; works for 32 and 33 too. Without effect on a signal where none is possible.
+/// Sets the disposition of a signal, also of 32 and 33. Without effect on a signal that has none.
 pub fn dispose(signal: c_int, disposition: Disposition) {
-    // The handler comes first in the kernel's own struct on every architecture that Rust's std knows but MIPS;
-    // the rest (flags, restorer, mask) is zero for these two.
+    // In the kernel's struct the handler comes first on every architecture that Rust's std supports
+    // except MIPS. The rest (flags, restorer, mask) is zero for these two.
     let handler = match disposition {
         Disposition::Default => libc::SIG_DFL,
         Disposition::Ignore => libc::SIG_IGN,
     };
     let action = [handler as u64, 0, 0, 0];
-    // SAFETY: the kernel reads at most these 32 bytes; neither disposition runs code of ours.
+    // SAFETY: the kernel reads at most these 32 bytes; neither disposition runs code of this
+    // process.
     unsafe {
         libc::syscall(
             libc::SYS_rt_sigaction,
@@ -137,14 +140,14 @@ pub fn dispose(signal: c_int, disposition: Disposition) {
     };
 }
 
-/// A descriptor from which these signals can be read, one `signalfd_siginfo` each; non-blocking, close-on-exec. They
-/// must be blocked.
+/// A descriptor that delivers these signals, each as a `signalfd_siginfo`; non-blocking,
+/// close-on-exec. The signals must be blocked.
 pub fn signalfd(signals: SignalSet) -> io::Result<OwnedFd> {
     let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
-    // SAFETY: the mask is the eight bytes that the kernel is told of.
+    // SAFETY: the mask has the eight bytes of the given size.
     let fd = unsafe { libc::syscall(libc::SYS_signalfd4, -1, &raw const signals.0, size_of::<u64>(), flags) };
     match RawFd::try_from(fd) {
-        // SAFETY: the descriptor is new, and nobody else's.
+        // SAFETY: the descriptor is new, so nothing else owns it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }
@@ -153,16 +156,16 @@ pub fn signalfd(signals: SignalSet) -> io::Result<OwnedFd> {
 /// The two sides of a [`fork`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fork {
-    /// The process that called; the new one's id.
+    /// The caller; with the id of the new process.
     Parent(c_int),
     /// The new process.
     Child,
 }
 
-/// Makes a second process. The caller must be the only thread: a lock that another thread holds would be held in the
-/// child for ever.
+/// Forks. The caller must be the only thread: a mutex that another thread holds would stay locked
+/// in the child for ever.
 pub fn fork() -> io::Result<Fork> {
-    debug_assert!(is_alone(), "fork needs a process of one thread");
+    debug_assert!(is_single_threaded(), "fork needs a process of one thread");
     // SAFETY: with one thread the child is a full copy, in which any code may run.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
@@ -171,18 +174,18 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
-/// What the child of a [`spawn`] runs on.
+/// The stack of a child made by [`spawn`].
 #[derive(Debug)]
 pub struct Stack(Vec<u128>);
 
 impl Stack {
-    /// `slack` is what the C library may want of it for exec, in bytes.
+    /// `slack` is what the C library may need for exec, in bytes.
     pub fn new(slack: usize) -> Self {
-        // Not written to before it is used: that would have the kernel provide all of it.
+        // Not written to before it is used, so that the kernel maps only the pages that are needed.
         Self(Vec::with_capacity((256 * 1024 + slack) / size_of::<u128>()))
     }
 
-    /// Has the kernel provide what every child uses.
+    /// Touches the page that every child uses, so that the kernel maps it now.
     pub fn touch(&mut self) {
         if let Some(top) = self.0.spare_capacity_mut().last_mut() {
             top.write(0);
@@ -190,28 +193,30 @@ impl Stack {
     }
 }
 
-/// Starts a child that is to become another program: runs `become_it` in it, which returns only if that failed. This
-/// process sleeps until it has, sharing its memory with the child, so nothing is copied; its descriptors, mask and
-/// dispositions it does not share. Returns the child's id, and why it failed if it did: then the child is about to end.
+/// Starts a child that runs `become_it` to execute another program. `become_it` returns only on
+/// failure. This process sleeps until the child has executed or ended. The child shares its memory,
+/// so nothing is copied; descriptors, mask and dispositions are the child's own. Returns the
+/// child's id, and the errno if `become_it` failed: then the child is about to end.
 pub fn spawn<F: FnOnce() -> io::Error>(mut stack: Stack, become_it: F) -> io::Result<(c_int, Option<c_int>)> {
     struct Task<F> {
         run: Option<F>,
         failed: Option<c_int>,
     }
     extern "C" fn enter<F: FnOnce() -> io::Error>(task: *mut c_void) -> c_int {
-        // SAFETY: it points to the task below; its owner sleeps until we are gone.
+        // SAFETY: it points to the task below, whose owner sleeps until the child is gone.
         let task = unsafe { &mut *task.cast::<Task<F>>() };
         if let Some(run) = task.run.take() {
             task.failed = Some(run().raw_os_error().unwrap_or(libc::EINVAL));
         }
         exit_now(127)
     }
-    debug_assert!(is_alone(), "a child that shares the memory needs a process of one thread");
+    debug_assert!(is_single_threaded(), "a child that shares the memory needs a process of one thread");
     let mut task = Task { run: Some(become_it), failed: None };
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the child runs on a stack of its own, which grows down from the end of the vector (on every architecture
-    // that Rust's std knows) and is aligned to 16 bytes. Task and stack outlive it, for clone returns when it has ended
-    // or executed. Nobody else runs in this memory meanwhile, for there is no other thread.
+    // SAFETY: the child has its own stack, which grows down from the end of the vector (on every
+    // architecture that Rust's std supports) and is aligned to 16 bytes. Task and stack outlive the
+    // child's use of them, for clone returns when it has executed or ended. There is no other
+    // thread, so nothing else runs in this memory meanwhile.
     let pid = unsafe {
         let top = stack.0.as_mut_ptr().add(stack.0.capacity());
         libc::clone(enter::<F>, top.cast(), flags, (&raw mut task).cast())
@@ -219,28 +224,29 @@ pub fn spawn<F: FnOnce() -> io::Error>(mut stack: Stack, become_it: F) -> io::Re
     if pid == -1 { Err(io::Error::last_os_error()) } else { Ok((pid, task.failed)) }
 }
 
-fn is_alone() -> bool {
+fn is_single_threaded() -> bool {
     std::fs::read_dir("/proc/self/task").map_or(true, |tasks| tasks.count() == 1)
 }
 
-/// Ends the process at once: no destructors, no flushing of what the other side of a fork buffered.
+/// Ends the process at once: no destructors, and no flushing of what the other side of a fork
+/// buffered.
 pub fn exit_now(status: c_int) -> ! {
     // SAFETY: _exit does not return and runs nothing.
     unsafe { libc::_exit(status) }
 }
 
-/// What [`wait_any`] and [`wait_for`] saw.
+/// Result of [`wait_any`] and [`wait_for`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waited {
-    /// There is no child left.
+    /// No child is left.
     NoChild,
     /// No child has changed.
     Nothing,
-    /// A child has changed; its raw wait status.
+    /// A child has changed: its id and raw wait status.
     Child(c_int, c_int),
 }
 
-/// Takes the next change of any child without waiting for one: ended, stopped or continued.
+/// Returns the next change of any child (ended, stopped or continued), without waiting.
 pub fn wait_any() -> Waited {
     wait(-1, libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED)
 }
@@ -250,12 +256,12 @@ pub fn wait_for(pid: c_int) -> Waited {
     wait(pid, 0)
 }
 
-/// Reaps this child if it has ended and nobody else waits for it. Whether it is gone.
+/// Reaps this child if it has ended and is not one of [`spawn_apart`]. Returns whether it is gone.
 pub fn reap(pid: c_int) -> bool {
     !all_apart().contains(&pid) && take(pid) != Waited::Nothing
 }
 
-/// How this child ended, if it has; it is reaped then.
+/// Reaps this child if it has ended.
 pub fn take(pid: c_int) -> Waited {
     wait(pid, libc::WNOHANG)
 }
@@ -263,7 +269,7 @@ pub fn take(pid: c_int) -> Waited {
 fn wait(pid: c_int, flags: c_int) -> Waited {
     loop {
         let mut status = 0;
-        // SAFETY: the status is ours to write.
+        // SAFETY: the status is a local variable.
         match unsafe { libc::waitpid(pid, &raw mut status, flags | libc::__WALL) } {
             -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
             -1 => return Waited::NoChild,
@@ -280,7 +286,8 @@ pub fn has_children() -> bool {
     unsafe { libc::waitid(libc::P_ALL, 0, std::ptr::null_mut(), flags) == 0 }
 }
 
-/// The process group of this process; 0 if its leader is outside of this PID namespace, which rustix's type rules out.
+/// The process group of this process; 0 if its leader is outside this PID namespace, which rustix's
+/// type cannot express.
 pub fn own_group() -> c_int {
     // SAFETY: no memory is involved, and it cannot fail.
     unsafe { libc::getpgrp() }
@@ -289,22 +296,23 @@ pub fn own_group() -> c_int {
 /// kill(2): any signal, to a process (`target` > 0) or a process group (`target` < -1).
 pub fn kill(target: c_int, signal: c_int) -> io::Result<()> {
     if matches!(target, 0 | -1) {
-        // kill(2) would take these for the own group and for everything there is.
+        // kill(2) takes these for this process's own group and for every process.
         return Err(io::ErrorKind::InvalidInput.into());
     }
     // SAFETY: no memory is involved.
     if unsafe { libc::kill(target, signal) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// As long as it lives this thread runs before every other that has no real-time priority. Without effect where the kernel
-/// does not allow that (it takes CAP_SYS_NICE or RLIMIT_RTPRIO), and on a thread that has such a priority anyway.
+/// While this exists, the thread runs before every other that has no real-time priority. Without
+/// effect if the kernel does not allow that (it needs CAP_SYS_NICE or RLIMIT_RTPRIO), and on a
+/// thread that has such a priority already.
 #[derive(Debug)]
 pub struct Hurry {
     policy_before: Option<libc::c_long>,
 }
 
 impl Hurry {
-    /// From now on.
+    /// Raises the priority.
     pub fn begin() -> Self {
         // SAFETY: no memory is involved.
         let before = unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) };
@@ -322,24 +330,26 @@ impl Drop for Hurry {
     }
 }
 
-/// Not by the C library: in musl these calls only fail.
+/// A direct system call: musl's functions for this always fail.
 fn set_policy(policy: libc::c_long, priority: c_int) -> bool {
     // SAFETY: the kernel reads one int, the only field of its sched_param.
     unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) == 0 }
 }
 
 fn signal_self(signal: c_int) {
-    // To this thread, so that it acts before the call returns, or as soon as this thread unblocks it.
+    // To this thread, so that the signal acts before the call returns, or as soon as this thread
+    // unblocks it.
     // SAFETY: no memory is involved.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), signal) };
 }
 
-/// Ends this process by a signal, without a core dump. Returns only if the kernel would not have it, as for PID 1 of a
-/// namespace.
+/// Ends this process by a signal, without a core dump. Returns only if the kernel ignores the
+/// signal, as for PID 1 of a namespace.
 pub fn die_of(signal: c_int) {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // The limit does not hold back a core that is piped to a program, so the process is made undumpable too.
-    // SAFETY: the limit is a valid struct that is only read.
+    // The limit does not stop a core dump that is piped to a program, so the process is made
+    // undumpable too.
+    // SAFETY: the limit is a valid struct and is only read.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
@@ -350,15 +360,16 @@ pub fn die_of(signal: c_int) {
     signal_self(signal);
 }
 
-/// Stops this process by a stop signal; returns when it has been continued, or at once where the kernel does not stop
-/// it (an orphaned process group, on what a terminal sends).
+/// Stops this process by a stop signal. Returns when it has been continued, or at once if the
+/// kernel does not stop it (an orphaned process group, for a signal of the terminal).
 pub fn stop_by(signal: c_int) {
     let was_ignored = ignored(signal);
     if was_ignored {
         dispose(signal, Disposition::Default);
     }
-    // Sent before it is unblocked: where the terminal's own is still pending the two stop us once, for CONT drops what
-    // is left of them. The other way round one would stop us now, and one again after that.
+    // Sent before it is unblocked: if the terminal's own signal is still pending, both together
+    // stop the process once, for CONT discards pending stop signals. In the other order the first
+    // would stop it now, and the second once more.
     signal_self(signal);
     let mask = set_mask(SignalSet(!SignalSet::of(&[signal]).0));
     set_mask(mask);
@@ -367,15 +378,15 @@ pub fn stop_by(signal: c_int) {
     }
 }
 
-/// Closes these descriptors, also ones that Rust knows nothing of.
+/// Closes these descriptors, also those that Rust does not know of.
 pub fn close(fds: impl Iterator<Item = RawFd>) {
     for fd in fds {
-        // SAFETY: called before exec only, in a process with descriptors of its own; no owner uses them any more.
+        // SAFETY: called in a process whose owners of these descriptors do not use them any more.
         unsafe { libc::close(fd) };
     }
 }
 
-/// Closes every descriptor but these. The owners of the others must not use them again, nor be dropped.
+/// Closes every descriptor except these. The owners of the others must not use or drop them.
 pub fn close_all_but(keep: &mut [RawFd]) {
     keep.sort_unstable();
     let mut from = 0;
@@ -390,7 +401,7 @@ fn close_range(first: RawFd, last: RawFd) {
     if first > last {
         return;
     }
-    // SAFETY: as promised to close_all_but, nobody uses them any more.
+    // SAFETY: the caller of close_all_but promises that nothing uses them any more.
     if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0 {
         return;
     }
@@ -400,22 +411,24 @@ fn close_range(first: RawFd, last: RawFd) {
     close(open.into_iter().filter(|fd| (first..=last).contains(fd)));
 }
 
-/// The children that [`spawn_apart`] has begun and that have not ended. Their own code waits for them, so [`reap`] does not.
+/// Living children of [`spawn_apart`]. Their own code waits for them, so [`reap`] does not.
 static APART: Mutex<BTreeSet<c_int>> = Mutex::new(BTreeSet::new());
 
 fn all_apart() -> MutexGuard<'static, BTreeSet<c_int>> {
     APART.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a command in a session of its own, without a terminal, and without descriptors but 0, 1 and 2. After `limit` its own
-/// process gets SIGALRM, in case this one is gone by then.
+/// Runs a command in its own session, without a terminal, with descriptors 0, 1 and 2 only. After
+/// `limit` it gets SIGALRM, in case this process is gone by then.
 pub fn spawn_apart(command: &mut Command, limit: Duration) -> io::Result<Child> {
     let seconds = c_uint::try_from(limit.as_secs()).unwrap_or(c_uint::MAX).saturating_add(1);
     let apart = move || {
-        // SAFETY: these system calls touch no memory but the set, which is on this stack and filled before it is read.
+        // SAFETY: these system calls touch no memory but the set, which is on this stack and filled
+        // before it is read.
         unsafe {
             libc::setsid();
-            // Signals that dlock has blocked: a shell waits for its children by them, and an alarm ends what hangs.
+            // Unblock what dlock has blocked: a shell needs SIGCHLD to wait for its children, and
+            // SIGALRM ends a hung command.
             let mut none = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
             libc::sigemptyset(none.as_mut_ptr());
             libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
@@ -423,7 +436,7 @@ pub fn spawn_apart(command: &mut Command, limit: Duration) -> io::Result<Child> 
                 libc::signal(signal, libc::SIG_DFL);
             }
             libc::alarm(seconds);
-            // Marked, not closed: by one of them std tells why exec failed.
+            // Marked, not closed: std reports a failed exec by one of them.
             let mark = libc::CLOSE_RANGE_CLOEXEC;
             if libc::syscall(libc::SYS_close_range, 3, c_uint::MAX, mark) != 0 {
                 // Linux before 5.11.
@@ -434,9 +447,9 @@ pub fn spawn_apart(command: &mut Command, limit: Duration) -> io::Result<Child> 
         }
         Ok(())
     };
-    // SAFETY: what runs between fork and exec allocates nothing and takes no lock.
+    // SAFETY: what runs between fork and exec allocates nothing and locks nothing.
     let command = unsafe { command.pre_exec(apart) };
-    // The kernel keeps no status where the end of children is ignored.
+    // If SIGCHLD is ignored, the kernel keeps no exit status.
     if ignored(libc::SIGCHLD) {
         dispose(libc::SIGCHLD, Disposition::Default);
     }
@@ -446,8 +459,8 @@ pub fn spawn_apart(command: &mut Command, limit: Duration) -> io::Result<Child> 
     Ok(child)
 }
 
-/// Whether a child of [`spawn_apart`] has ended, and how, as far as that is known: whoever waits for any child may have reaped
-/// it.
+/// Whether a child of [`spawn_apart`] has ended. The inner `None` means that its status is unknown:
+/// a wait for any child may have reaped it.
 pub fn ended_apart(child: &mut Child) -> Option<Option<ExitStatus>> {
     let mut apart = all_apart();
     let status = child.try_wait().map_or(Some(None), |status| status.map(Some))?;
@@ -460,34 +473,35 @@ pub fn kill_apart(child: &mut Child) {
     let mut apart = all_apart();
     if apart.remove(&group_of(child)) {
         let _ = kill(-group_of(child), libc::SIGKILL);
-        // One that sleeps in the kernel may take long to end: whoever reaps strangers reaps it then.
+        // A child that sleeps in the kernel may take long to end. Then the code that reaps foreign
+        // children reaps it.
         let _ = child.try_wait();
     }
 }
 
-/// Kills all of them, because this process is about to end.
+/// Kills all children of [`spawn_apart`], because this process is about to end.
 pub fn kill_all_apart() {
     for group in all_apart().iter() {
         let _ = kill(-group, libc::SIGKILL);
     }
 }
 
-/// It leads its session, and so its process group.
+/// The child leads its session, and so its process group.
 fn group_of(child: &Child) -> c_int {
-    // The kernel has no larger ones.
+    // The kernel has no larger ids.
     c_int::try_from(child.id()).unwrap_or(c_int::MAX)
 }
 
-/// Becomes another program: `argv[0]` is looked for in PATH, a script without `#!` runs by /bin/sh. Its environment is
-/// this process's own, byte for byte, but for the variables named in `without`, and with the `NAME=value` of `with`.
-/// Returns only if that failed.
+/// Executes another program: `argv[0]` is looked up in PATH, and a script without `#!` runs by
+/// /bin/sh. The environment is this process's, byte for byte, without the variables named in
+/// `without`, and with the `NAME=value` entries of `with`. Returns only on failure.
 pub fn exec(argv: &[CString], without: &[Vec<u8>], with: &[CString]) -> io::Error {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
     let mut env = Vec::new();
-    // SAFETY: environ is null or an array of C strings ending in null; nothing changes it, for this is the only thread
-    // and dlock never sets a variable of its own.
+    // SAFETY: environ is null or an array of C strings ending in null. Nothing changes it: this is
+    // the only thread, and dlock never sets a variable of its own.
     unsafe {
         let mut at = environ;
         while !at.is_null() && !(*at).is_null() {
@@ -510,16 +524,16 @@ pub fn exec(argv: &[CString], without: &[Vec<u8>], with: &[CString]) -> io::Erro
     if error.raw_os_error() != Some(libc::ENOEXEC) {
         return error;
     }
-    // The C library of GNU has tried that already; musl leaves it to us.
-    let (Some(script), [_, rest @ ..]) = (found(file), &*args) else { return error };
+    // glibc has tried that already; musl has not.
+    let (Some(script), [_, rest @ ..]) = (find_in_path(file), &*args) else { return error };
     let args = [&[c"/bin/sh".as_ptr(), script.as_ptr()], rest].concat();
     // SAFETY: as above.
     unsafe { libc::execve(c"/bin/sh".as_ptr(), args.as_ptr(), env.as_ptr()) };
     error
 }
 
-/// The first executable file of that name in PATH; the name itself, if it has a slash.
-fn found(file: &CStr) -> Option<CString> {
+/// The first executable file of that name in PATH; the name itself if it has a slash.
+fn find_in_path(file: &CStr) -> Option<CString> {
     let name = OsStr::from_bytes(file.to_bytes());
     if file.to_bytes().contains(&b'/') {
         return Some(file.to_owned());
@@ -531,7 +545,8 @@ fn found(file: &CStr) -> Option<CString> {
     CString::new(place.into_os_string().into_vec()).ok()
 }
 
-/// Numbers that this process and those it forks from now on share; all zero at first. They stay until all have ended.
+/// Numbers that this process shares with those it forks from now on; all zero at first. Never
+/// unmapped.
 pub fn shared_cells<const N: usize>() -> io::Result<&'static [AtomicU64; N]> {
     let (read_write, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping, at an address that the kernel chooses.
@@ -540,6 +555,7 @@ pub fn shared_cells<const N: usize>() -> io::Result<&'static [AtomicU64; N]> {
     if at == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the mapping is zeroed, aligned to a page, large enough and never unmapped; atomics may be shared.
+    // SAFETY: the mapping is zeroed, aligned to a page, large enough and never unmapped; atomics
+    // may be shared.
     Ok(unsafe { &*at.cast::<[AtomicU64; N]>() })
 }

@@ -1,4 +1,4 @@
-//! What can be said to `dlock acquire`?
+//! The options of `dlock acquire` and their help.
 
 use super::duration;
 use super::options::{Common, How, exit_status, note, ttl};
@@ -32,7 +32,7 @@ Defaults for 'run' in a configuration file do not apply.
 
 EXIT STATUS
     0  the lock is acquired, and what was asked for is printed
-   64  the command line makes no sense, or -w would wait for a hold of its own
+   64  the command line makes no sense, or -w would wait for this process itself
    69  the store cannot be reached, or refused
    70  a fault of dlock's own
    74  output could not be written; the lock is given back

@@ -1,4 +1,4 @@
-//! What can be said to `dlock check`?
+//! The options of `dlock check` and their help.
 
 use super::key::Named;
 use super::options::Common;
@@ -17,9 +17,8 @@ Examples:
   # A token that was kept in a file:
   dlock check import --token-file token
 
-It asks the store in which the hold is, once, whatever DLOCK_HELD claims. The
-answer was true when the store gave it; a step that takes longer than the lease
-needs the fence.
+dlock asks the store once, and does not trust DLOCK_HELD. The answer was true
+when the store gave it; a step that takes longer than the lease needs the fence.
 
 EXIT STATUS
     0  the lock is held

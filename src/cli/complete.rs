@@ -1,6 +1,6 @@
-//! What is somebody about to type? For a shell that completes: takes apart an unfinished line, and says whether a key
-//! goes where the cursor is, and which store the line names. Nothing is expanded as a shell would: a word that needs
-//! it is not known. Whatever the line is, this only answers; it is never an error.
+//! Parses an unfinished command line for shell completion: whether a key goes where the cursor is,
+//! and which store the line names. Does not expand words as a shell would: a word that needs
+//! expansion counts as unknown. No line is an error.
 
 use super::leading::option;
 use super::{Cli, Common, leading};
@@ -8,31 +8,34 @@ use clap::{ArgAction, CommandFactory};
 use std::ffi::OsString;
 use std::path::Path;
 
-/// What a completion script asks.
+/// A question from a completion script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// Who asks.
+    /// The shell that asks.
     pub shell: Shell,
     /// The line, up to the cursor.
     pub line: String,
-    /// What the shell will replace by the answer; less than a word where it breaks words at a `:`.
+    /// The text that the shell will replace by the answer; less than a word if it breaks words at a
+    /// `:`.
     pub word: String,
 }
 
-/// A shell, by what it leaves to others.
+/// The kind of a shell, by what it leaves to dlock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shell {
-    /// Wants to be told whether a key goes here, and takes the answer as it is.
+    /// Needs to know whether a key goes here, and inserts the answer unchanged.
     Bash,
-    /// Knows where keys go, picks those that match, and escapes them itself.
+    /// Knows where keys go, selects the matching ones, and escapes them itself.
     Other,
 }
 
 impl Question {
-    /// The word that asks it, in the place of a command. It is no command of the parser's, or it would be completed, too.
+    /// The hidden subcommand that asks the question. The parser does not know it, or it would be
+    /// completed, too.
     pub const WORD: &'static str = "complete-keys";
 
-    /// Reads what follows [`Question::WORD`]: the shell, the line, and the word if the shell says it.
+    /// Parses what follows [`Question::WORD`]: the shell, the line, and the word if the shell gives
+    /// it.
     pub fn read(arguments: &[OsString]) -> Option<Self> {
         let text = |at: usize| arguments.get(at).and_then(|text| text.to_str());
         let shell = if text(0)? == "bash" { Shell::Bash } else { Shell::Other };
@@ -43,29 +46,29 @@ impl Question {
 /// An unfinished line, up to the cursor.
 #[derive(Debug, Default)]
 pub struct CommandLine {
-    /// The options on it that say which locks are meant.
+    /// The options on it that select the store and the prefix.
     pub common: Common,
     /// The assignments before the command, by name.
     pub variables: Vec<(String, OsString)>,
-    /// Whether one of these cannot be known before the shell has expanded it.
+    /// Whether one of these is unknown until the shell expands it.
     pub expands: bool,
-    /// What stands in the place of a key so far, if one goes there.
+    /// The start of a key at the cursor, if a key goes there.
     pub key: Option<Partial>,
 }
 
-/// The beginning of a key.
+/// The start of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partial {
-    /// What stands before it in the same word: nothing, `-k` or `--key=`.
+    /// The text before it in the same word: nothing, `-k` or `--key=`.
     pub lead: String,
-    /// What there is of it.
+    /// The typed part of the key.
     pub text: String,
     /// Whether a quote is open, so that the rest needs no escapes.
     pub quote_is_open: bool,
 }
 
 impl CommandLine {
-    /// Takes a line apart.
+    /// Parses a line.
     pub fn read(line: &str) -> Self {
         let (words, last) = split(line);
         let mut this = Self::default();
@@ -89,7 +92,7 @@ impl CommandLine {
         this
     }
 
-    /// Goes through the arguments as the parser would.
+    /// Walks the arguments as the parser would.
     fn walk(&mut self, command: &clap::Command, arguments: &[Word], last: &Word) {
         let mut operands = 0;
         let mut options = true;
@@ -107,7 +110,7 @@ impl CommandLine {
                 }
             } else {
                 operands += 1;
-                // From the first word of a command on everything is that command's.
+                // From the first word of CMD on, every word belongs to CMD.
                 options &= !command.get_positionals().any(clap::Arg::is_trailing_var_arg_set);
             }
         }
@@ -152,7 +155,7 @@ impl CommandLine {
     }
 }
 
-/// Whether a key is what the argument takes.
+/// Whether the argument takes a key.
 pub fn is_key(argument: &clap::Arg) -> bool {
     argument.get_value_names().is_some_and(|names| names.iter().any(|name| *name == "KEY"))
 }
@@ -171,7 +174,7 @@ struct Word {
     quote_is_open: bool,
 }
 
-/// The words of the last command on the line, the one that the cursor is in apart.
+/// The words of the last command on the line, and separately the one at the cursor.
 fn split(line: &str) -> (Vec<Word>, Word) {
     let mut words = Vec::new();
     let mut word = Word::default();
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_key_goes() {
+    fn keys_are_completed_where_they_go() {
         let at = |lead: &str, text: &str| Some((lead.to_owned(), text.to_owned()));
         for (line, expected) in [
             ("dlock status ", at("", "")),
@@ -262,13 +265,13 @@ mod tests {
             ("/usr/bin/dlock status a", at("", "a")),
             ("nodlock status a", None),
         ] {
-            // A word after -w is its value to the parser, too.
+            // To the parser, a word after -w is its value, too.
             assert_eq!(key(line), expected, "{line}");
         }
     }
 
     #[test]
-    fn which_store_is_meant() {
+    fn store_on_the_line_is_found() {
         let line = CommandLine::read(
             "DLOCK_STORE=file:/a env DLOCK_PREFIX= X=1 dlock status --prefix=p --config 'a b' k",
         );

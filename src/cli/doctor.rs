@@ -1,4 +1,4 @@
-//! What can be said to `dlock doctor`? The struct that clap fills, and its help.
+//! The options of `dlock doctor` and their help.
 
 use super::options::{Common, ttl};
 use crate::lock::Ttl;
@@ -6,7 +6,7 @@ use clap::Args;
 
 const AFTER: &str = "\
 Examples:
-  # Is this store fit to hold locks, with the settings that are in force?
+  # Is this store fit to hold locks, with the present settings?
   dlock doctor
 
   # In a deployment: fail also on warnings, for leases of 10 s:
@@ -34,7 +34,7 @@ pub struct Doctor {
     #[arg(long)]
     pub strict: bool,
 
-    /// The lease to judge by [default: that of the configuration files, else 30s]
+    /// The lease that the jobs use [default: that of the configuration files, else 30s]
     #[arg(short, long, value_name = "DUR", value_parser = ttl)]
     pub ttl: Option<Ttl>,
 

@@ -1,18 +1,18 @@
-//! How is a span of time written? `90s`, `1h30m`, or bare seconds with or without a fraction, as flock(1) takes them.
-//! Months and years are refused: nobody means 30.44 days.
+//! Parses a span of time: `90s`, `1h30m`, or bare seconds with or without a fraction, as flock(1)
+//! takes them. Months and years are refused: nobody means 30.44 days.
 
 use std::time::Duration;
 
 /// What a duration may look like, for messages.
 const ALLOWED: &str = "a duration is like 90s, 1h30m, 500ms, or seconds like 1.5";
 
-/// The most digits in one number: more than anybody needs, and too few to overflow anything.
+/// Most digits in one number: more than anybody needs, and too few to overflow.
 const DIGITS_MAX: usize = 10;
 
-/// What humantime understands and nobody means.
+/// Units that humantime accepts and nobody means.
 const REFUSED: [&str; 8] = ["M", "month", "months", "y", "yr", "yrs", "year", "years"];
 
-/// Reads a duration. The error says what is allowed.
+/// Parses a duration. The error says what is allowed.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let refused = || Err(ALLOWED.to_owned());
     let numbers = text.split(|c: char| !c.is_ascii_digit());
@@ -30,7 +30,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).or_else(|_| refused())
 }
 
-/// Reads a duration that is greater than zero.
+/// Parses a duration greater than zero.
 pub fn parse_positive(text: &str) -> Result<Duration, String> {
     let span = parse(text)?;
     if span.is_zero() { Err("must be greater than 0".into()) } else { Ok(span) }
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_people_write() {
+    fn usual_spellings_are_parsed() {
         for (text, millis) in [
             ("90s", 90_000),
             ("1h30m", 5_400_000),
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn malformed_durations_are_refused() {
         for text in [
             "",
             " ",
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_that_is_refused_is_named() {
+    fn refused_unit_gets_a_hint() {
         for (text, named) in [("1M", true), ("2 years", true), ("PT5M", false), ("M", false), ("soon", false)]
         {
             assert_eq!(parse(text).is_err_and(|why| why.contains("week")), named, "{text}");

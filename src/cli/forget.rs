@@ -1,4 +1,4 @@
-//! What can be said to `dlock forget`? The struct that clap fills, and its help.
+//! The options of `dlock forget` and their help.
 
 use super::key::{NAMED, Named};
 use super::options::Common;
@@ -10,7 +10,7 @@ Examples:
   # Tonight's backup turned out to be empty; the next tick runs it again:
   dlock forget backup
 
-A run that is under way goes on, and if it succeeds that is remembered.
+A run that is under way goes on, and if it succeeds, that counts again.
 
 A KEY with * or ? means the keys that the store knows at that moment: those in
 use, and those with a history. \\* and \\? stand for the characters themselves.

@@ -1,4 +1,4 @@
-//! What can be said to `dlock history`? The struct that clap fills, and its help.
+//! The options of `dlock history` and their help.
 
 use super::duration;
 use super::key::Named;
@@ -21,13 +21,13 @@ Examples:
 
 On a terminal each run is a row with a bar. Where the runs overlap or follow
 each other closely, all bars are on one time axis: a thin line while the run
-waited, a thick one while it held the lock. Else a bar shows how long the run
+waited, a thick one while it held the lock. Otherwise a bar shows how long the run
 held the lock, on the scale above the bars. Green where
 the job ended with 0, red with another status or a signal or by --max-run,
 magenta where dlock crashed, the lease expired or the lock was lost, yellow
 where an operator or a newer run (--replace) asked for the end, or an operator
 took the lock away.
-Into a pipe goes a plain table, never cut.
+A pipe gets a plain table, which is never cut.
 
 EXIT STATUS
     0  the store answered, whatever it said
@@ -54,13 +54,13 @@ pub struct History {
     #[arg(short = 'n', long, value_name = "N")]
     pub lines: Option<usize>,
 
-    /// Show only what did not succeed: another status than 0, a signal, or an end that something else made
+    /// Show only runs that failed: a status other than 0, a signal, a timeout, a lost lock, or an operator's stop
     #[arg(long)]
     pub failed: bool,
 
-    /// Show also who did not get the lock, and why: busy, done, paused, replaced, or tired of waiting
+    /// Also show runs that did not get the lock, and why: busy, done, paused, superseded, or gave up waiting
     ///
-    /// On a terminal several between two runs are one line, with a tick for each. Into a pipe each is a line.
+    /// On a terminal, several between two runs share one line, with a tick for each. In a pipe each has a line.
     #[arg(long)]
     pub refused: bool,
 

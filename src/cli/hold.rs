@@ -1,4 +1,4 @@
-//! What can be said to `dlock hold`?
+//! The options of `dlock hold` and their help.
 
 use super::duration;
 use super::options::{Common, How, exit_status, note, ttl};
@@ -23,22 +23,22 @@ Examples:
 
 With --pid the lock is given back when the process ends. If the lock is lost, or
 an operator asks for it, the process and what descends from it are stopped
-before the lease ends, as the command of 'dlock run' is. What left it before
-that, because its parent ended, is not found. What is not ours to signal is
+before the lease ends, as the command of 'dlock run' is. A descendant whose
+parent ended before that is not found. A process that dlock may not signal is
 named, and the lock is kept until it ends.
 
 Without --pid the lock is given back at the end of stdin: a pipe, a socket or a
-terminal. A program that hands its end to a child keeps the lock until both have
-ended. If the lock is lost, or an operator asks for it, stdout is closed.
+terminal. If a child inherits the other end of the pipe, the lock is kept until
+both have ended. If the lock is lost, or an operator asks for it, stdout is closed.
 
-INT, TERM and HUP give the lock back, too. A host that reboots keeps no lock by
-'hold', which needs a process that lives: use 'dlock acquire -t 20m'.
+INT, TERM and HUP give the lock back, too. 'hold' cannot keep a lock while the
+host reboots, because it needs a running process: use 'dlock acquire -t 20m'.
 
 EXIT STATUS
-    0  what the lock was held for is over, and the lock is given back; with
+    0  the process or stdin has ended, and the lock is given back; with
        --background: the lock is held
    64  the command line makes no sense; there is no such process, or it cannot
-       be watched; stdin is nothing that ends
+       be watched; stdin is not a pipe, socket or terminal
    69  the store cannot be reached, or refused
    70  a fault of dlock's own
    74  output could not be written; the lock is given back
@@ -80,8 +80,8 @@ pub struct Hold {
 
     /// Append the same variables to FILE, as NAME=value lines without quotes; needs --background
     ///
-    /// As $GITHUB_ENV and dotenv files want them. One that is new is for its owner alone, for the token is in it. Of several
-    /// keys DLOCK_KEYS is left out, which has line ends.
+    /// In the format of $GITHUB_ENV and dotenv files. Only its owner can read a new file, because the token is in it. With
+    /// several keys DLOCK_KEYS is left out, because its value has line ends.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "background")]
     pub env_file: Option<PathBuf>,
 
@@ -103,8 +103,8 @@ pub struct Hold {
 
     /// The time between TERM and KILL when the process must be stopped [default: 10s]
     ///
-    /// While a lease runs out it is cut to a fifth of the ttl. Without --pid: the time between the end of stdout and that of
-    /// the hold.
+    /// While a lease runs out it is cut to a fifth of the ttl. Without --pid: the time from the end of stdout to the end
+    /// of the hold.
     #[arg(long, value_name = "DUR", value_parser = duration::parse)]
     pub grace: Option<Duration>,
 
@@ -141,8 +141,8 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// What it asks for, as `run` would: the configuration files give it the same defaults. What is about CMD alone is set
-    /// aside.
+    /// The same request as `run` flags, so that configuration files give it the same defaults.
+    /// Options about CMD are switched off.
     pub fn as_run(&self) -> Run {
         Run {
             key: self.key.clone(),

@@ -1,4 +1,4 @@
-//! How is a key named where it is an operand? As KEY; and by -k KEY, for those who are used to `run`.
+//! A key as an operand: as KEY, and by -k KEY for those who are used to `run`.
 
 use crate::lock::Key;
 use clap::error::ErrorKind;
@@ -24,16 +24,16 @@ pub fn each_once(given: &[Key]) -> Vec<Key> {
     keys
 }
 
-/// What [`Named`] is called among the arguments.
+/// The argument id of [`Named`].
 pub const NAMED: &str = "named";
 
 impl Named {
-    /// Puts the keys to the operands.
+    /// Appends the keys to the operands.
     pub fn join(&mut self, operands: &mut Vec<Key>) {
         operands.append(&mut self.keys);
     }
 
-    /// Makes the key the operand, where there is one at most.
+    /// Makes the key the operand. At most one key is allowed.
     pub fn join_one(&mut self, operand: &mut Option<Key>) -> Result<(), String> {
         let mut keys: Vec<Key> = operand.take().into_iter().chain(self.keys.drain(..)).collect();
         *operand = keys.pop();
@@ -43,7 +43,7 @@ impl Named {
 
 const TOO_MANY: &str = "one KEY is enough here; leave the others out";
 
-/// The one key of a command that needs one.
+/// The key of a command that needs exactly one.
 #[derive(Debug, Clone)]
 pub struct OneKey(pub Key);
 

@@ -1,11 +1,12 @@
-//! Where is the command on the line? The options that every command takes may stand before it; the parser wants them
-//! behind. What is not one of them is left where it is, for the parser to say what is wrong.
+//! Moves the options that every command takes behind the command, where the parser needs them;
+//! users may write them before it. Other words stay in place, so that the parser reports them.
 
 use super::options::Common;
 use clap::{Arg, ArgAction, Args as _, Command};
 use std::ffi::OsString;
 
-/// The arguments (the first is the program's name) with the options that stand before the command moved behind it.
+/// The arguments (the first is the program's name) with the leading options moved behind the
+/// command.
 pub fn moved(arguments: Vec<OsString>) -> Vec<OsString> {
     let is_option = arguments.get(1).is_some_and(|word| word.as_encoded_bytes().starts_with(b"-"));
     let words = || arguments[1..].iter().map(|word| word.to_str().unwrap_or_default());
@@ -20,7 +21,8 @@ pub fn moved(arguments: Vec<OsString>) -> Vec<OsString> {
     }
 }
 
-/// How many words belong to options before the command; none if there is another option among them.
+/// The number of words that belong to options before the command; `None` if there is another option
+/// among them.
 pub fn count<'a>(words: impl Iterator<Item = &'a str>) -> Option<usize> {
     let options = Common::augment_args(Command::new(""));
     let mut words = words.enumerate();
@@ -38,7 +40,7 @@ pub fn count<'a>(words: impl Iterator<Item = &'a str>) -> Option<usize> {
     None
 }
 
-/// The first option on a line without a command that no command would take there.
+/// The first option that no command would take there, on a line without a command.
 pub fn stranger(arguments: &[OsString]) -> Option<String> {
     let options = Common::augment_args(Command::new(""));
     let words = arguments.iter().skip(1).map(|word| word.to_string_lossy());
@@ -46,8 +48,8 @@ pub fn stranger(arguments: &[OsString]) -> Option<String> {
     words.filter(|word| word.starts_with('-')).find(|word| !is_known(word)).map(|word| word.into_owned())
 }
 
-/// The option that a word names, if it takes a value: with the part of the word that names it, and the value that
-/// stands in the same word.
+/// The option that a word names, if it takes a value: with the part of the word that names it, and
+/// the value in the same word.
 pub(super) fn option<'c, 'w>(
     command: &'c Command,
     word: &'w str,
@@ -59,7 +61,7 @@ pub(super) fn option<'c, 'w>(
         let lead = &word[..word.len() - value.map_or(0, str::len)];
         return Some((option, lead, value));
     }
-    // Of several letters in one word only the last can take a value: it is the first that does.
+    // Of several letters in one word, the first that takes a value takes the rest of the word.
     let letters = word.strip_prefix('-')?;
     letters.char_indices().find_map(|(at, letter)| {
         let option =
@@ -87,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_comes_first() {
+    fn leading_options_are_moved() {
         for (line, expected) in [
             ("status", "status"),
             ("--store U status k", "status --store U k"),

@@ -1,4 +1,4 @@
-//! What can be said to `dlock metrics`? The struct that clap fills, and its help.
+//! The options of `dlock metrics` and their help.
 
 use super::key::Named;
 use super::options::Common;
@@ -7,7 +7,7 @@ use clap::{Args, ValueHint};
 
 const AFTER: &str = "\
 Examples:
-  # Everything that is counted of every lock under the prefix:
+  # All metrics of every lock under the prefix:
   dlock metrics
 
   # From cron, for the textfile collector of node_exporter:
@@ -36,7 +36,7 @@ pub struct Metrics {
     #[command(flatten)]
     pub named: Named,
 
-    /// Give time series of their own to at most N locks, the first by name
+    /// Print the time series of at most N locks, the first by name
     ///
     /// The others are counted in the sum only, and dlock_keys_not_shown says how many they are. Each lock has about
     /// forty time series.

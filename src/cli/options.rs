@@ -1,5 +1,5 @@
-//! Which options do several commands take, and what do their values look like? Those that every command takes, and how a
-//! lease, a number of slots, a status or a note is read.
+//! Options that several commands share, and the parsers of their values: a ttl, a number of slots,
+//! a status, a note.
 
 use super::duration;
 use crate::lock::{SLOTS_MAX, Ttl};
@@ -43,8 +43,8 @@ pub struct Common {
 
     /// Read FILE in place of the configuration files (or DLOCK_CONFIG)
     ///
-    /// TOML; the keys are the long flags without the dashes, also those of `run`. Without this option
-    /// /etc/dlock.toml is read, then ~/.config/dlock.toml; the later one wins key by key.
+    /// TOML; the settings are the long flags without the dashes, also those of `run`. Without this option
+    /// /etc/dlock.toml is read, then ~/.config/dlock.toml, whose settings win.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<OsString>,
 
@@ -60,8 +60,8 @@ pub struct Common {
 
     /// Run COMMAND by /bin/sh for the store's password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)
     ///
-    /// It is run again before each connection, for tokens that expire (RDS, ElastiCache, Vault). It has --connect-timeout to
-    /// end; then it is killed. What it prints on stderr is dropped.
+    /// It is run again before each connection, for tokens that expire (RDS, ElastiCache, Vault). It is killed if it runs
+    /// longer than --connect-timeout. What it prints on stderr is dropped.
     #[arg(long, value_name = "COMMAND", value_hint = ValueHint::CommandString)]
     pub password_command: Option<OsString>,
 
@@ -73,15 +73,15 @@ pub struct Common {
     #[arg(long, value_name = "DUR", value_parser = duration::parse_positive)]
     pub op_timeout: Option<Duration>,
 
-    /// Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said
+    /// Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
 
-    /// Say more
+    /// Report more
     #[arg(short, long)]
     pub verbose: bool,
 
-    /// How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]
+    /// The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
 
@@ -126,11 +126,11 @@ pub(super) fn exit_status(text: &str) -> Result<u8, String> {
     text.parse().map_err(|_| "an exit status is a number from 0 to 255".into())
 }
 
-/// The greatest number of bytes in `--reason` and `--label`.
+/// Longest `--reason` and `--label`, in bytes.
 pub const NOTE_MAX: usize = 500;
 
-/// The value of `--reason` and `--label`: short enough to be kept in every record of the hold. It may be empty, for a
-/// script whose variable is.
+/// The value of `--reason` and `--label`: short enough for every record of the hold. It may be
+/// empty, for a script whose variable is empty.
 pub fn note(text: &str) -> Result<String, String> {
     if text.len() > NOTE_MAX {
         return Err(format!("the text is at most {NOTE_MAX} bytes long, this one has {}", text.len()));

@@ -1,4 +1,4 @@
-//! What can be said to `dlock pause` and `dlock resume`? The structs that clap fills, and their help.
+//! The options of `dlock pause` and `dlock resume` and their help.
 
 use super::duration;
 use super::key::{NAMED, Named};
@@ -12,7 +12,7 @@ Examples:
   # A deploy freeze of two hours:
   dlock pause deploy --for 2h --reason 'release 4.2 is being tested'
 
-  # Of every deploy there is, and those that run are to end:
+  # The same for every deploy, and stop those that run:
   dlock pause 'deploy-*' --for 2h --reason 'incident 311' --stop
 
 A pause always has an end, so one that is forgotten does not stop the nightly
@@ -22,10 +22,10 @@ runs under the lock may still run 'dlock run' of the same key inside.
 A KEY with * or ? means the keys that the store knows at that moment: those in
 use, and those with a history. \\* and \\? stand for the characters themselves.
 A key that is used for the first time later is not paused: name it. A pattern
-shortens no pause that ends later.
+does not shorten a pause that ends later.
 
 EXIT STATUS
-    0  nobody is granted the locks from now on
+    0  the locks are paused
    64  the command line makes no sense, or no key matches a pattern
    69  the store cannot be reached, or refused
    74  output could not be written
@@ -67,7 +67,7 @@ pub struct Pause {
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub reason: String,
 
-    /// Also ask whoever holds the lock to end, as 'dlock release' does
+    /// Also ask the holder to end, as 'dlock release' does
     #[arg(long)]
     pub stop: bool,
 

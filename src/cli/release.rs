@@ -1,4 +1,4 @@
-//! What can be said to `dlock release`?
+//! The options of `dlock release` and their help.
 
 use super::duration;
 use super::key::OneKey;
@@ -13,7 +13,7 @@ Examples:
   # What a script got by dlock acquire, in that script:
   dlock release nightly-report
 
-  # Somebody else's: shows who has it, and asks you; -y does not ask:
+  # Another's lock: shows the holder and asks you to confirm; -y does not ask:
   dlock release nightly-report
   dlock release nightly-report -y --timeout 1m --reason 'deploy at noon'
 
@@ -30,8 +30,8 @@ Examples:
 EXIT STATUS
     0  the hold has ended, or is taken away; or nobody held the lock
    64  the command line makes no sense, KEY is a pattern (\\* stands for the
-       character itself), nobody is there to answer (-y), or a 'dlock run'
-       around this process holds the lock, and gives it back
+       character itself), there is no terminal to confirm on (add -y), or a
+       'dlock run' around this process holds the lock, and gives it back
    69  the store cannot be reached, or refused
    75  it is still held: the answer was no, or --timeout ran out
    77  authentication or permission refused by the store
@@ -62,23 +62,23 @@ pub struct Release {
 
     /// With --force: grant it to the next at once; both jobs may then run
     ///
-    /// Where there is no terminal to ask on this needs -y.
+    /// Without a terminal to confirm on this needs -y.
     #[arg(long)]
     pub now: bool,
 
-    /// Do not ask whether to go on
+    /// Do not ask for confirmation
     #[arg(short, long)]
     pub yes: bool,
 
-    /// Of a lock with slots, ask only the holder of slot N to stop
+    /// Ask only the holder of slot N to stop
     #[arg(long, value_name = "N", value_parser = slot, conflicts_with_all = ["force", "token_file"])]
     pub slot: Option<u32>,
 
-    /// How long to wait for the job to end; the holder stays asked [default: for ever]
+    /// How long to wait for the job to end; the request to stop remains [default: for ever]
     #[arg(long, value_name = "DUR", value_parser = duration::parse, conflicts_with_all = ["force", "token_file"])]
     pub timeout: Option<Duration>,
 
-    /// Why; the message of the job that is stopped, its --report and 'dlock history' say so
+    /// Why; shown in the message of the stopped job, in its --report and by 'dlock history'
     #[arg(long, value_name = "TEXT", conflicts_with = "token_file")]
     pub reason: Option<String>,
 

@@ -1,4 +1,4 @@
-//! What can be said to `dlock renew`?
+//! The options of `dlock renew` and their help.
 
 use super::key::Named;
 use super::options::{Common, ttl};

@@ -1,4 +1,4 @@
-//! What can be said to `dlock run`?
+//! The options of `dlock run` and their help.
 
 use super::duration;
 use super::options::{Common, exit_status, note, slots, ttl};
@@ -83,8 +83,8 @@ pub struct Run {
 
     /// Share the lock with others that share it
     ///
-    /// Any number of shared holders at a time, or one exclusive holder. While somebody waits for the exclusive lock,
-    /// those who come later to share it wait, too.
+    /// Any number of shared holders at a time, or one exclusive holder. While a run waits for the exclusive lock, later
+    /// shared runs wait, too.
     #[arg(short, long, help_heading = "Lock")]
     pub shared: bool,
 
@@ -94,15 +94,15 @@ pub struct Run {
 
     /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
     ///
-    /// CMD finds the number in DLOCK_SLOT: 0 to N-1, the lowest that is free. Everybody who uses the key must give
-    /// the same N. While the lock is held, it is busy for whoever gives another N or asks for another mode.
+    /// CMD finds the number in DLOCK_SLOT: 0 to N-1, the lowest that is free. All runs under the key must give
+    /// the same N. While the lock is held, it is busy for a run with another N or another mode.
     #[arg(short = 'n', long, value_name = "N", num_args = 0..=1, value_parser = slots, help_heading = "Lock")]
     pub slots: Option<Option<u32>>,
 
     /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
     ///
-    /// Waiters are served in the order they came, whatever machine they are on. A store that cannot be reached is waited
-    /// for, too. A duration is 90s, 1h30m, or bare seconds, fractions too. 0: do not wait.
+    /// Waiters get the lock in the order they came, whatever machine they are on. dlock also waits for a store that cannot
+    /// be reached. A duration is 90s, 1h30m, or bare seconds, fractions too. 0: do not wait.
     #[arg(short, long, value_name = "DUR", num_args = 0..=1, value_parser = duration::parse, help_heading = "Waiting")]
     pub wait: Option<Option<Duration>>,
 
@@ -114,30 +114,29 @@ pub struct Run {
     #[arg(long, value_name = "DUR", value_parser = duration::parse, help_heading = "Once")]
     pub min_hold: Option<Duration>,
 
-    /// Skip CMD, and exit 0, if a run with --once-per under this key was granted within the last DUR and succeeded
+    /// Skip CMD, and exit 0, if a run under this key succeeded within the last DUR
     ///
-    /// For a job that must run once per tick, on whichever machine. Success is status 0, and the time of the grant counts,
-    /// by the store's clock. Only runs with --once-per count: a run without it, a test by hand, never does. With --wait
-    /// one machine runs and the others stand by: if it succeeds they all go home, if it fails or dies the next one runs.
-    /// dlock says who ran it and when. DUR must be below the time between two ticks, less --wait, less an hour for the
-    /// day that has 23: for a nightly job with -w 4h that is less than 19h. Of several keys each must have been done. Up to 30d;
-    /// not with --shared or --slots. 'dlock forget KEY' makes the next run due at once, and so does a store that lost its
-    /// memory.
+    /// For a job that must run once per tick, on any machine. Success is status 0, and the time of the grant counts, by the
+    /// store's clock. Only runs with --once-per count: a run without it, such as a test by hand, never does. With --wait one
+    /// machine runs and the others stand by: if it succeeds, the others exit 0; if it fails or dies, the next one runs. dlock
+    /// says who ran it and when. DUR must be below the time between two ticks, less --wait, less an hour for the day that has
+    /// 23: for a nightly job with -w 4h that is less than 19h. With several keys, each must have such a success. Up to 30d; not
+    /// with --shared or --slots. 'dlock forget KEY' makes the next run due at once, and so does a store that lost its data.
     #[arg(long, value_name = "DUR", value_parser = once_per, conflicts_with_all = ["shared", "slots"], help_heading = "Once")]
     pub once_per: Option<Duration>,
 
-    /// The newest wins: ask whoever holds the lock to end, and run CMD when the old job is dead; needs --wait
+    /// The newest wins: ask the holder to end, and run CMD when the old job is dead; needs --wait
     ///
-    /// As CI's cancel-in-progress. The old job is stopped as by 'dlock release', and exits 79. Whoever waits with --replace
-    /// under this key goes home with 75: of several that come, the last one runs. Who waits without it keeps its place
-    /// before this run, and a run with --no-replace is waited for. While the lock is paused nobody is asked to end. Not with
-    /// --shared or --slots.
+    /// Like cancel-in-progress in CI. The old job is stopped as by 'dlock release', and its dlock exits 79. Other waiters
+    /// with --replace under this key exit 75, so of several the last one runs. Waiters without --replace keep their places
+    /// before this run, and a run with --no-replace is waited for. While the lock is paused, no holder is asked to end. Not
+    /// with --shared or --slots.
     #[arg(long, conflicts_with_all = ["shared", "slots"], help_heading = "Waiting")]
     pub replace: bool,
 
     /// Once CMD runs, do not let a run with --replace end it
     ///
-    /// Together with --replace: the job that runs is left to end by itself, and of those that wait the newest is next.
+    /// If all runs use it together with --replace, the running job ends by itself, and then the newest waiter runs.
     #[arg(long, help_heading = "Waiting")]
     pub no_replace: bool,
 
@@ -152,7 +151,7 @@ pub struct Run {
     #[arg(short, long, value_name = "DUR", value_parser = ttl, help_heading = "Lock")]
     pub ttl: Option<Ttl>,
 
-    /// The longest lease anybody may ask of redis+quorum:// masters; the same for the whole fleet [default: 5m]
+    /// The longest lease on redis+quorum:// masters; the same on every machine [default: 5m]
     ///
     /// A longer --ttl or --min-hold is refused. A master that restarted is not counted until it has been up for this
     /// long, because it may have forgotten a lock that is still held. Other stores ignore this option.
@@ -182,14 +181,14 @@ pub struct Run {
 
     /// When done, write the outcome to FILE as JSON
     ///
-    /// Also when the command did not run: busy, unreachable, interrupted. Nobody ever reads half a file. The fields
+    /// Also when the command did not run: busy, unreachable, interrupted. A reader never sees half a file. The fields
     /// are explained in docs/report.md.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Reporting")]
     pub report: Option<PathBuf>,
 
     /// Replicas that must acknowledge each grant, renewal and release [default: 0]
     ///
-    /// A number, or `all` that the store knows of, of which there must be one. If too few acknowledge a grant, the lock
+    /// A number, or `all`: every replica that the store knows, at least one. If too few acknowledge a grant, the lock
     /// is given back and dlock exits 69; if too few acknowledge a renewal, it has failed. A failover then loses the lock
     /// less often; see docs/stores.md.
     #[arg(long, value_name = "N|all", value_parser = Replicas::parse, help_heading = "Lock")]

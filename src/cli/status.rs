@@ -1,4 +1,4 @@
-//! What can be said to `dlock status`?
+//! The options of `dlock status` and their help.
 
 use super::duration;
 use super::key::Named;
@@ -12,10 +12,10 @@ Examples:
   # Every lock that is held, cooling, paused or waited for:
   dlock status
 
-  # All about one lock, with those who wait for it:
+  # Everything about one lock, with its waiters:
   dlock status nightly-report
 
-  # Those whose keys look like this (the quotes keep the shell off):
+  # The locks whose keys match (quoted, because of the shell):
   dlock status 'deploy-*'
 
   # Every lock of the last 40 days, with its last run and last success:
@@ -49,8 +49,8 @@ EXIT STATUS
 pub struct Status {
     /// The locks to show; in a pattern * stands for any text, ? for one character
     ///
-    /// One KEY is shown as a record, several as a table. Without KEY, those are shown that are held, cooling, paused or
-    /// waited for; a pattern also shows those that are free and have a history.
+    /// One KEY is shown as a record, several as a table. Without KEY: the locks that are held, cooling, paused or waited
+    /// for. A pattern also shows free locks that have a history.
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
@@ -68,9 +68,9 @@ pub struct Status {
     #[arg(long, conflicts_with = "watch")]
     pub json: bool,
 
-    /// Redraw the table in place, with those who wait under each lock, until q or ^C [default: every second]
+    /// Redraw the table in place, with the waiters under each lock, until q or ^C [default: every second]
     ///
-    /// On a terminal only. When the store does not answer, that is said above what was last seen. KEYs stand before
+    /// On a terminal only. When the store does not answer, a line above the last table says so. KEYs stand before
     /// --watch.
     #[arg(long, value_name = "DUR", num_args = 0..=1, value_parser = interval)]
     pub watch: Option<Option<Duration>>,

@@ -1,5 +1,5 @@
-//! When does a command line make no sense, and how is that said? clap's errors and what clap cannot express become
-//! one line with a hint. Nothing is printed here, and no variable or file is looked at.
+//! Parses the command line, and turns clap's errors, and what clap cannot express, into one line
+//! with a hint. Prints nothing and reads no variable or file.
 
 use super::acquire::Acquire;
 use super::complete::Question;
@@ -11,22 +11,23 @@ use clap::{Args, CommandFactory as _, Parser, ValueEnum as _};
 use std::ffi::OsString;
 use std::time::Duration;
 
-/// What a command line asks for.
+/// A parsed command line.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one, once")]
 pub enum Parsed {
-    /// To run a command.
+    /// Run a command.
     Command(Command),
-    /// To say which keys can be typed next.
+    /// Answer a completion script.
     Complete(Question),
-    /// To print this (help or version) on stdout.
+    /// Print this (help or version) on stdout.
     Print(String),
 }
 
 /// The commands, for messages.
 const COMMANDS: &str = "run, hold, status, history, watch, metrics, acquire, renew, check, wait, release, pause, resume, forget, doctor, completions";
 
-/// Reads a command line; the first argument is the program's name. The error is one line, for status 64.
+/// Parses a command line; the first argument is the program's name. The error is one line, for
+/// status 64.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, String> {
     let mut arguments = leading::moved(arguments.into_iter().collect());
     if arguments.get(1).is_some_and(|word| word == "help") {
@@ -40,7 +41,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
         return Ok(Parsed::Complete(question));
     }
     let command = arguments.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
-    let parsed = match sensible(&command, &arguments) {
+    let parsed = match parse_alone(&command, &arguments) {
         Some(command) => Ok(command),
         None => Cli::try_parse_from(&arguments).map(|cli| cli.command),
     };
@@ -80,28 +81,28 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
     }
 }
 
-/// A line that makes sense, read by the parser of its command alone: to build those of all commands takes a fifth of the
-/// time of a short run. What is to be said of any other line, all of them together say.
-fn sensible(command: &str, arguments: &[OsString]) -> Option<Command> {
-    fn alone<A: Args>(arguments: &[OsString]) -> Option<A> {
+/// Parses a valid line by its command's parser alone, because building the parsers of all commands
+/// takes a noticeable part of a short run. Any other line needs all of them for its error.
+fn parse_alone(command: &str, arguments: &[OsString]) -> Option<Command> {
+    fn parse_args<A: Args>(arguments: &[OsString]) -> Option<A> {
         let parser = A::augment_args(clap::Command::new("")).args_override_self(true);
         A::from_arg_matches(&parser.try_get_matches_from(&arguments[1..]).ok()?).ok()
     }
     match command {
-        "run" => alone(arguments).map(Box::new).map(Command::Run),
-        "hold" => alone(arguments).map(Box::new).map(Command::Hold),
-        "acquire" => alone(arguments).map(Box::new).map(Command::Acquire),
-        "renew" => alone(arguments).map(Command::Renew),
-        "check" => alone(arguments).map(Command::Check),
-        "release" => alone(arguments).map(Command::Release),
-        "wait" => alone(arguments).map(Command::Wait),
-        "status" => alone(arguments).map(Command::Status),
+        "run" => parse_args(arguments).map(Box::new).map(Command::Run),
+        "hold" => parse_args(arguments).map(Box::new).map(Command::Hold),
+        "acquire" => parse_args(arguments).map(Box::new).map(Command::Acquire),
+        "renew" => parse_args(arguments).map(Command::Renew),
+        "check" => parse_args(arguments).map(Command::Check),
+        "release" => parse_args(arguments).map(Command::Release),
+        "wait" => parse_args(arguments).map(Command::Wait),
+        "status" => parse_args(arguments).map(Command::Status),
         _ => None,
     }
 }
 
-/// Whether a shell is to evaluate what is printed, also if the command line makes no sense otherwise: `--export`,
-/// and what may have been meant for it.
+/// Whether a shell will evaluate the output, also if the command line is invalid otherwise:
+/// `--export`, and what looks like it.
 pub fn is_evaluated(arguments: impl IntoIterator<Item = OsString>) -> bool {
     let words = leading::moved(arguments.into_iter().take_while(|word| word != "--").collect());
     let words = words.get(1..).unwrap_or_default();
@@ -111,7 +112,7 @@ pub fn is_evaluated(arguments: impl IntoIterator<Item = OsString>) -> bool {
         && words.iter().any(|word| word == "--export" || word.as_encoded_bytes().starts_with(b"--export="))
 }
 
-/// The format of messages that a command line asks for, also one that makes no sense otherwise.
+/// The message format that a command line asks for, also if it is invalid otherwise.
 pub fn log_format(arguments: impl IntoIterator<Item = OsString>) -> Option<LogFormat> {
     let mut words = arguments.into_iter().take_while(|word| word != "--");
     let mut format = None;
@@ -127,7 +128,7 @@ pub fn log_format(arguments: impl IntoIterator<Item = OsString>) -> Option<LogFo
     format
 }
 
-/// What clap cannot express about `run`.
+/// Checks what clap cannot express about `run`.
 fn check_run(run: &Run) -> Result<(), String> {
     let hidden = &run.hidden;
     if run.slots == Some(None) {
@@ -169,29 +170,29 @@ fn waits(wait: Option<Option<Duration>>) -> bool {
 
 fn check_min_hold(wait: Option<Option<Duration>>, min_hold: Option<Duration>) -> Result<(), String> {
     if waits(wait) && min_hold.is_some_and(|span| !span.is_zero()) {
-        return Err("--min-hold is for runs once a tick and does not go together with --wait".into());
+        return Err("--min-hold is for one run per tick and cannot be combined with --wait".into());
     }
     Ok(())
 }
 
-/// What clap cannot express about `acquire`.
+/// Checks what clap cannot express about `acquire`.
 fn check_acquire(acquire: &Acquire) -> Result<(), String> {
     check_min_hold(acquire.how.wait, acquire.min_hold)?;
     if acquire.busy_exit_code == Some(0) {
-        return Err("-E 0 would have the script go on without the lock; give another number".into());
+        return Err("with -E 0 the script would go on without the lock; give another number".into());
     }
     Ok(())
 }
 
-/// What clap cannot express about `hold`.
+/// Checks what clap cannot express about `hold`.
 fn check_hold(hold: &Hold) -> Result<(), String> {
     if hold.background && hold.busy_exit_code == Some(0) {
-        return Err("-E 0 would have the script go on without the lock; give another number".into());
+        return Err("with -E 0 the script would go on without the lock; give another number".into());
     }
     Ok(())
 }
 
-/// A token says nothing of the lock that it holds.
+/// A token does not name its lock, so it needs a key.
 fn check_token(command: &str, token: bool, key: bool) -> Result<(), String> {
     if token && !key {
         return Err(format!("{command} needs KEY with --token-file; see 'dlock {command} --help'"));
@@ -199,7 +200,7 @@ fn check_token(command: &str, token: bool, key: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// What clap cannot express about `release`.
+/// Checks what clap cannot express about `release`.
 fn check_release(release: &Release) -> Result<(), String> {
     if release.now && !release.force {
         return Err("--now goes with --force: dlock release KEY --force --now".into());
@@ -207,7 +208,7 @@ fn check_release(release: &Release) -> Result<(), String> {
     Ok(())
 }
 
-/// One line for what clap refuses.
+/// One line for an error of clap.
 fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
@@ -215,7 +216,7 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
         _ => None,
     };
     let argument = text(ContextKind::InvalidArg).unwrap_or_default();
-    // "--wait [<DUR>]" and "<KEY>" as clap names them; people say --wait and KEY.
+    // clap names them "--wait [<DUR>]" and "<KEY>"; people say --wait and KEY.
     let name = argument.split([' ', '=']).next().unwrap_or_default().trim_matches(['<', '>', '[', ']', '.']);
     let value = text(ContextKind::InvalidValue).unwrap_or_default();
     let known = COMMANDS.split(", ").any(|known| known == command);
@@ -226,7 +227,11 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
         }
         ErrorKind::InvalidSubcommand => {
             let word = text(ContextKind::InvalidSubcommand).unwrap_or_default();
-            format!("no command '{}'{}; there are {COMMANDS}", short(&word), meant(command_near(&word)))
+            format!(
+                "no command '{}'{}; there are {COMMANDS}",
+                short(&word),
+                did_you_mean(command_near(&word))
+            )
         }
         ErrorKind::UnknownArgument if command == "run" && argument == "--timeout" => {
             "run has no --timeout: waiting is -w, a limit for CMD is --max-run".into()
@@ -234,13 +239,17 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
         ErrorKind::UnknownArgument if !known => match leading::stranger(arguments) {
             None => format!("which command? There are {COMMANDS}; see '{help}'"),
             Some(stranger) => format!(
-                "no option '{}' here; before the command stand only those that every command takes, see '{help}'",
+                "option '{}' cannot stand before the command; only those that every command takes can, see '{help}'",
                 short(&stranger)
             ),
         },
         ErrorKind::UnknownArgument => {
-            let what = if argument.starts_with('-') { "no option" } else { "one operand too many:" };
-            format!("{what} '{}'{}; see '{help}'", short(&argument), meant(option_near(command, &argument)))
+            let what = if argument.starts_with('-') { "no option" } else { "unexpected argument" };
+            format!(
+                "{what} '{}'{}; see '{help}'",
+                short(&argument),
+                did_you_mean(option_near(command, &argument))
+            )
         }
         ErrorKind::InvalidValue if value.is_empty() => format!("{name} needs a value; see '{help}'"),
         ErrorKind::InvalidValue => {
@@ -271,11 +280,11 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
     }
 }
 
-fn meant(near: Option<String>) -> String {
+fn did_you_mean(near: Option<String>) -> String {
     near.map(|near| format!(" (did you mean {near}?)")).unwrap_or_default()
 }
 
-/// The command that was probably meant: a habit from other tools, or a typing error.
+/// The command that was probably meant: a habit from other tools, or a typo.
 fn command_near(word: &str) -> Option<String> {
     let habit = match word {
         "list" | "ls" | "ps" => "status",
@@ -302,16 +311,16 @@ pub fn is_option(name: &str) -> bool {
         .any(|command| command.get_arguments().any(|option| option.get_long() == Some(name)))
 }
 
-/// The known word that was probably meant. That is the only one that starts with `word` (a whole part up to a hyphen counts
-/// first), or else the closest one, if at most one letter in four differs. A looser rule would suggest words that look alike
-/// and mean something else.
+/// The known word that was probably meant: the only one that starts with `word` (first of all up to
+/// a hyphen), else the closest one, if at most one letter in four differs. A looser rule would
+/// suggest words that look alike and mean something else.
 pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    fn only<'a>(mut found: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    fn unique<'a>(mut found: impl Iterator<Item = &'a str>) -> Option<&'a str> {
         found.next().filter(|_| found.next().is_none())
     }
     let known: Vec<&str> = known.collect();
     let begin =
-        |end: &str| only(known.iter().copied().filter(|name| name.starts_with(&format!("{word}{end}"))));
+        |end: &str| unique(known.iter().copied().filter(|name| name.starts_with(&format!("{word}{end}"))));
     let letters = word.chars().count();
     let slips = |name: &str| strsim::damerau_levenshtein(name, word);
     let slipped = || known.iter().copied().min_by_key(|name| slips(name));
@@ -324,7 +333,7 @@ pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&
     }
 }
 
-/// What to write where the word after -w was meant for the command's; nothing where the command stands behind a `--`.
+/// A hint if the word after -w was probably the command; `None` if the command follows a `--`.
 fn command_after_wait(arguments: &[OsString], value: &str) -> Option<String> {
     let is_wait = |word: &OsString| {
         let word = word.to_string_lossy();
@@ -340,7 +349,7 @@ fn command_after_wait(arguments: &[OsString], value: &str) -> Option<String> {
     Some(format!("; if it is the command: {} -- {}", arguments[at].display(), short(&words.join(" "))))
 }
 
-/// The beginning of what somebody typed: enough to recognise it, and still one line.
+/// The start of a typed text: enough to recognise it, and still one line.
 fn short(text: &str) -> String {
     const MOST: usize = 60;
     match text.char_indices().nth(MOST) {
@@ -372,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn the_structs_hold_together() {
+    fn clap_structs_are_valid() {
         Cli::command().debug_assert();
     }
 
@@ -467,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sentences_of_the_contract() {
+    fn documented_hints_are_given() {
         let said = refused(&["run", "-k", "a", "--timeout", "5", "--", "true"]);
         assert!(said.contains("waiting is -w, a limit for CMD is --max-run"), "{said}");
         let said = refused(&["run", "-k", "a", "-n", "--", "true"]);
@@ -484,7 +493,7 @@ mod tests {
         }
         let said = refused(&["run", "-k", "a", "--wait", "7z", "a", "--", "x"]);
         assert!(said.ends_with("--wait -- 7z a -- x"), "{said}");
-        // Here the command is where it belongs, and only the duration is wrong.
+        // Here the command is in its place, and only the duration is wrong.
         let said = refused(&["run", "-k", "a", "-w", "PT5M", "--", "true"]);
         assert!(said.contains("1h30m") && !said.contains("--wait --") && !said.contains("-w --"), "{said}");
         for line in [&["run", "-k", "a", "-n", "echo", "hi"][..], &["acquire", "-k", "a", "-n", "x"]] {
@@ -500,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_meant_is_named_and_nothing_else() {
+    fn only_close_words_are_suggested() {
         for (typed, meant) in [
             ("list", "status"),
             ("ls", "status"),
@@ -540,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn the_separator_may_be_left_out() {
+    fn separator_is_optional() {
         for line in [
             &["-k", "a", "echo", "-n", "--", "-k", "x", "--wiat"][..],
             &["-k", "a", "--", "echo", "-n", "--", "-k", "x", "--wiat"],
@@ -554,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_an_operand_or_follows_k() {
+    fn key_is_an_operand_or_follows_k() {
         for line in [
             &["release", "k"][..],
             &["release", "-k", "k"],
@@ -579,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn other_tools_habits() {
+    fn habits_of_other_tools_work() {
         assert_eq!(run(&["-k", "a", "--conflict-exit-code", "9", "--", "x"]).busy_exit_code, Some(9));
         assert!(run(&["-k", "a", "-e", "--", "x"]).exclusive);
         assert!(run(&["-k", "a", "-x", "--", "x"]).exclusive);

@@ -1,4 +1,4 @@
-//! What can be said to `dlock wait`?
+//! The options of `dlock wait` and their help.
 
 use super::duration;
 use super::key::{NAMED, Named};
@@ -12,14 +12,14 @@ Examples:
   # Until the deployment is over, ten minutes at most:
   dlock wait deploy -w 10m
 
-The lock is not taken: somebody else may have it the moment after. A lock that
+The lock is not taken: another may take it the moment after. A lock that
 is kept by --min-hold after its run has ended is not free yet. Several locks are
 waited for one after the other. To wait for a lock and then take it, use
 'dlock run -w', which also keeps a place in the queue.
 
 A KEY with * or ? means the keys that the store knows at that moment: those in
 use, and those with a history. \\* and \\? stand for the characters themselves.
-Where there is none, dlock says that there is nothing to wait for, and exits 0.
+If there is none, dlock says that there is nothing to wait for, and exits 0.
 
 EXIT STATUS
     0  each lock was seen free

@@ -1,4 +1,4 @@
-//! What can be said to `dlock watch`? The struct that clap fills, and its help.
+//! The options of `dlock watch` and their help.
 
 use super::key::Named;
 use super::options::Common;
@@ -10,26 +10,25 @@ Examples:
   # What happens to every lock under the prefix, from now on:
   dlock watch
 
-  # A program that is told of each run that failed:
+  # The runs that failed, for a program:
   dlock watch report --json | jq -c 'select(.exit_status > 0 or .signal
     or (.event | IN(\"crashed\", \"expired\", \"lost\", \"timeout\",
     \"stopped\", \"forced\")))'
 
-The events: waiting, left (the queue, without the lock), busy (who did not
-wait and was refused; nobody knows who), granted, released, crashed (dlock was
-killed, and its guard gave the lock back), timeout (--max-run), stopped (an
-operator asked for it), superseded (a newer run with --replace did, or sent it
-home from the queue), lost, expired, forced (an operator took it away), ended
-(how is not known any more).
+The events: waiting, left (the queue, without the lock), busy (a run without
+--wait was refused; its owner is not known), granted, released, crashed (dlock
+was killed, and its guard gave the lock back), timeout (--max-run), stopped (an
+operator asked for it), superseded (a newer run with --replace took its place),
+lost, expired, forced (an operator took it away), ended (how is not known any
+more).
 Without KEY, a lock that is new in the store is noticed within two seconds, or
-later where listing the store takes long; what happened to it until then is
-told all the same.
+later if listing the store takes long. What happened to it before is shown, too.
 
-When the store goes away, dlock says so once, and goes on when it is back. What
-happened meanwhile is told as far as the log of the last 64 ends goes.
+If the store does not answer, dlock says so once, and goes on when it is back.
+Events in between are shown as far as the log of the last 64 ends has them.
 
 EXIT STATUS
-    0  ended by INT or TERM, or nobody reads any more
+    0  ended by INT or TERM, or the reader of its output has gone
    64  the command line makes no sense
    69  the store cannot be reached, or refused, at first contact
    74  output could not be written

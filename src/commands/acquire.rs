@@ -1,5 +1,6 @@
-//! How does a script get a lock that it manages itself? It is taken as `run` takes it, by the same queue; then nobody
-//! keeps it but whoever has the token, until the lease ends. Renewing and giving back are commands of their own.
+//! `dlock acquire`: takes a lock for a script, through the same queue as `run`. Then nothing renews
+//! it but the owner of the token; the lock is free when the lease ends. Renewing and giving back
+//! are separate commands.
 
 use super::context::{Context, riding_out};
 use super::env::environment;
@@ -28,12 +29,12 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-/// A dlock that is told to end while it waits takes this long at most to leave the queue (I9).
+/// Longest time for leaving the queue when a waiting dlock must end (I9).
 const LEAVING: Duration = Duration::from_millis(60);
-/// How long one that fails takes at most to give back what it may have got.
-const CLEARING: Duration = Duration::from_millis(250);
-/// How long it takes at most to note that the lock was not had.
-const NOTING: Duration = Duration::from_millis(250);
+/// Longest time for giving back after a failure what may have been granted.
+const GIVE_BACK_WITHIN: Duration = Duration::from_millis(250);
+/// Longest time for recording a refusal.
+const RECORD_WITHIN: Duration = Duration::from_millis(250);
 
 pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
     context.say_default();
@@ -54,7 +55,7 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
     let until = Until::from_now(wanted(flags));
     let since = Moment::now();
     let token = Token::random().map_err(|error| {
-        Error::Internal(format!("the system has no random bytes: {error}; the lock is not acquired"))
+        Error::Internal(format!("the system gave no random bytes: {error}; the lock is not acquired"))
     })?;
     // Before the store is opened, which may start a thread.
     let signals = Signals::take(&supervise::ENDING)?;
@@ -88,17 +89,17 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
     Acquiring { context: &context, flags, ttl, since, asked, request, line }.go(&foreground)
 }
 
-/// What the thread that talks to the store tells.
+/// What the worker thread, which talks to the store, reports.
 enum Learned {
-    /// What it learned on the way.
+    /// News of the wait.
     Report(Report),
-    /// The store cannot be asked yet.
+    /// The store cannot be reached yet.
     Trouble(Error),
-    /// The lock is ours, and no process's.
+    /// The lock is granted and no longer bound to this process.
     HandedOver(Grant, Moment),
-    /// It was not had, and nothing is left of it in the store.
+    /// The lock was not obtained, and nothing is left in the store.
     Missed(Report),
-    /// It was not even asked for.
+    /// The request was refused before the store was asked for the lock.
     Refused(Error),
 }
 
@@ -114,7 +115,7 @@ impl Asking {
         let (store, began) = (&mut *store, Moment::now());
         if request.until != Until::No {
             let trouble = |error: &store::Error| tell(Learned::Trouble(error.clone().into()));
-            riding_out(request.until, trouble, || self.refuse_to_wait_for_oneself(store))?;
+            riding_out(request.until, trouble, || self.refuse_to_wait_for_own_hold(store))?;
         }
         store.prepare(&request.ask.token).map_err(|error| context.with_origin(error))?;
         let mut last = None;
@@ -124,8 +125,8 @@ impl Asking {
         });
         let last = match last {
             Some(Report::Granted { grant, sent }) => {
-                let by = Moment::now().after(request.op_timeout);
-                match store.hand_over(&request.names, &request.ask.token, by) {
+                let deadline = Moment::now().after(request.op_timeout);
+                match store.hand_over(&request.names, &request.ask.token, deadline) {
                     Ok(()) => return Ok(Learned::HandedOver(grant, sent)),
                     Err(error) => Report::Failed(error),
                 }
@@ -137,19 +138,19 @@ impl Asking {
             let waited = Some(Moment::now().since(began)).filter(|_| request.until != Until::No);
             if let Some(name) = request.names.as_slice().get(blocker.at) {
                 let refusal = Refusal::busy(&request.ask.owner, blocker, waited);
-                // Nothing depends on it.
+                // Nothing depends on this record.
                 let _unnoted =
-                    store.refuse(name, &refusal, Moment::now().after(NOTING.min(request.op_timeout)));
+                    store.refuse(name, &refusal, Moment::now().after(RECORD_WITHIN.min(request.op_timeout)));
             }
         } else {
-            // A request may have arrived although no answer came.
-            clear_up(store, request, CLEARING);
+            // A request may have arrived without an answer.
+            give_back_quietly(store, request, GIVE_BACK_WITHIN);
         }
         Ok(Learned::Missed(last))
     }
 
-    /// Whether waiting would be for what a process around this one holds.
-    fn refuse_to_wait_for_oneself(&self, store: &mut dyn Store) -> Result<(), Error> {
+    /// Refuses to wait for a lock that a parent of this process holds.
+    fn refuse_to_wait_for_own_hold(&self, store: &mut dyn Store) -> Result<(), Error> {
         let (holds, settings) = (Holds::of_process(), &self.context.settings);
         for key in &self.keys {
             for held in holds.of_key(settings, key) {
@@ -162,13 +163,13 @@ impl Asking {
                 };
                 if !joins {
                     let instead = match held.by {
-                        By::Run => "it ends with this job, which runs under it already".into(),
+                        By::Run => "this job runs under it already, and it ends with the job".into(),
                         By::Acquire | By::Hold => {
                             format!("'dlock release {}' gives it back", word(key.as_str()))
                         }
                     };
                     return Err(Error::Usage(format!(
-                        "this process itself holds {key} in {} ({}), and would wait for its own end; {instead}",
+                        "this process itself holds {key} in {} ({}), and would wait for itself; {instead}",
                         settings.store, proof.mode
                     )));
                 }
@@ -178,11 +179,11 @@ impl Asking {
     }
 }
 
-/// Gives back what the token may have, and its place in the queue. What does not succeed ends by itself: an unconfirmed
-/// grant and a place in the queue within seconds, a hold with its lease.
-fn clear_up(store: &mut dyn Store, request: &Request, within: Duration) {
-    let (by, end) = (Moment::now().after(within), End { ran: Ran::No, job: None, once_per: false });
-    let _ends_by_itself = give_back(store, &request.names, &request.ask.token, &end, by);
+/// Gives back the hold or the place in the queue that the token may have. On failure both end by
+/// themselves: an unconfirmed grant and a place in the queue within seconds, a hold with its lease.
+fn give_back_quietly(store: &mut dyn Store, request: &Request, within: Duration) {
+    let (deadline, end) = (Moment::now().after(within), End { ran: Ran::No, job: None, once_per: false });
+    let _ends_by_itself = give_back(store, &request.names, &request.ask.token, &end, deadline);
 }
 
 struct Acquiring<'a> {
@@ -209,26 +210,27 @@ impl Acquiring<'_> {
                     self.line.announce(What::Trouble, &format!("{error}; still waiting, trying again"));
                 }
                 ControlFlow::Continue(Learned::HandedOver(grant, sent)) => return self.deliver(grant, sent),
-                ControlFlow::Continue(Learned::Missed(report)) => return self.missed(report),
+                ControlFlow::Continue(Learned::Missed(report)) => return self.not_obtained(report),
                 ControlFlow::Continue(Learned::Refused(error)) => return Err(error.into()),
             }
         }
     }
 
-    /// On a connection of its own, and in a thread that is not waited for: the store may not answer.
+    /// Gives back on a new connection, and on a thread that may be left behind: the store may not
+    /// answer.
     fn leave(&self, within: Duration) {
         let (context, request) = (self.context.clone(), self.request.clone());
         let (done, left) = channel();
         let _without = thread::Builder::new().name("dlock-leave".into()).spawn(move || {
             if let Ok(mut store) = context.open() {
-                clear_up(&mut *store, &request, within);
+                give_back_quietly(&mut *store, &request, within);
             }
             let _not_waited_for = done.send(());
         });
         let _late = left.recv_timeout(within);
     }
 
-    fn missed(&mut self, report: Report) -> anyhow::Result<Exit> {
+    fn not_obtained(&mut self, report: Report) -> anyhow::Result<Exit> {
         Err(match report {
             Report::Busy(blocker) => {
                 self.busy(&blocker);
@@ -240,7 +242,7 @@ impl Acquiring<'_> {
             )),
             Report::TooSlow => {
                 let (store, ttl) = (&self.asked.store, span(self.ttl.get()));
-                let text = format!("{store} answers too slowly for a lease of {ttl} (--ttl)");
+                let text = format!("{store} answers too slowly for a lease of {ttl}: give a longer --ttl");
                 self.failed(store::Error::Unavailable(text))
             }
             Report::Failed(error) => self.failed(error),
@@ -249,7 +251,7 @@ impl Acquiring<'_> {
         .into())
     }
 
-    /// What is learned on the way.
+    /// Prints news of the wait.
     fn hear(&mut self, report: Report) {
         match report {
             Report::Waiting(waiting) => {
@@ -267,7 +269,7 @@ impl Acquiring<'_> {
         }
     }
 
-    /// The lock is ours: once that is printed it is the script's.
+    /// Prints the hold. From then on it belongs to the script.
     fn deliver(mut self, grant: Grant, sent: Moment) -> anyhow::Result<Exit> {
         let ask = &self.request.ask;
         let until = sent.after(ask.ttl);
@@ -292,8 +294,8 @@ impl Acquiring<'_> {
         };
         self.line.clear();
         if let Err(error) = text.and_then(|text| output::deliver(&text)) {
-            // Nobody else knows the token.
-            self.leave(CLEARING);
+            // The script did not get the token.
+            self.leave(GIVE_BACK_WITHIN);
             return Err(error.into());
         }
         self.acquired(until);
@@ -328,14 +330,14 @@ impl Acquiring<'_> {
         let file = if self.flags.export { "" } else { " --token-file FILE" };
         let (key, each) = match &*self.asked.keys {
             [key] => (word(key.as_str()), ""),
-            // One word gives the whole hold back only where DLOCK_HELD tells of it.
+            // One command gives the whole hold back only if DLOCK_HELD lists it.
             [first, ..] if self.flags.export => (word(first.as_str()), ""),
-            _ => ("KEY".into(), ", each of its keys for itself"),
+            _ => ("KEY".into(), ", once for each key"),
         };
         let left = until.left();
         let now = output::time::now();
         let at = local(now.saturating_add(output::time::millis(left)), now);
-        // Who said in a log that it waits says there that this is over.
+        // If the log says that dlock waits, it must also say that the wait is over.
         let (kind, after) = match self.line.has_announced() {
             true => (Kind::Note, format!(" after {},", span(Moment::now().since(self.since)))),
             false => (Kind::Done, String::new()),

@@ -1,9 +1,9 @@
-//! Is the lock that this process runs under still held? One question to the store, for use right before a step that must
-//! not be done twice. Renews nothing.
+//! `dlock check`: asks the store once whether the lock that this process runs under is still held,
+//! right before an action that must not run twice. Renews nothing.
 
-use super::claim::Claim;
 use super::context::Context;
 use super::held::Holds;
+use super::hold_ref::HoldRef;
 use crate::cli;
 use crate::exit::Exit;
 use crate::output::time::span;
@@ -11,7 +11,7 @@ use crate::output::{Kind, Printer, What};
 
 pub fn check(context: &Context, flags: &cli::check::Check, printer: &mut Printer) -> anyhow::Result<Exit> {
     let (key, file) = (flags.key.as_ref(), flags.token_file.as_deref());
-    let claim = Claim::meant(context, &flags.common, key, file, Holds::current)?;
+    let claim = HoldRef::meant(context, &flags.common, key, file, Holds::current)?;
     *printer = claim.context.printer.clone();
     let proof = claim.verify()?.ok_or_else(|| claim.is_over())?;
     let text = format!("{} is held, for {} more", claim.place(), span(proof.lease));

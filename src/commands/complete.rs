@@ -1,5 +1,6 @@
-//! Which keys can stand where the cursor is? Asked by the completion scripts, on every press of TAB: so it never says
-//! anything but keys, and gives up in time, whatever the store does. Where it cannot know, it knows none.
+//! Lists the keys that can complete the word at the cursor. The completion scripts call this on
+//! every press of TAB, so it prints nothing but keys and ends in time, whatever the store does. If
+//! it cannot find out, it prints none.
 
 use super::context::Context;
 use crate::cli::complete::{CommandLine, Partial, Question, Shell};
@@ -14,12 +15,14 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// How long the store has. With the start of the process it stays under 300 ms, which is still at once for a person.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// Time for the store. With the start of the process this stays under 300 ms, which feels
+/// immediate.
+const STORE_WITHIN: Duration = Duration::from_millis(250);
 
-/// Prints the keys, one a line. [`Exit::No`] if none goes here, so that the script completes what else may.
+/// Prints the keys, one a line. Returns [`Exit::No`] if no key fits here, so that the script
+/// completes something else.
 pub fn complete(question: &Question) -> Result<Exit, Error> {
-    let by = Moment::now().after(PATIENCE);
+    let deadline = Moment::now().after(STORE_WITHIN);
     let line = CommandLine::read(&question.line);
     let partial = match (question.shell, line.key.clone()) {
         (Shell::Bash, None) => return Ok(Exit::No),
@@ -27,9 +30,10 @@ pub fn complete(question: &Question) -> Result<Exit, Error> {
         (Shell::Other, _) => None,
     };
     let (found, keys) = mpsc::channel();
-    // Left behind when its time is over; the process ends all the same.
-    let asking = thread::Builder::new().spawn(move || found.send(keys_of(&line, by)));
-    let keys = asking.ok().and_then(|_| keys.recv_timeout(by.left()).ok().flatten()).unwrap_or_default();
+    // Left behind when the time is over; the process ends all the same.
+    let asking = thread::Builder::new().spawn(move || found.send(keys_of(&line, deadline)));
+    let keys =
+        asking.ok().and_then(|_| keys.recv_timeout(deadline.left()).ok().flatten()).unwrap_or_default();
     let lines = keys.iter().filter_map(|key| match &partial {
         Some(partial) => for_bash(key, partial, &question.word),
         None => Some(key.clone()),
@@ -38,8 +42,8 @@ pub fn complete(question: &Question) -> Result<Exit, Error> {
     Ok(Exit::Ok)
 }
 
-/// The keys of which the store that the line names has any record.
-fn keys_of(line: &CommandLine, by: Moment) -> Option<Vec<String>> {
+/// The keys that the store named on the line has any record of.
+fn keys_of(line: &CommandLine, deadline: Moment) -> Option<Vec<String>> {
     if line.expands {
         return None;
     }
@@ -50,27 +54,27 @@ fn keys_of(line: &CommandLine, by: Moment) -> Option<Vec<String>> {
         }
     }
     let mut settings = Settings::resolve(&line.common, &environment).ok()?;
-    settings.connect_timeout = settings.connect_timeout.min(by.left());
-    settings.op_timeout = settings.op_timeout.min(by.left());
+    settings.connect_timeout = settings.connect_timeout.min(deadline.left());
+    settings.op_timeout = settings.op_timeout.min(deadline.left());
     if let Location::File { dir } = &settings.store.place
         && !dir.is_dir()
     {
-        // It would be made.
+        // Opening the store would make the directory.
         return None;
     }
     let context = Context { printer: Printer::new(&settings), settings };
     let mut store = context.open().ok()?;
     let names = store.find(&context.settings.prefix, Which::Recent).ok()?.names;
     let mut keys: Vec<String> = names.iter().map(|name| name.key().to_owned()).collect();
-    // What would be escaped on the screen could not be typed back from it.
+    // A key that is escaped on the screen could not be typed back from it.
     keys.retain(|key| escaped(key) == *key);
     Some(keys)
 }
 
-/// What bash is to put in place of `word`, if the key begins as what is typed does.
+/// The text that bash puts in place of `word`, if the key begins with what is typed.
 fn for_bash(key: &str, partial: &Partial, word: &str) -> Option<String> {
     key.strip_prefix(partial.text.as_str())?;
-    // Bash breaks words at : and =, and replaces only what is behind the last one.
+    // Bash breaks words at : and =, and replaces only what follows the last one.
     let typed = format!("{}{}", partial.lead, partial.text);
     let word = word.trim_start_matches(['"', '\'', ':', '=']);
     let kept = if word.is_empty() {
@@ -97,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bash_replaces_what_it_takes_for_a_word() {
+    fn bash_gets_the_rest_of_its_own_word() {
         for (line, word, expected) in [
             ("dlock status d", "d", Some("db:the\\ big\\ one")),
             ("dlock status db:t", "t", Some("the\\ big\\ one")),

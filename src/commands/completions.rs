@@ -1,6 +1,6 @@
-//! How does a shell learn dlock's words? Prints the script that clap_complete makes from the command line's structs,
-//! with what asks dlock itself for keys put in where the structs say that one goes. Which keys there are, and where the
-//! cursor is, is answered in `complete`.
+//! `dlock completions`: prints the script that clap_complete makes from the command line's structs,
+//! and makes it ask dlock for keys where an argument is a key. `complete` answers which keys there
+//! are.
 
 use crate::cli::complete::is_key;
 use crate::cli::{Cli, Completions, Shell};
@@ -9,9 +9,9 @@ use crate::exit::Exit;
 use crate::output;
 use clap::CommandFactory;
 
-/// What bash is to call in place of the generated function. A broken script must not keep a shell from completing, so
-/// whatever goes wrong here leads to the generated one. dlock is looked for in PATH: the word on the line may be
-/// anybody's program of that name, and TAB must not run it.
+/// What bash calls instead of the generated function. A broken script must not keep a shell from
+/// completing, so on any failure this calls the generated function. dlock is looked up in PATH: the
+/// word on the line may be any program of that name, and TAB must not run it.
 const BASH: &str = r#"
 _dlock_keys() {
     local keys
@@ -63,7 +63,7 @@ pub fn script(shell: Shell) -> Result<String, Error> {
     })
 }
 
-/// The generated function is kept, and called for everything that is no key.
+/// Keeps the generated function, which is called for everything that is not a key.
 fn bash(generated: &str) -> String {
     let text = generated.replace("complete -F _dlock ", "complete -F _dlock_keys ");
     match text.rfind("\nif [[ \"${BASH_VERSINFO[0]}\"") {
@@ -72,7 +72,7 @@ fn bash(generated: &str) -> String {
     }
 }
 
-/// An argument's action is what stands behind its last colon; that of a key is the empty choice.
+/// An argument's action follows its last colon; a key's is empty.
 fn zsh(generated: &str) -> String {
     let keys: Vec<String> = Cli::command()
         .get_subcommands()
@@ -94,7 +94,7 @@ fn zsh(generated: &str) -> String {
     text
 }
 
-/// One more line for each place; fish joins the lines of an option.
+/// Adds a line for each argument; fish joins the lines of an option.
 fn fish(mut text: String) -> String {
     text.push_str(FISH);
     for command in Cli::command().get_subcommands() {

@@ -1,10 +1,10 @@
-//! What does every command have? The settings, who prints, and what follows from both: how long the store has, what a lock
-//! is called there, and how its errors are told. How the store is opened is in `stores`.
+//! What every command has: the settings and the printer, and with them the deadline for the store,
+//! the full names of locks, and errors with their origin. `stores` opens the store.
 
 use super::held::{Held, Holds};
 use crate::cli::Common;
 use crate::clock::{self, Moment};
-use crate::config::reach::PasswordAt;
+use crate::config::job_env::PasswordAt;
 use crate::config::{Environment, Settings, Source};
 use crate::error::Error;
 use crate::lease::{RIDE_OUT_PAUSE, Until};
@@ -14,7 +14,7 @@ use crate::output::{Kind, Printer, What};
 use crate::rules::Proof;
 use crate::store::{self, Store};
 
-/// The settings of a command, and who prints.
+/// The settings and the printer of a command.
 #[derive(Debug, Clone)]
 pub struct Context {
     pub settings: Settings,
@@ -22,7 +22,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// Resolves the settings, and says what is to be said about them. `key` is what the command is about.
+    /// Resolves the settings and prints warnings about them. `key` is what the command is about.
     pub fn new(common: &Common, key: Option<&Key>) -> Result<Self, Error> {
         let settings = Settings::resolve(common, &Environment::of_process())?;
         let printer = Printer::new(&settings).about(key);
@@ -35,25 +35,25 @@ impl Context {
         Ok(Self { settings, printer })
     }
 
-    /// The same command in another place.
+    /// The same command for another store.
     pub fn at(&self, settings: Settings) -> Self {
         Self { printer: self.printer.clone().at(&settings), settings }
     }
 
-    /// Says that nobody named the store in which something is about to be locked, and how to.
+    /// Warns that no setting names the store in which something is about to be locked, and how to
+    /// name it.
     pub fn say_default(&mut self) {
         let store = &mut self.settings.store;
         if store.source == Source::Default {
             let text = format!(
-                "nothing names a store, so it is {store}, which on another machine is another server; name one by \
-                 --store, DLOCK_STORE or store = \"URL\" in /etc/dlock.toml, even if it is this one"
+                "no setting names a store, so {store} is used, which is a different server on each machine; name one with --store, DLOCK_STORE or store = \"URL\" in /etc/dlock.toml, even if it is this one"
             );
             self.printer.say(Kind::Warning, What::Setting, &text);
             store.default_is_said = true;
         }
     }
 
-    /// Until when a question that is asked now has to be answered, connecting included.
+    /// The deadline for a request that is made now, connecting included.
     pub fn deadline(&self) -> Moment {
         Moment::now().after(self.settings.connect_timeout + self.settings.op_timeout)
     }
@@ -70,12 +70,12 @@ impl Context {
         Ok(Names::new(first, names))
     }
 
-    /// What the store says of a hold that DLOCK_HELD claims; nothing if it is none any more.
+    /// Asks the store about a hold that DLOCK_HELD claims; `None` if it is no longer held.
     pub fn verify(&self, store: &mut dyn Store, held: &Held) -> Result<Option<Proof>, Error> {
         self.prove(store, &held.names().map_err(Error::Usage)?, &held.token, &listed(&held.keys))
     }
 
-    /// Whether a token holds these locks, whose `keys` messages name.
+    /// Asks the store whether a token holds these locks. `keys` names them in messages.
     pub fn prove(
         &self,
         store: &mut dyn Store,
@@ -85,31 +85,31 @@ impl Context {
     ) -> Result<Option<Proof>, Error> {
         let proof = store.prove(names, token, self.deadline());
         Ok(proof
-            .map_err(|error| self.unsure(error, &format!("whether {keys} is still held is not known")))?)
+            .map_err(|error| self.unsure(error, &format!("it is unknown whether {keys} is still held")))?)
     }
 
-    /// An error of the store, with where the store was set.
+    /// Adds to a store error which setting named the store.
     pub fn with_origin(&self, error: store::Error) -> store::Error {
         let store = &self.settings.store;
         let is_withheld = |held: &Held| held.access.password == PasswordAt::Elsewhere;
         let is_inside = || Holds::of_process().here(&self.settings).any(is_withheld);
         let hint = match &error {
             store::Error::Denied(_) if store.credentials.is_none() && is_inside() => {
-                "; the dlock around this job was told the password in a way that does not reach in here: give it by \
-                 --password-file out there"
+                "; the surrounding dlock run got the password in a way that its job does not inherit: give it --password-file there"
             }
             _ => "",
         };
         error.map(|text| format!("{text} ({}){hint}", store.origin()))
     }
 
-    /// The same, and what is not known because of it.
+    /// The same, and what is unknown because of the error.
     pub fn unsure(&self, error: store::Error, what: &str) -> store::Error {
         self.with_origin(error).map(|text| format!("{text}; {what}"))
     }
 }
 
-/// Asks again while the store cannot be reached, as long as one would wait for the lock; `trouble` hears of it once.
+/// Asks again while the store cannot be reached, as long as the caller would wait for the lock.
+/// Calls `trouble` once.
 pub fn riding_out<T>(
     until: Until,
     mut trouble: impl FnMut(&store::Error),

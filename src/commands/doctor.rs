@@ -1,5 +1,5 @@
-//! Is this store fit to hold locks? Has the store probed, has what was found judged, prints. What is good is decided in
-//! `judge`, which knows no store; what is found out, in the stores' `probe`.
+//! `dlock doctor`: probes the store, judges the facts and prints the findings. `judge` decides what
+//! is good and knows no store; the stores' `probe` modules find the facts.
 
 use super::context::Context;
 use super::stores::Made;
@@ -47,7 +47,7 @@ pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
     Ok(exit(&findings, flags))
 }
 
-/// Has everything probed that the store is made of.
+/// Probes every part of the store.
 fn survey(context: &Context) -> Result<Survey, Error> {
     let Settings { prefix, store, .. } = &context.settings;
     let probed =
@@ -80,7 +80,7 @@ fn survey(context: &Context) -> Result<Survey, Error> {
     })
 }
 
-/// What goes to other machines in clear.
+/// What goes to other machines unencrypted.
 fn clear(settings: &Settings) -> Option<judge::Clear> {
     let store = &settings.store;
     let hosts: Vec<String> = store.place.in_clear().into_iter().map(Host::to_string).collect();
@@ -96,12 +96,13 @@ fn clear(settings: &Settings) -> Option<judge::Clear> {
     (is_secret && !hosts.is_empty()).then(|| judge::Clear { hosts: hosts.join(", "), tls })
 }
 
-/// The files that the settings lead to, with their permission bits. One that is gone by now does not count.
+/// The files that the settings name, with their permission bits. A file that no longer exists is
+/// left out.
 fn files(settings: &Settings) -> Vec<judge::SettingsFile> {
     let file = |(path, sensitivity): &(std::path::PathBuf, Sensitivity)| {
         let found = std::fs::metadata(path).ok()?;
         let mode = found.permissions().mode();
-        // What is no file (/dev/fd/3, a pipe) is nobody else's to read.
+        // What is not a regular file (/dev/fd/3, a pipe) cannot be read by others.
         found.is_file().then(|| judge::SettingsFile { path: path.clone(), sensitivity: *sensitivity, mode })
     };
     settings.files.iter().filter_map(file).collect()

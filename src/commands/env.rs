@@ -1,15 +1,15 @@
-//! What does a command find in its environment that runs under a lock, or a script that acquired one? The names of its hold,
-//! and the settings by which a dlock in there reaches the same store.
+//! The environment of a command under a lock, or of a script that acquired one: the names of its
+//! hold, and the settings by which a dlock inside reaches the same store.
 
 use super::held::{self, Held, Holds};
 use crate::config::Settings;
 use crate::lock::{Fence, Key, Token};
 use std::ffi::OsString;
 
-/// Variables to set, or to unset.
+/// Variables to set, or to unset (`None`).
 pub type Changes = Vec<(OsString, Option<OsString>)>;
 
-/// The variables of a hold of its own of these `keys`, inside other `holds`.
+/// The variables for a new hold of these `keys`, inside other `holds`.
 pub fn environment(
     settings: &Settings,
     keys: &[Key],
@@ -19,11 +19,12 @@ pub fn environment(
 ) -> Changes {
     let mut changes = of_hold(keys, &held.token, held.fence, slot);
     changes.push(set(held::VARIABLE, &holds.with(held.clone()).to_string()));
-    changes.extend(reach(settings));
+    changes.extend(settings_for_the_store(settings));
     changes
 }
 
-/// The variables of a run of these `keys` under a hold of the job around, which DLOCK_HELD has already.
+/// The variables for a run of these `keys` under a hold of the parent job, which DLOCK_HELD lists
+/// already.
 pub fn environment_inside(
     settings: &Settings,
     keys: &[Key],
@@ -32,7 +33,7 @@ pub fn environment_inside(
     slot: Option<u32>,
 ) -> Changes {
     let mut changes = of_hold(keys, token, fence, slot);
-    changes.extend(reach(settings));
+    changes.extend(settings_for_the_store(settings));
     changes
 }
 
@@ -47,7 +48,7 @@ fn of_hold(keys: &[Key], token: &Token, fence: Fence, slot: Option<u32>) -> Chan
     ]
 }
 
-fn reach(settings: &Settings) -> impl Iterator<Item = (OsString, Option<OsString>)> {
+fn settings_for_the_store(settings: &Settings) -> impl Iterator<Item = (OsString, Option<OsString>)> {
     settings.environment().into_iter().map(|(name, value)| (name.into(), value))
 }
 

@@ -1,27 +1,27 @@
-//! Why did a hold end, or who asks for its end? Read from what the store shows of the locks afterwards: the renewal itself
-//! says only that it is so. Asks nobody.
+//! Finds out why a hold ended or who asked for its end, from what the store shows of the locks: the
+//! renewal itself says only that it happened. Makes no request.
 
 use crate::lock::{Fence, Owner};
 use crate::output::owner::{because, who};
 use crate::rules::{LoggedEnd, Outcome};
 use crate::store::View;
 
-/// What the store knows of the hold with one fence.
+/// What the store knows of the hold with a given fence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Fate {
-    /// It did not say.
+    /// The store did not say.
     #[default]
     Unknown,
     /// The hold is there, and somebody may have asked for its end.
     Held(Option<Owner>),
-    /// So it ended.
+    /// It ended, as the log records it.
     Ended(Box<LoggedEnd>),
-    /// There is no trace of it: the store has lost its memory. Somebody else may hold the lock by now.
+    /// The store has no trace of it, so it has lost its data. Another may hold the lock by now.
     Forgotten(Option<Owner>),
 }
 
 impl Fate {
-    /// Of several locks, of the one that says most.
+    /// The fate of the hold; of several locks, from the one that says most.
     pub fn of(views: &[View], fence: Fence) -> Self {
         let each = views.iter().map(|view| {
             if let Some(end) = view.log.iter().find(|end| end.fence == fence) {
@@ -42,7 +42,7 @@ impl Fate {
         each.max_by_key(weight).unwrap_or(Self::Unknown)
     }
 
-    /// Who asked for the end, or took the lock away.
+    /// Who asked for the end or took the lock away.
     pub fn by(&self) -> Option<&Owner> {
         match self {
             Self::Held(by) => by.as_ref(),
@@ -51,7 +51,7 @@ impl Fate {
         }
     }
 
-    /// How a lock was lost that its holder does not have any more, as a clause.
+    /// How the lock was lost, as a clause.
     pub fn clause(&self) -> Option<String> {
         Some(match self {
             Self::Unknown | Self::Held(_) => return None,
@@ -70,7 +70,7 @@ impl Fate {
     }
 }
 
-/// Who it was and why, at the beginning of a sentence.
+/// Who it was and why, as the start of a sentence.
 pub fn person(by: Option<&Owner>) -> String {
     by.map_or_else(|| "an operator".into(), |by| format!("{}{}", who(by), because(by)))
 }

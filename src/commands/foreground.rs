@@ -1,9 +1,11 @@
-//! How does a command without a job wait, and stay interruptible? A worker thread talks to the store, which may hang, and
-//! sends what it learns. The main thread takes that, the signals and the time, and decides: so a signal is heeded at once,
-//! whatever the store does. What a signal means, the command says.
+//! Waits in a command without a job, and stays interruptible. A worker thread talks to the store,
+//! which may hang, and sends what it learns. The main thread receives that, the signals and
+//! timeouts, so it acts on a signal at once, whatever the store does. The command decides what a
+//! signal means.
 //!
-//! `run` and the commands here read signals from a signalfd: they must know which signal came, to pass it on or to die of
-//! the same. The handler of the crate ctrlc does not say which, so only `watch` uses it, which just has to end.
+//! `run` and these commands read signals from a signalfd: they must know which signal came, to
+//! relay it or to die of it. The handler of the crate ctrlc does not say which, so only `watch`
+//! uses it, which just has to end.
 
 use crate::clock::{Moment, Timer};
 use crate::error::Error;
@@ -20,19 +22,19 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
 
-/// Signals that come in to be read, but those that dlock's caller had it ignore.
+/// Signals read from a signalfd, without those that dlock's caller had it ignore.
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// To be called before any thread, of which there may be one as soon as a store is opened.
+    /// Must be called before any thread starts; opening a store may start one.
     pub fn take(signals: &[i32]) -> Result<Self, Error> {
-        let heeded: Vec<i32> = signals.iter().copied().filter(|signal| !sys::ignored(*signal)).collect();
-        sys::block(SignalSet::of(&heeded));
-        Ok(Self(sys::signalfd(SignalSet::of(&heeded)).map_err(|error| cannot("take signals", &error))?))
+        let not_ignored: Vec<i32> = signals.iter().copied().filter(|signal| !sys::ignored(*signal)).collect();
+        sys::block(SignalSet::of(&not_ignored));
+        Ok(Self(sys::signalfd(SignalSet::of(&not_ignored)).map_err(|error| cannot("take signals", &error))?))
     }
 }
 
-/// What the main thread waits with.
+/// The main thread's side.
 pub struct Foreground<T> {
     signals: Signals,
     learned: Receiver<T>,
@@ -43,19 +45,19 @@ pub struct Foreground<T> {
 pub enum News<T> {
     Signal(i32),
     Learned(T),
-    /// The descriptor that was given is ready.
+    /// The descriptor that was passed is ready.
     Ready,
     Nothing,
 }
 
-/// What the worker tells by.
+/// The worker's side.
 pub struct Teller<T> {
     told: Sender<T>,
     wake: Arc<EventFd>,
 }
 
 impl<T> Teller<T> {
-    /// Tells the main thread; nothing happens if that does not listen any more.
+    /// Sends to the main thread. Without effect if that does not listen any more.
     pub fn tell(&self, what: T) {
         let _ended = self.told.send(what);
         self.wake.notify();
@@ -69,7 +71,7 @@ impl<T> Drop for Teller<T> {
 }
 
 impl<T: Send + 'static> Foreground<T> {
-    /// Starts the worker. It is left behind when the main thread has heard enough.
+    /// Starts the worker. It is left behind when the main thread is done.
     pub fn start(signals: Signals, work: impl FnOnce(&Teller<T>) + Send + 'static) -> Result<Self, Error> {
         let start = || {
             let (wake, timer) = (Arc::new(EventFd::new()?), Timer::new()?);
@@ -81,12 +83,13 @@ impl<T: Send + 'static> Foreground<T> {
         start().map_err(|error: io::Error| cannot("start a thread", &error))
     }
 
-    /// Waits for news, at most until `until`; also for `other` to be ready.
+    /// Waits until `until` for news, or for `other` to be ready.
     pub fn next(&self, until: Option<Moment>, other: Option<PollFd<'_>>) -> Result<News<T>, Error> {
         self.wait(until, other).map_err(|error| cannot("wait", &error))
     }
 
-    /// What is learned next, while the line about waiting moves on; or the signal that came first.
+    /// Returns what the worker sends next, or the signal that came first. Meanwhile updates the
+    /// line about waiting.
     pub fn learn(&self, line: &mut Line) -> Result<ControlFlow<i32, T>, Error> {
         loop {
             match self.next(line.next(), None)? {
@@ -106,7 +109,7 @@ impl<T: Send + 'static> Foreground<T> {
         ];
         fds.extend(other);
         loop {
-            // Signals first: what comes after a dlock was told to end, it must not print any more.
+            // Signals first: after a signal to end, dlock must not print what comes next.
             if let Some(received) = supervise::next_signal(&self.signals.0)? {
                 return Ok(News::Signal(received.signal));
             }

@@ -1,15 +1,15 @@
-//! How does somebody make a run due again that `--once-per` takes for done? The store forgets that one succeeded; nothing
-//! else about the lock changes.
+//! `dlock forget`: the store forgets the last successful run with `--once-per`, so that the next
+//! one runs. Nothing else about the lock changes.
 
 use super::context::Context;
-use super::wanted::{Meant, Wanted};
+use super::key_operands::{KeyOperands, Meant};
 use crate::cli;
 use crate::exit::Exit;
 use crate::output::{Event, Kind, What};
 
 /// `dlock forget`.
 pub fn forget(context: &Context, flags: &cli::forget::Forget) -> anyhow::Result<Exit> {
-    let (wanted, mut store) = (Wanted::of(context, &flags.keys)?, context.open()?);
+    let (wanted, mut store) = (KeyOperands::of(context, &flags.keys)?, context.open()?);
     let (place, mut forgotten) = (&context.settings.store, 0);
     wanted.change(context, &mut *store, |store, name, meant| {
         let was = store.forget(name, context.deadline())?;
@@ -22,7 +22,7 @@ pub fn forget(context: &Context, flags: &cli::forget::Forget) -> anyhow::Result<
         let kind = match (was, meant) {
             (true, Meant::ByPattern) => Kind::Note,
             (true, Meant::ByName) => Kind::Done,
-            // Perhaps it is called otherwise.
+            // The name may be misspelt.
             (false, Meant::ByName) => Kind::Note,
             (false, Meant::ByPattern) => Kind::Detail,
         };

@@ -1,10 +1,11 @@
-//! Which locks does the job around this process hold? DLOCK_HELD lists them: it is read here, and written for the jobs
-//! that this process starts. What it says is a claim. It may be stale, forged or garbage, so nothing may follow from it
-//! before the store has been asked ([`Store::prove`](crate::store::Store::prove)); that is not done here.
+//! DLOCK_HELD: the list of the locks that this process's parent jobs hold. Read here, and written
+//! for the jobs that this process starts. The list is a claim: it may be stale, forged or garbage,
+//! so nothing may depend on it before the store has confirmed it
+//! ([`Store::prove`](crate::store::Store::prove)). That is done elsewhere.
 
 use crate::cli::Common;
 use crate::config::Settings;
-use crate::config::reach::{Access, PasswordAt};
+use crate::config::job_env::{Access, PasswordAt};
 use crate::config::url::Secret;
 use crate::error::Error;
 use crate::lock::{Fence, Key, Name, Names, Token, Ttl};
@@ -21,30 +22,30 @@ pub use crate::lock::By;
 
 pub const VARIABLE: &str = "DLOCK_HELD";
 
-/// A hold, as DLOCK_HELD claims it.
+/// A hold that DLOCK_HELD claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
-    /// The store's URL in its one spelling, without a secret.
+    /// The store's normalized URL, without a secret.
     pub store: String,
     pub access: Access,
     /// The prefix of the locks' names.
     pub prefix: String,
-    /// The keys, in the order in which they were given, each once; at least one.
+    /// The keys in the order given, each once; at least one.
     pub keys: Vec<Key>,
     pub token: Token,
     pub fence: Fence,
     pub by: By,
-    /// The lease that whoever renews it asked for, where that is not a dlock which knows.
+    /// The lease that the script asked for, if a script must renew it.
     pub ttl: Option<Ttl>,
-    /// The `dlock hold` that keeps it.
+    /// The `dlock hold` process that renews it.
     pub keeper: Option<Keeper>,
 }
 
-/// A process of this machine. A number may be given away; with the time of the start it never is.
+/// A process of this machine. Its number may be reused; number and start time together may not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keeper {
     pub pid: i32,
-    /// In the kernel's ticks since boot.
+    /// In clock ticks since boot.
     pub started: u64,
 }
 
@@ -55,8 +56,8 @@ impl Keeper {
         Some(Self { pid, started: Pin::new(pid).ok()?.started()? })
     }
 
-    /// The process, if it is still there, and is a dlock of this user: the variable may be anybody's, and the process is
-    /// sent a signal.
+    /// Finds the process, if it still exists and is a dlock of this user: it will be sent a signal,
+    /// and the variable may be forged.
     pub fn find(self) -> Option<Pin> {
         let pin = Pin::new(self.pid).ok()?;
         let file = |path: String| std::fs::metadata(path).ok();
@@ -64,16 +65,16 @@ impl Keeper {
             let program = file(format!("/proc/{process}/exe"))?;
             Some((file(format!("/proc/{process}"))?.uid(), program.dev(), program.ino()))
         });
-        // Looked at last: the number was this process' until then.
+        // Checked last: until here the number was this process's.
         (theirs.is_some() && theirs == own && pin.started() == Some(self.started)).then_some(pin)
     }
 }
 
-/// An entry of the list, as it is written.
+/// An entry of the list, as it is serialized.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     store: String,
-    /// Where it is not `store`: with what leads there, such as certificates.
+    /// The URL if it differs from `store`: with parameters such as certificates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     url: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -82,7 +83,7 @@ struct Entry {
     password_file: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     password_command: Option<String>,
-    /// Whether it wants a password that is in no file.
+    /// Whether a password is needed that is in no file.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     password: bool,
     prefix: String,
@@ -98,7 +99,7 @@ struct Entry {
 }
 
 impl Held {
-    /// A hold of these keys in the store and under the prefix that the settings name.
+    /// A hold of these keys in the store and under the prefix of the settings.
     pub fn new(settings: &Settings, keys: Vec<Key>, token: Token, fence: Fence, by: By) -> Self {
         Self {
             store: settings.store.to_string(),
@@ -113,17 +114,17 @@ impl Held {
         }
     }
 
-    /// Whether the hold is in the store and under the prefix that the settings name.
+    /// Whether the hold is in the store and under the prefix of the settings.
     pub fn is_here(&self, settings: &Settings) -> bool {
         self.prefix == settings.prefix && self.store == settings.store.to_string()
     }
 
-    /// Whether the key is one of its.
+    /// Whether it includes this key.
     pub fn has(&self, key: &Key) -> bool {
         self.keys.contains(key)
     }
 
-    /// The full names of its locks. The error says which key cannot be one.
+    /// The full names of its locks. The error names a key that is invalid.
     pub fn names(&self) -> Result<Names, String> {
         let names = self.keys.iter().map(|key| Name::new(&self.prefix, key));
         let mut names = names.collect::<Result<Vec<_>, _>>()?.into_iter();
@@ -131,7 +132,7 @@ impl Held {
         Ok(Names::new(first, names))
     }
 
-    /// Reads an entry; nothing if any part of it is not what dlock writes.
+    /// Reads an entry; `None` if any part of it is not as dlock writes it.
     fn read(entry: Value) -> Option<Self> {
         let Entry {
             store,
@@ -187,7 +188,7 @@ impl Held {
     }
 }
 
-/// Where a hold is looked for that a command is about: everywhere, but for what a flag says.
+/// Where to look for the hold that a command is about: everywhere, or only where its flags say.
 #[derive(Clone, Copy)]
 pub struct Scope<'a> {
     settings: &'a Settings,
@@ -195,7 +196,7 @@ pub struct Scope<'a> {
 }
 
 impl<'a> Scope<'a> {
-    /// What these flags leave, of what the settings name.
+    /// The scope of these flags, with the settings resolved from them.
     pub fn new(settings: &'a Settings, flags: &'a Common) -> Self {
         Self { settings, flags }
     }
@@ -206,12 +207,12 @@ impl<'a> Scope<'a> {
             && (flags.prefix.is_none() || held.prefix == settings.prefix)
     }
 
-    /// Whether it is everywhere.
+    /// Whether the scope is everywhere.
     fn is_open(self) -> bool {
         self.flags.store.is_empty() && self.flags.prefix.is_none()
     }
 
-    /// The settings for where the hold is.
+    /// The settings for the hold's store.
     pub fn settings(self, held: &Held) -> Result<Settings, Error> {
         self.settings.at(&held.store, &held.access, &held.prefix, VARIABLE)
     }
@@ -220,48 +221,49 @@ impl<'a> Scope<'a> {
 /// Every hold of this process tree, as DLOCK_HELD claims them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Holds {
-    /// The outermost first.
+    /// Outermost first.
     holds: Vec<Held>,
 }
 
 impl Holds {
-    /// Those of the environment of this process. Without the variable, or if it is garbage: none.
+    /// The holds in this process's environment. None if the variable is unset or garbage.
     pub fn of_process() -> Self {
         std::env::var(VARIABLE).map(|text| Self::parse(&text)).unwrap_or_default()
     }
 
-    /// Reads the variable's text. What is no list holds nothing; what in the list is no hold is left out, and does not
-    /// hide the others.
+    /// Parses the variable. A text that is not a list gives no holds. An entry that is not a hold
+    /// is left out, and does not hide the others.
     pub fn parse(text: &str) -> Self {
         let entries: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
         Self { holds: entries.into_iter().filter_map(Held::read).collect() }
     }
 
-    /// All of them, the innermost first.
+    /// All holds, innermost first.
     pub fn inside_out(&self) -> impl Iterator<Item = &Held> + Clone {
         self.holds.iter().rev()
     }
 
-    /// Those in the store and under the prefix that the settings name, the innermost first.
+    /// The holds in the store and under the prefix of the settings, innermost first.
     pub fn here<'a>(&'a self, settings: &'a Settings) -> impl Iterator<Item = &'a Held> {
         self.inside_out().filter(|held| held.is_here(settings))
     }
 
-    /// Those in the store and under the prefix that the settings name that have this key, the innermost first.
+    /// The holds in the store and under the prefix of the settings that have this key, innermost
+    /// first.
     pub fn of_key<'a>(&'a self, settings: &'a Settings, key: &'a Key) -> impl Iterator<Item = &'a Held> {
         self.here(settings).filter(|held| held.has(key))
     }
 
-    /// The hold of this key that a command is about: one in the store and under the prefix that the settings name, else
-    /// wherever one is; the innermost.
+    /// The innermost hold of this key: in the store and under the prefix of the settings if there
+    /// is one, else anywhere in the scope.
     pub fn meant<'a>(&'a self, scope: Scope<'a>, key: &Key) -> Option<&'a Held> {
         let mut of_key = self.inside_out().filter(|held| scope.has(held) && held.has(key));
         let first = of_key.clone().find(|held| held.is_here(scope.settings));
         first.or_else(|| of_key.next())
     }
 
-    /// The hold under which this process runs: the one that DLOCK_TOKEN names, of which the other variables tell; without
-    /// it the innermost.
+    /// The hold under which this process runs: the one that DLOCK_TOKEN names (the other variables
+    /// describe it), else the innermost.
     pub fn current<'a>(&'a self, scope: Scope<'a>) -> Option<&'a Held> {
         let token = std::env::var("DLOCK_TOKEN").ok().and_then(|text| Token::parse(&text).ok());
         let mut all = self.inside_out().filter(|held| scope.has(held));
@@ -269,7 +271,7 @@ impl Holds {
         named.or_else(|| all.next())
     }
 
-    /// That none of them is the hold that a command is about, of this key or of any.
+    /// The error if none is the hold that a command is about, for this key or any.
     pub fn lack(&self, scope: Scope<'_>, key: Option<&Key>) -> Error {
         let settings = scope.settings;
         let of = key.map(|key| format!(" of {key}")).unwrap_or_default();
@@ -286,12 +288,12 @@ impl Holds {
         Error::NotHeld(format!("this process runs under no lock{of}{place}: {next}"))
     }
 
-    /// What the script acquired last.
+    /// The hold that the script acquired last.
     pub fn acquired<'a>(&'a self, scope: Scope<'a>) -> Option<&'a Held> {
         self.inside_out().find(|held| scope.has(held) && held.by == By::Acquire)
     }
 
-    /// The list with one more, the innermost. An older entry of the same hold goes.
+    /// Adds a hold as the innermost, and removes an older entry of the same hold.
     pub fn with(mut self, held: Held) -> Self {
         self.holds.retain(|other| other.token != held.token);
         self.holds.push(held);
@@ -325,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() -> Result<(), String> {
+    fn written_list_is_read_back() -> Result<(), String> {
         let other = entry("0123", "ffff");
         let holds = parse(&[entry("", ""), other.clone()]);
         assert_eq!(Holds::parse(&holds.to_string()), holds);
@@ -367,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_is_listed_once() -> Result<(), String> {
+    fn adding_a_hold_again_moves_it_inside() -> Result<(), String> {
         let holds = parse(&[entry("", ""), entry("0123", "ffff")]);
         let outermost = holds.inside_out().last().cloned().ok_or("two holds")?;
         let again = holds.with(outermost.clone());

@@ -1,8 +1,8 @@
-//! How did the last runs under some locks go? Asks the store and prints; changes nothing. The store keeps 64 ends of each
-//! lock for 40 days, those of holders that were never heard of again included.
+//! `dlock history`: shows how the last runs under some locks ended. Changes nothing. The store
+//! keeps the last 64 ends of each lock for 40 days, with those of holders that vanished.
 
 use super::context::Context;
-use super::wanted::Wanted;
+use super::key_operands::KeyOperands;
 use crate::cli::history::History;
 use crate::exit::Exit;
 use crate::output::columns::Width;
@@ -12,9 +12,9 @@ use crate::rules::{LOG_KEPT, LoggedEnd, Refusal, millis};
 use crate::store::{View, Which};
 
 pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
-    let wanted = Wanted::of(context, &flags.keys)?;
+    let wanted = KeyOperands::of(context, &flags.keys)?;
     let (mut views, mut lacks) = (Vec::new(), false);
-    let damaged = |damaged: super::wanted::Damaged| {
+    let damaged = |damaged: super::key_operands::Damaged| {
         context.printer.say(Kind::Error, What::Unreadable, &damaged.line);
         lacks |= damaged.is_asked_for;
     };
@@ -42,7 +42,7 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     let paused = || views.iter().filter_map(describe::pause).collect::<String>();
     let text = match Width::of_stdout() {
         _ if flags.json => json::history(&all)?,
-        _ if all.is_empty() => paused() + &nothing(context, flags, &wanted, &views),
+        _ if all.is_empty() => paused() + &nothing_to_show(context, flags, &wanted, &views),
         Width::Columns(columns) => {
             let lines = picture(shown, &log, now, columns, style);
             paused()
@@ -63,7 +63,7 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     Ok(if lacks { Exit::Unavailable } else { Exit::Ok })
 }
 
-/// The ends that are asked for, and the refusals, the newest first, each with its key.
+/// The selected ends and refusals, newest first, each with its key.
 fn chosen(views: &[View], refusals: Vec<Vec<Refusal>>, flags: &History) -> Vec<(String, Told)> {
     let since = flags.since.map(millis);
     let mut refusals = refusals.into_iter();
@@ -77,7 +77,7 @@ fn chosen(views: &[View], refusals: Vec<Vec<Refusal>>, flags: &History) -> Vec<(
         told.into_iter().map(move |told| (key.clone(), told))
     };
     let mut all: Vec<(String, Told)> = views.iter().flat_map(of_one).collect();
-    // The log of one lock is in order already, also where a clock was set back.
+    // The log of one lock is in order already, also if a clock was set back.
     if views.len() > 1 || flags.refused {
         all.sort_by_key(|(_, told)| std::cmp::Reverse(told.at()));
     }
@@ -85,8 +85,8 @@ fn chosen(views: &[View], refusals: Vec<Vec<Refusal>>, flags: &History) -> Vec<(
     all
 }
 
-/// What there is to say where no end is to be shown.
-fn nothing(context: &Context, flags: &History, wanted: &Wanted, views: &[View]) -> String {
+/// The text if there is nothing to show.
+fn nothing_to_show(context: &Context, flags: &History, wanted: &KeyOperands, views: &[View]) -> String {
     let store = &context.settings.store;
     let what = if flags.failed { "failed" } else { "ended" };
     let within = flags.since.map_or_else(|| "40 days".into(), output::time::span);

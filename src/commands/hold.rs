@@ -1,5 +1,5 @@
-//! How is a lock held for something that dlock did not start? As `run` holds it; here is what comes before: what it is held
-//! for, and whether dlock goes on in the background.
+//! `dlock hold`: holds a lock for something that dlock did not start, as `run` holds it. Here is
+//! what comes before: what it is held for, and whether dlock goes to the background.
 
 use super::context::Context;
 use super::env::Changes;
@@ -24,7 +24,7 @@ pub fn hold(flags: &cli::hold::Hold, printer: &mut Printer) -> anyhow::Result<Ex
     let process = flags.pid.map(pinned).transpose()?;
     if process.is_none() && !supervise::is_stdin_alive() {
         return Err(Error::Usage(
-            "stdin is no pipe, socket or terminal, so nothing would keep the lock; give it one, or --pid PID"
+            "stdin is not a pipe, socket or terminal, so dlock cannot see when to give the lock back; give it one, or --pid PID; nothing is held"
                 .into(),
         )
         .into());
@@ -34,11 +34,11 @@ pub fn hold(flags: &cli::hold::Hold, printer: &mut Printer) -> anyhow::Result<Ex
     context.say_default();
     let run = Run { keep_for: KeepFor::Command, ..context.settings.run(&flags.as_run())? };
     if let Some(process) = &process {
-        warn_of(process, &context);
+        warn_if_unstoppable(process, &context);
     }
     if flags.background && run.busy == 0 {
         return Err(Error::Config(
-            "busy-exit-code is 0 in the configuration, and a script would go on without the lock; add -E 75"
+            "busy-exit-code is 0 in the configuration, so the script would go on without the lock; add -E 75"
                 .into(),
         )
         .into());
@@ -47,24 +47,24 @@ pub fn hold(flags: &cli::hold::Hold, printer: &mut Printer) -> anyhow::Result<Ex
         return in_background(&context, flags, &run, process);
     }
     let voice = if flags.json { Voice::Events } else { Voice::Silent };
-    keep(&context, &run, process, voice)
+    hold_lock(&context, &run, process, voice)
 }
 
-/// Says what cannot be stopped if the lock is lost.
-fn warn_of(process: &Pin, context: &Context) {
+/// Warns if the process could not be stopped when the lock is lost.
+fn warn_if_unstoppable(process: &Pin, context: &Context) {
     let why = match process.pid() {
-        1 => "is the first of this system or container, which nothing in it can kill; name another one",
-        _ if !process.is_ours() => "runs as another user, so it cannot be stopped; 'sudo dlock hold …' could",
+        1 => "it is the first process of this system or container; name another one",
+        _ if !process.is_ours() => "it runs as another user; use 'sudo dlock hold …'",
         _ => return,
     };
-    let text = format!("if the lock is lost: process {} {why}", process.pid());
+    let text = format!("process {} cannot be stopped if the lock is lost: {why}", process.pid());
     context.printer.say(Kind::Warning, What::Unstoppable, &text);
 }
 
-fn keep(context: &Context, run: &Run, process: Option<Pin>, voice: Voice) -> anyhow::Result<Exit> {
-    let holding = Holding::new(process, voice).map_err(unmade)?;
+fn hold_lock(context: &Context, run: &Run, process: Option<Pin>, voice: Voice) -> anyhow::Result<Exit> {
+    let holding = Holding::new(process, voice).map_err(cannot_make_process)?;
     match guarded(context, run, &mut RunReport::default(), Work::Hold(holding))? {
-        // The watcher's.
+        // The watcher's status.
         Exit::Job(0) => Ok(Exit::Ok),
         exit => Ok(exit),
     }
@@ -76,25 +76,24 @@ fn pinned(pid: i32) -> Result<Pin, Error> {
             NoPin::Gone => format!("--pid: there is no process {pid}"),
             NoPin::Thread => format!("--pid: {pid} is a thread; name its process"),
             NoPin::Unsupported(errno) => format!(
-                "--pid: this system has no pidfd ({errno}; Linux 5.3 has, a sandbox may forbid it), without which another \
-                 process could be taken for {pid}"
+                "--pid: pidfd_open fails ({errno}; it needs Linux 5.3, and a sandbox may forbid it), so another process could be mistaken for {pid}; nothing is held"
             ),
         })
     })
 }
 
-/// Has another process hold the lock, and returns when it does.
+/// Holds the lock in another process. Returns when it is held.
 fn in_background(
     context: &Context,
     flags: &cli::hold::Hold,
     run: &Run,
     process: Option<Pin>,
 ) -> anyhow::Result<Exit> {
-    // What can fail fails before the lock is asked for.
+    // What can fail must fail before the lock is asked for.
     let mut file = flags.env_file.as_deref().map(open_to_append).transpose()?;
     let pid = process.as_ref().map(Pin::pid).unwrap_or_default();
     let child = supervise::detach(process.as_ref(), || {
-        let exit = keep(context, run, process.clone(), Voice::Variables).unwrap_or_else(|error| {
+        let exit = hold_lock(context, run, process.clone(), Voice::Variables).unwrap_or_else(|error| {
             let exit = error::exit_of(&error);
             context.printer.say(Kind::Error, Event::of_failure(exit), &error::line(&error));
             exit
@@ -105,7 +104,7 @@ fn in_background(
         }
         exit.code()
     });
-    let child = child.map_err(unmade)?;
+    let child = child.map_err(cannot_make_process)?;
     let Ok(changes) = serde_json::from_slice::<Changes>(&child.said) else {
         return Ok(match child.status() {
             // Its process had ended before the lock was held.
@@ -121,7 +120,7 @@ fn in_background(
         false => Ok(()),
     });
     if let Err(error) = delivered {
-        // Nobody knows of it.
+        // The caller did not get the hold.
         child.end();
         return Err(error.into());
     }
@@ -145,7 +144,7 @@ fn in_background(
 fn open_to_append(path: &std::path::Path) -> Result<File, Error> {
     let open = || {
         let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
-        // A last line without its end would swallow the first one of ours.
+        // If the last line has no end, the first new one would be joined to it.
         let mut last = [b'\n'];
         if file.metadata()?.is_file() && file.metadata()?.len() > 0 {
             file.seek(SeekFrom::End(-1))?;
@@ -161,6 +160,6 @@ fn open_to_append(path: &std::path::Path) -> Result<File, Error> {
     })
 }
 
-fn unmade(error: std::io::Error) -> Error {
-    Error::Internal(format!("cannot make a process for the hold: {error}; nothing is held"))
+fn cannot_make_process(error: std::io::Error) -> Error {
+    Error::Internal(format!("cannot start a process that holds the lock: {error}; nothing is held"))
 }

@@ -1,7 +1,7 @@
-//! What is counted of the locks? Asks the store for each and prints; changes nothing.
+//! `dlock metrics`: asks the store for each lock and prints its totals. Changes nothing.
 
 use super::context::Context;
-use super::wanted::{Damaged, Wanted};
+use super::key_operands::{Damaged, KeyOperands};
 use crate::cli::{self, key::each_once};
 use crate::exit::Exit;
 use crate::output::metrics::{Exposition, Sample};
@@ -9,13 +9,13 @@ use crate::output::{self, Kind, What};
 use crate::store::{View, Which};
 
 pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Result<Exit> {
-    // The same series twice is an error of the format.
-    let wanted = Wanted::of(context, &each_once(&flags.keys))?;
+    // The same series twice would be a format error.
+    let wanted = KeyOperands::of(context, &each_once(&flags.keys))?;
     let (mut page, mut exit) = (Exposition::new(flags.max_keys), Exit::Ok);
     let mut names = Vec::new();
     let seen = |view: View, is_named| {
         names.push(view.name.clone());
-        // What only somebody who watched has left behind is no lock.
+        // A record that only a watcher has left is no lock.
         if is_named || view.is_used() {
             page.add(Sample::of(view));
         }
@@ -27,7 +27,7 @@ pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Resu
         }
     };
     let mut store = context.open()?;
-    // The ends are in the totals.
+    // The totals include the ends, so the log is not needed.
     let looked = wanted.look(&mut *store, Which::Known, 0, "counted", seen, lacks);
     looked.map_err(|error| context.with_origin(error))?;
     if let Some(none) = wanted.unmatched(&names, &context.settings.store) {

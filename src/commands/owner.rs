@@ -1,4 +1,4 @@
-//! Who am I, as the store shows it to others? Host, process, user and what is run.
+//! Describes this process for the store: host, process, user and command.
 
 use crate::lock::{By, Owner, shorten};
 use rustix::process::{geteuid, getpid, getppid, getuid};
@@ -8,7 +8,7 @@ use std::io::Read as _;
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::MetadataExt as _;
 
-/// How much of a command line is stored, in bytes.
+/// Longest stored command line, in bytes.
 const COMMAND_MAX: usize = 200;
 
 /// The owner of a hold of this process.
@@ -25,17 +25,18 @@ pub fn owner(command: String, reason: Option<String>) -> Owner {
     .shortened()
 }
 
-/// The owner of a hold that this process takes for the one that started it, a script mostly: that one has it when this
-/// one has ended.
+/// The owner of a hold that this process takes for its parent, mostly a script, which has it when
+/// this process has ended.
 pub fn parent(label: Option<String>, reason: Option<String>) -> Owner {
     let parent = getppid().map(|pid| pid.as_raw_pid().cast_unsigned());
     let command = label.or_else(|| parent.and_then(command_line_of)).unwrap_or_default();
     let own = owner(command, reason);
-    // Of a parent outside of this PID namespace nothing is known.
+    // A parent outside this PID namespace has no id here.
     Owner { pid: parent.unwrap_or(own.pid), by: By::Acquire, ..own }
 }
 
-/// The owner of a hold for a process that dlock did not start. Without `pid` that is the parent process.
+/// The owner of a hold for a process that dlock did not start. Without `pid`, that is the parent
+/// process.
 pub fn held_for(pid: Option<i32>, label: Option<String>, reason: Option<String>) -> Owner {
     let pid = pid.map(i32::cast_unsigned);
     let Some(pid) = pid else { return Owner { by: By::Hold, ..parent(label, reason) } };
@@ -48,7 +49,7 @@ pub fn held_for(pid: Option<i32>, label: Option<String>, reason: Option<String>)
 }
 
 fn command_line_of(pid: u32) -> Option<String> {
-    // A process may claim gigabytes of arguments, and only the first bytes are kept.
+    // A process may have gigabytes of arguments, and only the first bytes are stored.
     let mut bytes = Vec::new();
     let file = File::open(format!("/proc/{pid}/cmdline")).ok()?;
     file.take(2 * COMMAND_MAX as u64).read_to_end(&mut bytes).ok()?;
@@ -64,8 +65,8 @@ pub fn command_line(argv: &[OsString]) -> String {
     line
 }
 
-/// The login name by /etc/passwd, else by the environment, else the number. The name service is not asked: a directory
-/// server that is down must not hold up a cron job for the sake of a name.
+/// The login name from /etc/passwd, else from the environment, else the user id. The name service
+/// is not asked: a directory server that is down must not delay a cron job for a name.
 fn user() -> String {
     let uid = getuid().as_raw().to_string();
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_command_line_is_cut_between_characters() {
+    fn long_command_line_is_cut_between_characters() {
         let line = command_line(&["é".repeat(150).into(), "x".into()]);
         assert_eq!(line, "é".repeat(100));
         assert_eq!(command_line(&["a".into(), "b c".into()]), "a b c");

@@ -1,14 +1,16 @@
-//! Where is the password of a store read from, before each connection? A file, or the first line that a command prints.
+//! Reads a store's password before each connection: from a file, or from the first line that a
+//! command prints.
 //!
-//! A command may take longer than an attempt to renew has time. It then goes on, and the next attempt takes what it prints. It is
-//! killed, with its process group, when the connect timeout has passed, and when this process ends. It has a session of its own,
-//! so no signal of the terminal reaches it, and none of this process' descriptors. Nothing that it prints is ever shown.
+//! A command may take longer than one attempt to renew. It then goes on, and the next attempt uses
+//! its output. It is killed, with its process group, after the connect timeout, and when this
+//! process ends. It has its own session, so no signal of the terminal reaches it, and none of this
+//! process's descriptors. Its output is never shown.
 
 use crate::clock::Moment;
 use crate::config::url::Secret;
 use crate::config::{Credentials, Password as Setting};
 use crate::store::Error;
-use crate::store::net::alarm;
+use crate::store::net::interrupt;
 use crate::store::net::password::{Password, Source};
 use crate::sys;
 use std::io::{ErrorKind, Read as _};
@@ -17,10 +19,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// No first line is longer. A token of RDS has some 1.5 KiB, a JSON web token of Azure some 3 KiB.
+/// Longest first line. An RDS token has about 1.5 KiB, an Azure JSON web token about 3 KiB.
 const LINE_MOST: usize = 16 * 1024;
-/// How often a command that runs is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// How often to check on a running command.
+const CHECK_EVERY: Duration = Duration::from_millis(2);
 
 /// The password of a login. A command has `limit` to print one.
 pub fn of(login: &Credentials, limit: Duration) -> Option<Password> {
@@ -54,9 +56,9 @@ struct State {
     /// How many runs have begun.
     count: u64,
     run: Option<Run>,
-    /// What the last run that ended has brought, and when it ended.
+    /// The last run that ended: its number, its end and its result.
     last: Option<(u64, Moment, Result<String, Error>)>,
-    /// Whether a server has seen that.
+    /// Whether that result was sent to a server.
     is_used: bool,
 }
 
@@ -64,23 +66,23 @@ struct Run {
     began: Moment,
     child: Child,
     stdout: Option<ChildStdout>,
-    /// The first line, as far as it has come; no more than [`LINE_MOST`] and one byte.
+    /// The first line so far, at most [`LINE_MOST`] and one byte.
     line: Vec<u8>,
     is_line_whole: bool,
 }
 
 impl Source for Shell {
-    fn read(&self, by: Moment) -> Result<String, Error> {
+    fn read(&self, deadline: Moment) -> Result<String, Error> {
         let number = {
             let mut state = self.state();
             match &state.last {
-                // The connection it was read for was not made in time.
+                // The connection that it was read for was not made in time.
                 Some((_, ended, Ok(text))) if !state.is_used && !ended.after(self.limit).passed() => {
                     return Ok(text.clone());
                 }
                 _ => {}
             }
-            // What nobody has waited for may be old.
+            // An old run that no attempt waited for may print an old password.
             if state.run.as_ref().is_some_and(|run| run.began.after(self.limit * 2).passed())
                 && let Some(mut run) = state.run.take()
             {
@@ -96,7 +98,7 @@ impl Source for Shell {
             if let Some(answer) = self.state().answer(number, self.limit) {
                 return answer;
             }
-            if by.passed() || alarm::pause(LOOK_EVERY).is_err() {
+            if deadline.passed() || interrupt::pause(CHECK_EVERY).is_err() {
                 return Err(Error::Unreachable("the password command has not ended yet".into()));
             }
         }
@@ -114,7 +116,7 @@ impl Shell {
 }
 
 impl State {
-    /// What the run with that number, or one after it, has brought, if it has ended.
+    /// The result of the run with that number, or of a later one, if it has ended.
     fn answer(&mut self, number: u64, limit: Duration) -> Option<Result<String, Error>> {
         if let Some(answer) = self.run.as_mut().and_then(|run| run.step(limit)) {
             self.run = None;
@@ -138,7 +140,7 @@ impl Run {
             .stderr(Stdio::null());
         let mut child = sys::spawn_apart(&mut command, limit).map_err(|error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::PermissionDenied => failed(&error.to_string()),
-            // No process, memory or descriptor was to be had, which passes.
+            // There was no process, memory or descriptor to spare, which passes.
             _ => Error::Unavailable(format!("the password command cannot be run now: {error}")),
         })?;
         let stdout = child.stdout.take().ok_or_else(|| failed("it has no output"))?;
@@ -148,7 +150,7 @@ impl Run {
         Ok(Self { began: Moment::now(), child, stdout: Some(stdout), line, is_line_whole })
     }
 
-    /// Takes what it has printed. What came of it, if it has ended by itself or by its limit.
+    /// Reads what it has printed. Returns the result if it has ended or reached its limit.
     fn step(&mut self, limit: Duration) -> Option<Result<String, Error>> {
         self.take();
         let ended = sys::ended_apart(&mut self.child);
@@ -172,7 +174,7 @@ impl Run {
         Some(Err(Error::Denied(format!("the password command has failed ({how})"))))
     }
 
-    /// Reads what there is, and not much more at a time than one line may have: some commands never stop.
+    /// Reads what there is, up to a few buffers at a time: some commands never stop printing.
     fn take(&mut self) {
         let mut buffer = [0; LINE_MOST];
         for _ in 0..8 {
@@ -203,7 +205,7 @@ impl Run {
             Ok("") => "has printed nothing",
             _ if line.len() > LINE_MOST => "has printed a first line that is too long for a password",
             Ok(text) => return Ok(text.into()),
-            Err(_) => "has printed what is not valid UTF-8",
+            Err(_) => "has printed text that is not valid UTF-8",
         };
         Err(Error::Denied(format!("the password command {why}")))
     }

@@ -1,9 +1,9 @@
-//! How is a lock paused, so that nobody is granted it for a while? Whoever holds it goes on, or is asked to end. And how does
-//! that end before its time?
+//! `dlock pause` and `dlock resume`: while a lock is paused, the store grants it to no new holder.
+//! Holders go on, or are asked to end.
 
 use super::context::Context;
+use super::key_operands::{KeyOperands, Meant};
 use super::owner::owner;
-use super::wanted::{Meant, Wanted};
 use crate::cli::pause::{Pause, Resume};
 use crate::exit::Exit;
 use crate::lock::{Name, Owner};
@@ -17,21 +17,21 @@ use std::time::Duration;
 /// `dlock pause`.
 pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
     let by = owner("dlock pause".into(), Some(flags.reason.clone()).filter(|text| !text.is_empty()));
-    let (wanted, mut store) = (Wanted::of(context, &flags.keys)?, context.open()?);
+    let (wanted, mut store) = (KeyOperands::of(context, &flags.keys)?, context.open()?);
     wanted.change(context, &mut *store, |store, name, meant| {
-        let longer = match meant {
+        let longer_pause = match meant {
             Meant::ByName => None,
-            Meant::ByPattern => longer(context, store, name, flags.lasts)?,
+            Meant::ByPattern => longer_pause(context, store, name, flags.lasts)?,
         };
-        if longer.is_none() {
+        if longer_pause.is_none() {
             let new = NewPause { by: &by, lasts: flags.lasts };
             store.pause(name, Some(new), context.deadline())?;
         }
         let held = stop_or_not(context, store, name, flags.stop.then_some(&by))?;
-        let text = match longer {
-            None => format!("is paused for {}: nobody is granted it{held}", span(flags.lasts)),
+        let text = match longer_pause {
+            None => format!("is paused for {}: no new holder until then{held}", span(flags.lasts)),
             Some((own, left)) => {
-                format!("stays paused for {}, by {}{}{held}", span(left), who(&own.by), because(&own.by))
+                format!("stays paused for {} more, by {}{}{held}", span(left), who(&own.by), because(&own.by))
             }
         };
         say(context, Kind::Note, What::Paused, name, &text);
@@ -40,8 +40,8 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
     Ok(Exit::Ok)
 }
 
-/// The pause of a lock that is in force, if it ends later than a new one would, and how much of it is left.
-fn longer(
+/// The pause in force, and the time left, if it ends later than a new pause would.
+fn longer_pause(
     context: &Context,
     store: &mut dyn Store,
     name: &Name,
@@ -53,7 +53,8 @@ fn longer(
     Ok(pause.map(|pause| (pause.clone(), left(&pause))))
 }
 
-/// What becomes of those who hold it, or were granted it just before: they go on, or are asked to end.
+/// Reports what happens to the holders, also those granted just before: they go on, or are asked to
+/// end.
 fn stop_or_not(
     context: &Context,
     store: &mut dyn Store,
@@ -67,7 +68,7 @@ fn stop_or_not(
         if let Some(by) = by {
             store.request(name, holder.fence, by, context.deadline())?;
         }
-        let just = if holder.confirmed { "" } else { "was granted it just before and " };
+        let just = if holder.confirmed { "" } else { "was granted the lock just before and " };
         said.push_str(&format!("; {} {just}{goes_on}", who(&holder.owner)));
     }
     Ok(said)
@@ -75,7 +76,7 @@ fn stop_or_not(
 
 /// `dlock resume`.
 pub fn resume(context: &Context, flags: &Resume) -> anyhow::Result<Exit> {
-    let (wanted, mut store) = (Wanted::of(context, &flags.keys)?, context.open()?);
+    let (wanted, mut store) = (KeyOperands::of(context, &flags.keys)?, context.open()?);
     let mut ended = 0;
     wanted.change(context, &mut *store, |store, name, meant| {
         let was = store.pause(name, None, context.deadline())?;

@@ -1,10 +1,10 @@
-//! How does a hold end before its time? A script gives back its own; whoever wants somebody's asks for it (`ask`), or takes
-//! it away (`force`). Which of the three is meant is decided here: one's own hold comes first, so that a script whose lock
-//! has gone to another never stops that one's job.
+//! `dlock release`: a script gives back its own hold, an operator asks a holder to end (`ask`) or
+//! takes the lock away (`force`). The caller's own hold comes first, so that a script whose lock
+//! has passed to another never stops that holder's job.
 
-use super::claim::Claim;
 use super::context::Context;
 use super::held::{By, Holds, Keeper, Scope};
+use super::hold_ref::HoldRef;
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -20,19 +20,18 @@ mod force;
 pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -> anyhow::Result<Exit> {
     let given = &flags.key.0;
     let (holds, scope) = (Holds::of_process(), Scope::new(&context.settings, &flags.common));
-    // A script gives back its own lock by its name as it is, also where that has a star in it.
+    // A script gives back its own lock by its exact name, even if that contains a star.
     let is_own = flags.token_file.is_some() || holds.meant(scope, given).is_some();
     if !is_own && Pattern::of(given).is_some() {
         return Err(Error::Usage(format!(
-            "{given} is a pattern, and release takes one key: 'dlock status {}' shows which there are; \\* and \\? stand for the \
-             characters themselves",
+            "{given} is a pattern, and release takes one key: 'dlock status {}' shows the keys that match; write \\* or \\? for the character itself",
             word(given.as_str())
         ))
         .into());
     }
     let key = &if is_own { given.clone() } else { given.unescaped() };
     if let Some(file) = &flags.token_file {
-        return give_back(&Claim::of_token(context, key, file)?);
+        return give_back(&HoldRef::of_token(context, key, file)?);
     }
     match holds.meant(scope, key) {
         Some(held) if flags.force => {
@@ -41,7 +40,7 @@ pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -
             force::force(&context, &context.name(key)?, flags)
         }
         Some(held) => {
-            let claim = Claim::of_held(context.at(scope.settings(held)?), held)?;
+            let claim = HoldRef::of_held(context.at(scope.settings(held)?), held)?;
             *printer = claim.context.printer.clone();
             own(&claim, key)
         }
@@ -50,8 +49,8 @@ pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -
     }
 }
 
-/// A hold that this process has, by what DLOCK_HELD says.
-fn own(claim: &Claim, key: &Key) -> anyhow::Result<Exit> {
+/// Handles a hold that this process has according to DLOCK_HELD.
+fn own(claim: &HoldRef, key: &Key) -> anyhow::Result<Exit> {
     match claim.by {
         By::Acquire => return give_back(claim),
         By::Hold => return end_hold(claim),
@@ -60,20 +59,19 @@ fn own(claim: &Claim, key: &Key) -> anyhow::Result<Exit> {
     let shown = claim.place();
     Err(match claim.verify()? {
         Some(_) => Error::Usage(format!(
-            "{shown} is held by the 'dlock run' around this process, and ends with its job; --force takes it away"
+            "{shown} is held by the 'dlock run' around this process, which gives it back when its job ends; --force takes it away"
         )),
         None => Error::NotHeld(format!(
-            "{shown} is not held any more by the 'dlock run' around this process; 'env -u DLOCK_HELD dlock release {}' asks \
-             whoever holds it now",
+            "{shown} is not held any more by the 'dlock run' around this process; 'env -u DLOCK_HELD dlock release {}' asks the present holder",
             word(key.as_str())
         )),
     }
     .into())
 }
 
-/// The `dlock hold` that keeps it is told, if it runs here: one that only heard of it from the store would take it for a loss
-/// while the store is away.
-fn end_hold(claim: &Claim) -> anyhow::Result<Exit> {
+/// Ends the `dlock hold` process itself, if it runs here. If it learned of the release only from
+/// the store, and the store was down, it would take that for a loss.
+fn end_hold(claim: &HoldRef) -> anyhow::Result<Exit> {
     if claim.verify()?.is_some()
         && let Some(keeper) = claim.keeper.and_then(Keeper::find)
         && keeper.end(claim.context.deadline())
@@ -85,21 +83,21 @@ fn end_hold(claim: &Claim) -> anyhow::Result<Exit> {
     give_back(claim)
 }
 
-fn give_back(claim: &Claim) -> anyhow::Result<Exit> {
-    let Claim { context, names, token, .. } = claim;
+fn give_back(claim: &HoldRef) -> anyhow::Result<Exit> {
+    let HoldRef { context, names, token, .. } = claim;
     let (shown, end) = (claim.place(), End { ran: Ran::Yes, job: None, once_per: false });
     let left = context.open()?.leave(names, token, &end, context.deadline());
-    let unknown = format!("whether {shown} is given back is not known; if not, its lease ends by itself");
+    let unknown = format!("it is unknown whether {shown} was given back; if not, its lease ends by itself");
     let line = match left.map_err(|error| context.unsure(error, &unknown))? {
         Left::Released { cooling } if cooling.is_zero() => format!("{shown} is given back"),
         Left::Released { cooling } => {
             format!("{shown} is given back; its --min-hold keeps it for {} more", span(cooling))
         }
-        Left::Dequeued => format!("the place in the queue for {shown} is given up"),
-        Left::Already => format!("{shown} was given back before"),
+        Left::Dequeued => format!("left the queue for {shown}"),
+        Left::Already => format!("{shown} was already given back"),
         Left::NotHeld => {
             return Err(Error::NotHeld(format!(
-                "the token holds nothing: {shown} is not held by it (any more); 'dlock status' shows who has it"
+                "{shown} is not held by this token (any more); 'dlock status' shows the holder"
             ))
             .into());
         }

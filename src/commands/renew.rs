@@ -1,10 +1,10 @@
-//! How does a script keep a lock for longer? One renewal. A hold that a `dlock run` around the script keeps is renewed
-//! there, by a plan that knows its lease, and is only looked at here.
+//! `dlock renew`: renews a script's hold once. A hold of a `dlock run` or `dlock hold` is renewed
+//! there, by a schedule that knows its lease, and is only checked here.
 
-use super::claim::Claim;
 use super::context::Context;
 use super::fate::{Fate, person};
 use super::held::By;
+use super::hold_ref::HoldRef;
 use crate::cli;
 use crate::config::run::TTL;
 use crate::error::Error;
@@ -17,7 +17,7 @@ use crate::store::{Store, View};
 
 pub fn renew(context: &Context, flags: &cli::renew::Renew, printer: &mut Printer) -> anyhow::Result<Exit> {
     let (key, file) = (flags.key.as_ref(), flags.token_file.as_deref());
-    let claim = Claim::meant(context, &flags.common, key, file, |holds, scope| {
+    let claim = HoldRef::meant(context, &flags.common, key, file, |holds, scope| {
         holds.acquired(scope).or_else(|| holds.current(scope))
     })?;
     *printer = claim.context.printer.clone();
@@ -36,10 +36,10 @@ pub fn renew(context: &Context, flags: &cli::renew::Renew, printer: &mut Printer
     Ok(Exit::Ok)
 }
 
-fn renew_once(claim: &Claim, ttl: Option<Ttl>) -> Result<(), Error> {
-    let Claim { context, names, token, .. } = claim;
+fn renew_once(claim: &HoldRef, ttl: Option<Ttl>) -> Result<(), Error> {
+    let HoldRef { context, names, token, .. } = claim;
     let (place, printer) = (claim.place(), &context.printer);
-    let unsure = |error| context.unsure(error, &format!("whether {place} is renewed is not known"));
+    let unsure = |error| context.unsure(error, &format!("it is unknown whether {place} was renewed"));
     let mut store = context.open()?;
     let ttl = match ttl {
         Some(ttl) => {
@@ -53,7 +53,8 @@ fn renew_once(claim: &Claim, ttl: Option<Ttl>) -> Result<(), Error> {
         }
     };
     let asks_back = |event: Event<'_>, who: String| {
-        let text = format!("{who} asks for {place} back: it is renewed, and should be given back soon");
+        let text =
+            format!("{who} asks for {place} back: it was renewed, but give it back soon ('dlock release')");
         printer.say(Kind::Warning, event, &text);
     };
     match store.renew(names, token, ttl, context.deadline()).map_err(unsure)? {
@@ -65,7 +66,7 @@ fn renew_once(claim: &Claim, ttl: Option<Ttl>) -> Result<(), Error> {
         }
         Renewal::Revoked => {
             return Err(Error::NotHeld(format!(
-                "an operator took {place} away; 'dlock release' says when it is not used any more"
+                "an operator took {place} away; stop using it, then run 'dlock release'"
             )));
         }
         Renewal::NotHeld => return Err(claim.is_over()),
@@ -77,7 +78,7 @@ fn renew_once(claim: &Claim, ttl: Option<Ttl>) -> Result<(), Error> {
 }
 
 /// Who asked for the hold back, if the store says so.
-fn asker(store: &mut dyn Store, Claim { context, names, token, .. }: &Claim) -> Option<Owner> {
+fn asker(store: &mut dyn Store, HoldRef { context, names, token, .. }: &HoldRef) -> Option<Owner> {
     let proof = store.prove(names, token, context.deadline()).ok()??;
     let views: Vec<View> =
         names.iter().map_while(|name| store.inspect(name, context.deadline()).ok()).collect();

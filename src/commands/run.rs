@@ -1,8 +1,10 @@
-//! How does one run go? THE page: prepare, fork the guard, take the lock, start the job, relay and wait, give the lock
-//! back, end as the job did. The parts do not know each other; here they meet.
+//! `dlock run` from start to end: prepare, fork the guard, take the lock, start the job, relay
+//! signals and wait, give the lock back, exit with the job's status. Lease, guard and output do not
+//! know each other; this module joins them.
 //!
-//! The order is the safety: the guard is forked before any thread and before anything is asked for (I7), the job starts
-//! after the grant was confirmed by a round trip (I10), and the lock is given back after the job was reaped (I8).
+//! The order makes it safe: the guard is forked before any thread and before any request to the
+//! store (I7), the job starts after a round trip has confirmed the grant (I10), and the lock is
+//! given back after the job was reaped (I8).
 
 use super::context::Context;
 use super::env::{environment, environment_inside};
@@ -22,12 +24,12 @@ use crate::output::hold::HoldEvent;
 use crate::rules::schedule::Schedule;
 use crate::rules::{Ask, End, Left, Ran, Refusal, Terms};
 use crate::supervise::{
-    self, Alarm, Bond, Event, Group, Guard, Inherited, Leftovers, Limits, Orphaned, Plan, Reached,
+    self, Bond, Event, Group, Guard, Inherited, Interrupt, Leftovers, Limits, Orphaned, Plan, Reached,
 };
-use enclosing::Enclosing;
 use ending::ran;
 pub use hold::{Holding, Voice};
 use messages::{Messages, Right, Subject};
+use parent_hold::ParentHold;
 use report::RunReport;
 use report_file::ReportFile;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -36,17 +38,18 @@ use std::io;
 use std::os::fd::{AsFd as _, RawFd};
 use std::time::Duration;
 
-mod enclosing;
 mod ending;
 mod hold;
 mod messages;
 mod orphaned;
+mod parent_hold;
 mod relay;
 pub mod report;
 mod report_file;
 mod verify;
 
-/// A dlock that is told to end while it waits gives the guard this long to leave the queue, and then is gone (I9).
+/// Time for the guard to leave the queue when a waiting dlock must end; after it dlock is gone
+/// (I9).
 const LEAVING: Duration = Duration::from_millis(60);
 
 /// `dlock run`.
@@ -66,7 +69,7 @@ pub fn run(flags: &cli::Run, printer: &mut Printer) -> anyhow::Result<Exit> {
     result
 }
 
-/// What is done under the lock.
+/// What runs under the lock.
 pub enum Work {
     Command,
     /// The lock is held for something that dlock did not start.
@@ -91,7 +94,7 @@ impl Work {
         }
     }
 
-    /// What the guard is to watch in place of CMD.
+    /// What the guard watches in place of CMD.
     fn bond(&mut self) -> Option<Bond> {
         match self {
             Self::Command => None,
@@ -100,12 +103,12 @@ impl Work {
     }
 }
 
-/// A run whose settings are known.
+/// Runs with resolved settings.
 pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: Work) -> anyhow::Result<Exit> {
     let holds = Holds::of_process();
     let unstarted = |error| unstarted(error, work.subject().unrun);
     let (rest, enclosing) = match &work {
-        Work::Command => enclosing::find_enclosing(context, run, Until::from_now(run.wait), &holds),
+        Work::Command => parent_hold::find_parent_hold(context, run, Until::from_now(run.wait), &holds),
         Work::Hold(_) => hold::keys(context, run, &holds).map(|keys| (keys, None)),
     }
     .map_err(unstarted)?;
@@ -117,9 +120,10 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     };
     let names = context.names(&rest)?;
     context.check_supported(&names, run.mode)?;
-    let token = Token::random().map_err(|error| internal("the system has no random bytes", &error))?;
+    let token =
+        Token::random().map_err(|error| internal("cannot get random bytes from the system", &error))?;
     let inherited = prepare()?;
-    let mut store = context.open_for_hold(hold_on(run)).map_err(unstarted)?;
+    let mut store = context.open_for_hold(hold_requirements(run)).map_err(unstarted)?;
     let keep = store.prepare(&token).map_err(|error| unstarted(context.with_origin(error).into()))?;
 
     let messages = Messages::new(context, &rest, run.mode, Right::Own, work.subject());
@@ -151,23 +155,24 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
         op_timeout: context.settings.op_timeout,
     };
     let limits = guard.limits();
-    let rely = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
-    let lease =
-        Lease::new(store, request, rely).map_err(|error| internal("cannot ask for the lock", &error))?;
-    let alarm =
-        inherited.alarm(guard.fds()[0]).map_err(|error| internal("cannot watch for signals", &error))?;
-    let own = Own { keys: rest, holds, token, schedule, lease, alarm };
+    let on_renewed = move |term_at, kill_at| limits.set(Limits { term_at, kill_at });
+    let lease = Lease::new(store, request, on_renewed)
+        .map_err(|error| internal("cannot ask for the lock", &error))?;
+    let interrupt =
+        inherited.interrupt(guard.fds()[0]).map_err(|error| internal("cannot watch for signals", &error))?;
+    let own = Own { keys: rest, holds, token, schedule, lease, interrupt };
     let runs = Runs::Command;
     let asked_by = Asker::Operator;
     Session { context, run, work, inherited, group, runs, guard, messages, limits, report, asked_by }.go(&own)
 }
 
-/// Runs the command under a hold of the job around. Whoever has that hold renews it, gives it back, and stops us with all
-/// the rest of its job should it be lost: so there is no lease here, no limit, and nothing to give back.
+/// Runs the command under a hold of the parent job. The parent dlock renews that hold and gives it
+/// back, and stops this dlock with the rest of its job if it is lost. So there is no lease here, no
+/// limit, and nothing to give back.
 fn run_inside(
     context: &Context,
     run: &Run,
-    enclosing: &Enclosing,
+    enclosing: &ParentHold,
     report: &mut RunReport,
 ) -> anyhow::Result<Exit> {
     let inherited = prepare()?;
@@ -191,7 +196,7 @@ fn run_inside(
     session.report.asked = Some(Moment::now());
     session.report.granted = Some((Moment::now(), enclosing.proof.fence));
     session.report.slot = enclosing.proof.slot;
-    let Enclosing { held, proof } = enclosing;
+    let ParentHold { held, proof } = enclosing;
     let env = environment_inside(&context.settings, &run.keys, &held.token, proof.fence, proof.slot);
     session.guard.start(&env, Limits::NEVER).map_err(|error| internal("cannot start the command", &error))?;
     session.report.started = true;
@@ -200,12 +205,12 @@ fn run_inside(
     Ok(over.exit)
 }
 
-/// What this run asks of the store.
-fn hold_on(run: &Run) -> HoldOn {
+/// What this run requires of the store.
+fn hold_requirements(run: &Run) -> HoldOn {
     HoldOn { replicas: run.replicas, max_lease: run.max_lease }
 }
 
-/// What the guard is to do.
+/// The guard's plan.
 fn plan(run: &Run, group: Group, keep: Vec<RawFd>) -> Plan {
     Plan {
         argv: run.argv.clone(),
@@ -227,7 +232,7 @@ fn prepare() -> anyhow::Result<Inherited> {
     supervise::prepare().map_err(|error| internal("cannot prepare to supervise the job", &error))
 }
 
-/// One run, from the guard's birth to the end.
+/// One run, from the guard's fork to the end.
 struct Session<'a> {
     context: &'a Context,
     run: &'a Run,
@@ -239,45 +244,45 @@ struct Session<'a> {
     messages: Messages<'a>,
     limits: supervise::LimitsSender,
     report: &'a mut RunReport,
-    /// Who asked the job to end, if somebody has.
+    /// Who asked the job to end, if anybody has.
     asked_by: Asker,
 }
 
-/// The hold that this run asks for, keeps and gives back.
+/// The hold that this run asks for, renews and gives back.
 struct Own {
     /// Its keys, in the order given.
     keys: Vec<Key>,
-    /// Those of the job around.
+    /// The holds of the parent job.
     holds: Holds,
     token: Token,
     schedule: Schedule,
     lease: Lease,
-    /// Breaks off what is asked of the store before the job runs.
-    alarm: Alarm,
+    /// Interrupts requests to the store before the job runs.
+    interrupt: Interrupt,
 }
 
-/// What there is of the job.
+/// Which part of the job runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Runs {
-    /// CMD, and whatever it started.
+    /// CMD, and what it started.
     Command,
     /// What CMD left behind, with `--tree`.
     Rest,
 }
 
-/// How the job ended, or did not begin.
+/// How the job ended, or did not start.
 struct Over {
     exit: Exit,
     end: End,
 }
 
-/// What came in while waiting for anything.
+/// What ended a wait.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time, on the stack")]
 enum News {
     Signal(supervise::Received),
     Job(Event),
     Lease(Report),
-    /// Nothing, until the moment asked for.
+    /// Nothing happened until the given moment.
     Nothing,
 }
 
@@ -301,20 +306,21 @@ impl Session<'_> {
                 self.guard.done();
                 Ok(Exit::Ok)
             }
-            // The guard still clears up behind what the token may have had.
+            // Dropping the guard makes it give back what the token may still have.
             Obtained::TakenAway => Ok(Exit::Lost),
             Obtained::Interrupted(signal) => {
-                // The guard leaves by token. If it is not through in time it goes on by itself.
+                // The guard leaves the queue by token. If that takes too long, it goes on by
+                // itself.
                 let _ = self.guard.finish(LEAVING);
                 Ok(Exit::Signal(signal))
             }
         }
     }
 
-    /// Waits for the lock; the job has been started when this answers [`Obtained::Lock`].
+    /// Waits for the lock. If this returns [`Obtained::Lock`], the job has been started.
     fn obtain(&mut self, own: &Own) -> anyhow::Result<Obtained> {
         loop {
-            // The line on a terminal moves on although nothing is heard.
+            // Wakes without news too, to update the line on a terminal.
             let Some(until) = self.next_look() else { return Ok(Obtained::Unwanted) };
             match self.news(Some(own), until).map_err(|error| internal("cannot watch", &error))? {
                 News::Signal(received) if self.ends(received.signal) => {
@@ -337,7 +343,7 @@ impl Session<'_> {
                     self.messages.waiting(waiting);
                 }
                 News::Lease(report) => {
-                    if let Some(obtained) = self.hear(own, report)? {
+                    if let Some(obtained) = self.handle_report(own, report)? {
                         return Ok(obtained);
                     }
                 }
@@ -345,10 +351,10 @@ impl Session<'_> {
         }
     }
 
-    /// Gives back what the token has, or takes it out of the queue, when no guard is there to do it and CMD did not run.
+    /// Gives back the hold, or leaves the queue, when no guard can do it and CMD did not run.
     fn leave(&self, own: &Own) {
         let end = End { ran: Ran::No, job: None, once_per: false };
-        // If it fails the lock is free when its lease ends, and a place in the queue is passed over.
+        // If this fails, the lock is free when its lease ends, and a place in the queue goes stale.
         let _ = own.lease.give_back(&end);
     }
 
@@ -356,8 +362,8 @@ impl Session<'_> {
         supervise::ENDING.contains(&signal) && !self.inherited.ignored(signal)
     }
 
-    /// A report that comes before the job runs; what follows from it, if anything does.
-    fn hear(&mut self, own: &Own, report: Report) -> anyhow::Result<Option<Obtained>> {
+    /// Handles a report that comes before the job runs. Returns the outcome, if there is one.
+    fn handle_report(&mut self, own: &Own, report: Report) -> anyhow::Result<Option<Obtained>> {
         match report {
             Report::Granted { grant, sent } => {
                 self.report.granted = Some((Moment::now(), grant.fence));
@@ -399,7 +405,8 @@ impl Session<'_> {
                 return Ok(Some(Obtained::Busy));
             }
             Report::Failed(error) => {
-                // The request may have arrived although no answer came: the guard leaves by token, in the background.
+                // The request may have arrived without an answer: the guard leaves by token, in the
+                // background.
                 return Err(self.messages.failed(error).into());
             }
             Report::TooSlow => return Err(self.messages.too_slow(self.run.ttl.get()).into()),
@@ -439,14 +446,16 @@ impl Session<'_> {
                     self.report.lost = Some(how);
                     if how != lease::Loss::Deadline {
                         self.guard.lost(kill_by).map_err(|error| internal_while_running(&error))?;
-                        // After that: the job is being stopped, whatever the store does now.
+                        // Only after the guard was told, so that a slow store does not delay the
+                        // stop.
                         self.report.fate = self.fate(lease);
                     }
                     self.messages.lost(how, &self.report.fate, self.run.on_lost);
                 }
                 News::Lease(Report::Asked(asker)) => {
                     self.asked_by = asker;
-                    // A hold tells who asks before the watcher is stopped, which closes stdout. A job is stopped first.
+                    // A hold reports who asked before the watcher is stopped, which closes stdout.
+                    // A job is stopped first.
                     let is_hold = self.is_hold();
                     if is_hold {
                         self.report.fate = self.fate(lease);
@@ -486,20 +495,20 @@ impl Session<'_> {
                     self.messages.command_ended(status, || self.guard.processes());
                 }
                 News::Job(Event::Ended { status, reason }) => return Ok(self.over(status, reason)),
-                // What becomes of the job follows: `Stopping`, `Ended`.
+                // `Stopping` and `Ended` follow.
                 News::Job(Event::Died) => {}
             }
         }
     }
 
-    /// Who asked for the end, or why the lock is lost, as far as the store says.
+    /// Asks the store who asked for the end, or why the lock is lost.
     fn fate(&self, lease: Option<&Lease>) -> Fate {
         let fence = self.report.granted.map(|(_, fence)| fence);
         let told = lease.zip(fence).map(|(lease, fence)| Fate::of(&lease.views(), fence));
         told.unwrap_or(Fate::Unknown)
     }
 
-    /// CMD could not be executed, or must not be any more.
+    /// CMD could not be executed, or was too late to start.
     fn not_started(&mut self, why: supervise::NotStarted) -> Over {
         let exit = match why {
             supervise::NotStarted::Errno(libc::ENOENT) => Exit::NotFound,
@@ -511,13 +520,13 @@ impl Session<'_> {
         Over { exit, end: End { ran: Ran::No, job: None, once_per: false } }
     }
 
-    /// Which status comes of it: that the lock was lost weighs most, then `--max-run`, then how CMD ended.
+    /// Chooses the exit status: a lost lock comes first, then `--max-run`, then CMD's own.
     fn over(&mut self, status: Option<Ended>, reason: Option<supervise::StopReason>) -> Over {
         if reason == Some(supervise::StopReason::Asked) {
             self.report.lost.get_or_insert(lease::Loss::Asked(self.asked_by));
         }
         if reason == Some(supervise::StopReason::LeaseRanOut) {
-            // The guard acts by its own clock, and may be ahead of the thread that renews.
+            // The guard acts by its own timer, and may be ahead of the thread that renews.
             self.report.lost.get_or_insert(lease::Loss::Deadline);
         }
         let own = match status {
@@ -547,8 +556,8 @@ impl Session<'_> {
         }
     }
 
-    /// Gives the lock back. Of one that is another's by now there is nothing to give (I8); of several, one may be
-    /// another's and the rest still ours.
+    /// Gives the lock back. A single lock that was lost is not given back (I8). Of several, one may
+    /// be lost and the others still held.
     fn give_back(self, own: &Own, mut over: Over) -> Exit {
         let answer = match self.report.lost {
             Some(lease::Loss::NotHeld) if own.keys.len() == 1 => Ok(Left::NotHeld),
@@ -579,11 +588,12 @@ impl Session<'_> {
         over.exit
     }
 
-    /// Waits for a signal, news of the job or of the lease, at most until `until`.
+    /// Waits until `until` for a signal, or for news of the job or the lease.
     fn news(&mut self, own: Option<&Own>, until: Option<Moment>) -> io::Result<News> {
         let lease = own.map(|own| &own.lease);
         loop {
-            // Signals first: a dlock that was told to end must not start a job that was granted in the same instant.
+            // Signals first: if a signal to end and the grant come in the same instant, the job
+            // must not start.
             if let Some(received) = self.inherited.next_signal()? {
                 if received.signal == libc::SIGCHLD {
                     self.guard.tend()?;
@@ -600,10 +610,10 @@ impl Session<'_> {
             if until.is_some_and(Moment::passed) {
                 return Ok(News::Nothing);
             }
-            // What is too far away for the kernel is never.
+            // A moment too far away for the kernel counts as never.
             let until = until.into_iter().chain(lease.and_then(Lease::next)).min();
             if let Some(own) = own
-                && own.lease.wait(own.alarm.as_fd(), until)
+                && own.lease.wait(own.interrupt.as_fd(), until)
             {
                 continue;
             }
@@ -619,19 +629,19 @@ impl Session<'_> {
     }
 }
 
-/// What came of asking for the lock.
+/// Result of asking for the lock.
 enum Obtained {
     Lock,
     Busy,
-    /// What it was to be held for is over.
+    /// What the lock was to be held for has ended.
     Unwanted,
-    /// Somebody else did what it was wanted for.
+    /// Another run has done the work within `--once-per`.
     Done,
     TakenAway,
     Interrupted(i32),
 }
 
-/// An error of the store before the run began.
+/// Adds to a store error from before the run that nothing ran.
 fn unstarted(error: Error, unrun: &str) -> Error {
     match error {
         Error::Store(error) => Error::Store(error.map(|text| format!("{text}; {unrun}"))),

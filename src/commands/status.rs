@@ -1,7 +1,7 @@
-//! Who holds what, who waits, for how long? Asks the store and prints; changes nothing.
+//! `dlock status`: shows holders and waiters. Changes nothing.
 
 use super::context::Context;
-use super::wanted::{Damaged, Wanted};
+use super::key_operands::{Damaged, KeyOperands};
 use crate::cli;
 use crate::config::Settings;
 use crate::error::Error;
@@ -15,12 +15,12 @@ use std::time::Duration;
 
 mod watch;
 
-/// How many of the last ends a line of a table tells of.
+/// How many of the last ends a table row shows.
 const IN_A_LINE: usize = 1;
 
 pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     let Context { settings, printer } = context;
-    let wanted = Wanted::of(context, &flags.keys)?;
+    let wanted = KeyOperands::of(context, &flags.keys)?;
     let mut store = context.open()?;
     if let Some(every) = flags.watch {
         return watch::watch(context, store, wanted, every.unwrap_or(Duration::from_secs(1)));
@@ -31,7 +31,7 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     for damaged in &seen.damaged {
         printer.say(Kind::Error, What::Unreadable, &damaged.line);
     }
-    // Each of the locks named is worth a question of its own.
+    // One more request for each lock that was named.
     let refused: Vec<Option<Refusal>> = seen
         .views
         .iter()
@@ -49,7 +49,7 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
 fn text(
     settings: &Settings,
     flags: &cli::Status,
-    wanted: &Wanted,
+    wanted: &KeyOperands,
     seen: &Overview,
     refused: &[Option<Refusal>],
 ) -> Result<String, Error> {
@@ -75,13 +75,18 @@ fn place(settings: &Settings) -> Namespace {
 
 struct Overview {
     views: Vec<View>,
-    /// What there is to say of locks that cannot be shown.
+    /// Messages about locks that cannot be shown.
     damaged: Vec<Damaged>,
 }
 
-/// Those named, those that match a pattern, and without either all that are not simply free; of each so many of its last
-/// ends.
-fn look(wanted: &Wanted, store: &mut dyn Store, which: Which, ends: usize) -> Result<Overview, store::Error> {
+/// Reads the locks that were named or match a pattern, or without either all that are not simply
+/// free, each with its last `ends` ends.
+fn look(
+    wanted: &KeyOperands,
+    store: &mut dyn Store,
+    which: Which,
+    ends: usize,
+) -> Result<Overview, store::Error> {
     let which = if wanted.patterns.is_empty() { which } else { Which::Known };
     let (mut views, mut damaged) = (Vec::new(), Vec::new());
     let seen = |view: View, is_named| {

@@ -1,5 +1,5 @@
-//! Which store do the settings mean? Joins what the URL names with the stores that there are: for those who hold locks, for
-//! those who only look, and for `doctor`, who wants to see each server by itself. Nothing is spoken to yet.
+//! Makes the store that the settings name: for commands that hold locks, for commands that only
+//! watch, and for `doctor`, which needs each server by itself. Nothing is connected yet.
 
 use super::context::Context;
 use super::password;
@@ -28,10 +28,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What stands for an address that others will name.
-const NOWHERE: Address = Address::Tcp { host: String::new(), port: 0 };
+/// Placeholder for an address that sentinels or cluster nodes will name.
+const PLACEHOLDER: Address = Address::Tcp { host: String::new(), port: 0 };
 
-/// What a command that holds a lock asks of the store.
+/// What a command that holds a lock requires of the store.
 #[derive(Clone, Copy)]
 pub struct HoldOn {
     pub replicas: Replicas,
@@ -39,12 +39,12 @@ pub struct HoldOn {
     pub max_lease: Duration,
 }
 
-/// What a store is made of.
+/// The parts of a store.
 pub enum Made {
     Server(Target),
-    /// Sentinels, what they call the master, and how to get into that.
+    /// Sentinels, the master's name, and how to connect to the master.
     Sentinels(Vec<Target>, String, Target),
-    /// Nodes of a cluster, and how to get into each.
+    /// Nodes of a cluster, and how to connect to each.
     Cluster(Vec<Address>, Target),
     Masters(Vec<Target>),
     Directory(PathBuf),
@@ -62,15 +62,15 @@ impl Context {
         self.open_for_hold(HoldOn { replicas: Replicas::None, max_lease: self.settings.max_lease() })
     }
 
-    /// One who looks on at locks there; at those that are not dlock's, so often.
+    /// An observer of locks there; `foreign` is how often it reads locks that dlock did not write.
     pub fn observe(&self, foreign: Duration) -> Result<Observer, Error> {
         let question = self.settings.connect_timeout + self.settings.op_timeout;
         let token = Token::random()
-            .map_err(|error| Error::Internal(format!("the system has no random bytes: {error}")))?;
+            .map_err(|error| Error::Internal(format!("the system gave no random bytes: {error}")))?;
         Ok(Observer::new(self.open()?, token, Budgets { question, foreign }))
     }
 
-    /// The store, where a lock is to be held.
+    /// The store, opened to hold a lock.
     pub fn open_for_hold(&self, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
         let shown = self.settings.store.to_string();
         let redis = match self.made()? {
@@ -80,7 +80,7 @@ impl Context {
             #[cfg(feature = "sql")]
             Made::Database(_) if hold.replicas != Replicas::None => {
                 return Err(Error::Config(format!(
-                    "--replicas: {shown} tells its replicas as it is set up to; leave it out, and see docs/stores.md"
+                    "--replicas cannot be used with {shown}: the settings of the database say which standbys acknowledge; leave it out (docs/stores.md)"
                 )));
             }
             #[cfg(feature = "sql")]
@@ -88,7 +88,7 @@ impl Context {
             #[cfg(feature = "etcd")]
             Made::Etcd(_) if hold.replicas != Replicas::None => {
                 return Err(Error::Config(format!(
-                    "--replicas: {shown} answers when a majority of its members has what was asked; leave it out"
+                    "--replicas cannot be used with {shown}: a majority of its members acknowledges each write anyway; leave it out"
                 )));
             }
             #[cfg(feature = "etcd")]
@@ -96,7 +96,7 @@ impl Context {
             #[cfg(feature = "zookeeper")]
             Made::ZooKeeper(_) if hold.replicas != Replicas::None => {
                 return Err(Error::Config(format!(
-                    "--replicas: {shown} has what it says on most of its servers; leave it out"
+                    "--replicas cannot be used with {shown}: a majority of its servers acknowledges each write anyway; leave it out"
                 )));
             }
             #[cfg(feature = "zookeeper")]
@@ -117,7 +117,7 @@ impl Context {
         Ok(Box::new(redis.acknowledged_by(hold.replicas)))
     }
 
-    /// Whether the store that the settings name can hold these locks, and so, at all.
+    /// Checks that the store can hold these locks in this mode.
     pub fn check_supported(&self, names: &Names, mode: Mode) -> Result<(), Error> {
         let refusal = match self.settings.store.place {
             Location::Quorum { .. } => QuorumStore::refusal(names, mode),
@@ -127,12 +127,12 @@ impl Context {
         refusal.map_or(Ok(()), |why| Err(Error::Usage(why)))
     }
 
-    /// Whether a span may be asked of the store that the settings name; `flag` is where it was given.
+    /// Checks that the store allows a lease or min-hold this long; `flag` is where it was given.
     pub fn check_lease_limit(&self, flag: &str, span: Duration) -> Result<(), Error> {
         let most = self.settings.max_lease();
         match self.settings.store.place {
             Location::Quorum { .. } if span > most => Err(Error::Usage(format!(
-                "{flag} {} is longer than --max-lease, {} on independent masters; see docs/stores.md",
+                "{flag} {} is longer than --max-lease ({}) of the independent masters; see docs/stores.md",
                 span_of(span),
                 span_of(most)
             ))),
@@ -140,13 +140,12 @@ impl Context {
         }
     }
 
-    /// The password of the store.
     fn password(&self) -> Option<Password> {
         let login = self.settings.store.credentials.as_ref()?;
         password::of(login, self.settings.connect_timeout)
     }
 
-    /// What the store is made of.
+    /// The parts of the store.
     pub fn made(&self) -> Result<Made, Error> {
         let settings = &self.settings;
         let store = &settings.store;
@@ -168,7 +167,7 @@ impl Context {
             Location::Tcp { host, db, tls } => Made::Server(server(tcp(host), *db, certificates(tls)?)),
             Location::Unix { path, db } => Made::Server(server(Address::Unix(path.clone()), *db, None)),
             Location::Sentinel { sentinels, master, db, tls } => {
-                let place = server(NOWHERE, *db, certificates(tls)?);
+                let place = server(PLACEHOLDER, *db, certificates(tls)?);
                 let login = store.sentinel_credentials.as_ref();
                 let sentinel_password = login.and_then(|login| password::of(login, settings.connect_timeout));
                 let sentinel = |host: &Host| Target {
@@ -183,10 +182,10 @@ impl Context {
             }
             Location::Cluster { nodes, tls } => {
                 let tls = tls.as_ref().map(|tls| self.certificates_of(tls, nodes, &shown)).transpose()?;
-                Made::Cluster(nodes.iter().map(tcp).collect(), server(NOWHERE, 0, tls))
+                Made::Cluster(nodes.iter().map(tcp).collect(), server(PLACEHOLDER, 0, tls))
             }
             Location::Quorum { nodes, db, tls } => {
-                let place = server(NOWHERE, *db, certificates(tls)?);
+                let place = server(PLACEHOLDER, *db, certificates(tls)?);
                 let master = |host: &Host| Target {
                     address: tcp(host),
                     shown: Location::Tcp { host: host.clone(), db: *db, tls: tls.clone() }.to_string(),
@@ -231,12 +230,11 @@ impl Context {
         })
     }
 
-    /// This dlock cannot speak to such a store.
+    /// The error for a store that this dlock was built without.
     #[cfg(not(all(feature = "mysql", feature = "postgres", feature = "etcd", feature = "zookeeper")))]
     fn not_built(&self, feature: &str) -> Error {
         Error::Config(format!(
-            "{}: this dlock was built without {feature}; take dlock from its packages, which have it, or build it from a \
-             clone with `cargo install --locked --path . --features {feature}`",
+            "{}: this dlock was built without {feature}; install a dlock package, which has it, or build it from a clone with `cargo install --locked --path . --features {feature}`",
             self.settings.store
         ))
     }
@@ -250,12 +248,12 @@ impl Context {
         };
         let user = store.credentials.as_ref().and_then(|login| login.username.clone()).ok_or_else(|| {
             let scheme = dialect.scheme();
-            Error::Config(format!("{shown}: which user? {scheme}://USER@… or DLOCK_USERNAME names one"))
+            Error::Config(format!("{shown}: no user is set; write {scheme}://USER@… or set DLOCK_USERNAME"))
         })?;
         Ok(sql::Target {
             servers: match at {
                 DatabaseAt::Tcp(hosts) => hosts.iter().map(tcp).collect(),
-                // As libpq names it. Its directory has one for each port.
+                // As libpq names it: the directory has one socket for each port.
                 DatabaseAt::Unix(path) if *dialect == Dialect::Postgres && path.is_dir() => {
                     vec![Address::Unix(path.join(format!(".s.PGSQL.{}", dialect.port())))]
                 }
@@ -271,30 +269,31 @@ impl Context {
         })
     }
 
-    /// User and password, or neither.
     #[cfg(feature = "zookeeper")]
     fn zookeeper_login(&self) -> Result<Option<(String, Password)>, Error> {
         let store = &self.settings.store;
         let Some(login) = &store.credentials else { return Ok(None) };
         match (&login.username, self.password()) {
             (Some(user), Some(_)) if user.contains(':') => {
-                Err(Error::Config(format!("{store}: the name of a user there has no colon in it")))
+                Err(Error::Config(format!("{store}: a user name there cannot contain a colon")))
             }
-            // The server takes any password. With another one dlock would be another user, without its locks.
+            // The server accepts any password, but with a different one dlock would be another
+            // user, without access to its locks.
             (Some(user), Some(password)) => Ok(Some((user.clone(), password.kept()))),
             _ => Err(Error::Config(format!(
-                "{store}: a password needs a user there; zookeeper://USER@… or DLOCK_USERNAME names one"
+                "{store}: a password needs a user there; write zookeeper://USER@… or set DLOCK_USERNAME"
             ))),
         }
     }
 
-    /// The certificates that TLS uses, read before the guard is forked, so that a file that cannot be used is known before
-    /// anything is asked for.
+    /// Reads the certificates for TLS before the guard is forked, so that an unusable file is
+    /// reported before the lock is asked for.
     fn certificates(&self, named: &url::Tls, shown: &str) -> Result<Tls, Error> {
         self.certificates_of(named, &[], shown)
     }
 
-    /// The same of servers that are found through these, which may tell addresses while certificates have names.
+    /// The same for servers found through these seeds. They may report addresses while certificates
+    /// have names.
     fn certificates_of(&self, named: &url::Tls, seeds: &[Host], shown: &str) -> Result<Tls, Error> {
         let client = named.client.as_ref().map(|client| (client.cert.clone(), client.key.clone()));
         let names = seeds.iter().map(|seed| seed.name.clone());

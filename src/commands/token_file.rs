@@ -1,11 +1,11 @@
-//! How does a token get in without standing on a command line? By a file, or by standard input.
+//! Reads a token from a file or from standard input, so that it need not be on a command line.
 
 use crate::error::Error;
 use crate::lock::Token;
 use std::io::Read;
 use std::path::Path;
 
-/// A token file holds 32 digits and perhaps a line end; more than this is no token file.
+/// Longest token file. A valid one has 32 digits and perhaps a line end.
 const MOST: u64 = 4096;
 
 /// Reads the token in a file; `-` is standard input.
@@ -18,5 +18,5 @@ pub fn read(file: &Path) -> Result<Token, Error> {
     };
     read.map_err(|error| Error::Config(format!("cannot read the token from {shown}: {error}")))?;
     Token::parse(text.trim_end_matches(['\n', '\r']))
-        .map_err(|why| Error::Config(format!("{shown} holds no token: {why}")))
+        .map_err(|why| Error::Config(format!("there is no token in {shown}: {why}")))
 }

@@ -1,10 +1,10 @@
-//! When are these locks free? Looks on, one lock after the other, and takes none. Nobody is held up by it: it stands in no
-//! queue.
+//! `dlock wait`: watches locks, one after the other, until each was seen free. Takes none and
+//! stands in no queue.
 
 use super::context::{Context, riding_out};
 use super::foreground::{Foreground, Signals, Teller};
 use super::held::Holds;
-use super::wanted::Wanted;
+use super::key_operands::KeyOperands;
 use crate::cli;
 use crate::clock::Moment;
 use crate::error::Error;
@@ -21,32 +21,33 @@ use crate::store::{self, View};
 use crate::supervise;
 use std::ops::ControlFlow;
 
-/// What the thread that looks tells.
+/// What the worker thread, which watches the locks, reports.
 enum Learned {
     NotFree(Box<View>),
     Remark(Remark, String),
-    /// What the patterns mean.
+    /// Which locks the patterns match.
     Meant(String),
     Free(Name),
-    /// Nothing follows: all are free, or the time was over before this one was.
+    /// The last report: all are free, or the lock at which the time ran out.
     Over(Result<Option<Name>, Error>),
 }
 
 pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> {
     let settings = &context.settings;
-    let wanted = Wanted::of(context, &flags.keys)?;
+    let wanted = KeyOperands::of(context, &flags.keys)?;
     let (since, end) = (Moment::now(), flags.wait.map(|bound| Moment::now().after(bound)));
     // Before the store is opened, which may start a thread.
     let signals = Signals::take(&supervise::ENDING)?;
-    // Without a bound the store that cannot be reached may be one that never was.
+    // Without a bound, an unreachable store at first contact is an error: it may never have
+    // existed.
     let bound = flags.wait.filter(|bound| !bound.is_zero());
     let first = if bound.is_some() { First::RiddenOut } else { First::Counts };
     let mut observer = context.observe(FOREIGN_LOOK)?;
     let inside = context.clone();
     let foreground = Foreground::start(signals, move |teller| {
-        let over = meant(&inside, &mut observer, &wanted, first, end, teller).and_then(|names| {
-            refuse_own(&inside, &mut observer, &names)?;
-            let over = look_on(&mut observer, &names, end, first, teller);
+        let over = locks_to_wait_for(&inside, &mut observer, &wanted, first, end, teller).and_then(|names| {
+            refuse_own_locks(&inside, &mut observer, &names)?;
+            let over = watch_until_free(&mut observer, &names, end, first, teller);
             Ok(over.map_err(|error| inside.with_origin(error))?)
         });
         teller.tell(Learned::Over(over));
@@ -84,7 +85,7 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
             Learned::Over(Ok(None)) => return Ok(Exit::Ok),
             Learned::Over(Ok(Some(name))) => {
                 let state = last.as_deref().map(describe::state).unwrap_or_default();
-                let over = bound.map(|bound| format!("; the {} of --wait are over", span(bound)));
+                let over = bound.map(|bound| format!("; --wait ({}) ran out", span(bound)));
                 let over = over.unwrap_or_default();
                 let holder = last.as_deref().and_then(|view| view.holders.first());
                 let text = format!("{} in {} {state}{over}", name.key(), settings.store);
@@ -97,11 +98,11 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
     }
 }
 
-/// The locks to wait for. An outage is waited out while they are looked for, as while one is waited for.
-fn meant(
+/// Returns the locks to wait for. An outage is waited out here, too.
+fn locks_to_wait_for(
     context: &Context,
     observer: &mut Observer,
-    wanted: &Wanted,
+    wanted: &KeyOperands,
     first: First,
     end: Option<Moment>,
     teller: &Teller<Learned>,
@@ -133,8 +134,8 @@ fn meant(
     Ok(names)
 }
 
-/// Looks at one lock after the other until it is free; the one at which the time was over.
-fn look_on(
+/// Watches one lock after the other until it is free. Returns the one at which the time ran out.
+fn watch_until_free(
     observer: &mut Observer,
     names: &[Name],
     end: Option<Moment>,
@@ -158,15 +159,15 @@ fn look_on(
     Ok(None)
 }
 
-/// Nobody lives to see the end of what ends with himself.
-fn refuse_own(context: &Context, observer: &mut Observer, names: &[Name]) -> Result<(), Error> {
+/// Refuses to wait for a lock that this process runs under: it would wait for its own end.
+fn refuse_own_locks(context: &Context, observer: &mut Observer, names: &[Name]) -> Result<(), Error> {
     let (holds, settings) = (Holds::of_process(), &context.settings);
     for name in names {
         let key = Key::new(name.key()).map_err(Error::Usage)?;
         for held in holds.of_key(settings, &key) {
             if context.verify(observer.store(), held)?.is_some() {
                 return Err(Error::Usage(format!(
-                    "this process itself runs under {key} in {}, and would wait for its own end",
+                    "this process itself runs under {key} in {}, and would wait for itself",
                     settings.store
                 )));
             }

@@ -1,8 +1,9 @@
-//! What happens to the locks, from now on? One thread looks and prints, see [`look`]; this one waits for what ends it: a
-//! signal, a reader that is gone, or the other thread's failure. So ^C ends it at once, whatever the store does.
+//! `dlock watch`: prints what happens to the locks from now on. One thread reads and prints (see
+//! [`look`]); the main thread waits for what ends it: a signal, a reader that is gone, or a failure
+//! of the other thread. So ^C ends it at once, whatever the store does.
 
 use super::context::Context;
-use super::wanted::Wanted;
+use super::key_operands::KeyOperands;
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -23,9 +24,9 @@ mod look;
 const ENDING: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
 
 pub fn watch(context: &Context, flags: &cli::watch::Watch) -> anyhow::Result<Exit> {
-    let wanted = Wanted::of(context, &flags.keys)?;
+    let wanted = KeyOperands::of(context, &flags.keys)?;
     let form = if flags.json { Form::Json } else { Form::Text(output::coloured(context.settings.color)) };
-    // That nothing can be written is better said before something happens.
+    // If nothing can be written, fail before anything happens.
     output::print("")?;
     let (end, ended) = channel();
     let by_signal = end.clone();
@@ -41,11 +42,12 @@ pub fn watch(context: &Context, flags: &cli::watch::Watch) -> anyhow::Result<Exi
     Ok(Exit::Ok)
 }
 
-/// Calls `end` on another thread when one of the signals in [`ENDING`] comes. A signal that was ignored when dlock started
-/// stays ignored.
+/// Calls `end` on another thread when one of the signals in [`ENDING`] comes. A signal that was
+/// ignored when dlock started stays ignored.
 ///
-/// ctrlc installs its handler for INT, TERM and HUP. This function then restores the disposition of HUP and of ignored
-/// signals. The three signals are blocked meanwhile, so none of them meets the wrong handler.
+/// ctrlc installs its handler for INT, TERM and HUP. This function then restores the disposition of
+/// HUP and of ignored signals. The three signals are blocked meanwhile, so none of them meets the
+/// wrong handler.
 fn on_signal(end: impl FnMut() + Send + 'static) -> Result<(), Error> {
     let taken = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
     let kept = taken.map(|signal| (signal, sys::ignored(signal)));
@@ -63,7 +65,8 @@ fn on_signal(end: impl FnMut() + Send + 'static) -> Result<(), Error> {
     set.map_err(|error| cannot("take signals", &error))
 }
 
-/// Returns when nobody reads standard output any more. poll() reports that as POLLERR, which needs no request.
+/// Returns when standard output has no reader any more. poll() reports that as POLLERR, which needs
+/// no request.
 fn reader_gone() -> Result<(), Error> {
     loop {
         match poll(&mut [PollFd::from_borrowed_fd(stdout(), PollFlags::empty())], None) {

@@ -1,7 +1,7 @@
-//! Who logs in, with which password, and where do those stand? Every layer may name them; what the strongest says holds,
-//! and two that differ there are an error.
+//! Resolves the user and password, and where they are found. Every layer may name them; the
+//! strongest layer wins, and two different values on it are an error.
 
-use super::reach::{Beside, PasswordAt, absolute};
+use super::job_env::{Beside, PasswordAt, absolute};
 use super::url::{self, Location, Secret};
 use super::{Credentials, Layers, Password, Sensitivity, Set, Source, invalid, of_flag};
 use crate::error::Error;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// What to log in with, and where that was found.
+/// The login, and where it was found.
 #[derive(Default)]
 pub struct Login {
     pub credentials: Option<Credentials>,
@@ -32,8 +32,8 @@ impl Login {
 }
 
 impl Layers<'_> {
-    /// User and password. A password in the URL counts as set where the URL was set. On the highest layer that has a
-    /// password there may be several only if they are equal.
+    /// Resolves user and password. A password in the URL counts as set where the URL was set. The
+    /// highest layer with a password may give several only if they are equal.
     pub fn credentials(&self, url: &Set<url::Url>) -> Result<Login, Error> {
         let Self { flags, files, file, .. } = self;
         let rank = |source: &Source| match source {
@@ -87,14 +87,14 @@ impl Layers<'_> {
             }),
             (Some(username), None) => Err(invalid(
                 &username.source,
-                "a user is named and no password; --password-file, --password-command or DLOCK_PASSWORD gives it",
+                "a user is set, but no password; give it with --password-file, --password-command or DLOCK_PASSWORD",
             )),
             (None, None) => Ok(Login::default()),
         }
     }
 
-    /// The URLs on lower layers that name the place that is in force. A job gets DLOCK_STORE without the password in it:
-    /// whoever could read that where it stands still can.
+    /// The URLs on lower layers that name the same store. A job gets DLOCK_STORE without the
+    /// password; if it can read the password's original place, it finds it there.
     fn urls_below(&self, url: &Set<url::Url>) -> Vec<Set<url::Url>> {
         let files = self.files.iter().filter_map(|file| file.text("store"));
         let texts = self.variable("DLOCK_STORE").into_iter().chain(files);
@@ -104,7 +104,7 @@ impl Layers<'_> {
         parsed.filter(|other| other.value.place == url.value.place).collect()
     }
 
-    /// What a dlock inside of a job has to find beside the store and the user.
+    /// What a dlock inside a job needs besides the store and the user.
     pub fn beside(&self, login: &Login) -> Beside {
         let user = login.credentials.as_ref().and_then(|login| login.username.as_ref());
         let in_store = login.password_source == Some(Source::Variable("DLOCK_STORE"));
@@ -122,7 +122,8 @@ impl Layers<'_> {
         Beside {
             store_has_it: store.is_some_and(|store| store.is_of(user)),
             variable_differs: match &login.password_at {
-                // A file may be another one's by then.
+                // The file or command may give a new password by then, which would contradict
+                // DLOCK_PASSWORD.
                 PasswordAt::File(_) | PasswordAt::Command(_) => self.variables.contains_key("DLOCK_PASSWORD"),
                 PasswordAt::Nowhere | PasswordAt::Elsewhere => false,
             },
@@ -130,8 +131,7 @@ impl Layers<'_> {
         }
     }
 
-    /// Every file that the settings lead to, whatever it is for: a password that a stronger layer overrules is one all
-    /// the same.
+    /// Every file that the settings name, also one with a password that a stronger layer overrides.
     pub fn sensitive_files(&self, url: &Set<url::Url>) -> Vec<(PathBuf, Sensitivity)> {
         use Sensitivity::{Secret, Trusted};
         let below = self.urls_below(url);
@@ -163,7 +163,7 @@ impl Layers<'_> {
         found.into_iter().collect()
     }
 
-    /// The variables with a password in them, whatever overrules them.
+    /// The variables that contain a password, also one that is overridden.
     pub fn exposed(&self) -> Vec<&'static str> {
         let in_url = |set: Set<String>| url::parse(&set.value).is_ok_and(|url| url.password.is_some());
         let store = self.variable("DLOCK_STORE").is_some_and(in_url).then_some("DLOCK_STORE");
@@ -171,7 +171,8 @@ impl Layers<'_> {
     }
 }
 
-/// Where a password file is. A configuration file names its neighbours: under cron the current directory means nothing.
+/// The path of a password file. In a configuration file it is relative to that file: under cron the
+/// current directory means nothing.
 fn password_path(named: &Set<String>) -> PathBuf {
     match &named.source {
         Source::File { path, .. } => path.parent().unwrap_or(Path::new("/")).join(&named.value),
@@ -179,18 +180,18 @@ fn password_path(named: &Set<String>) -> PathBuf {
     }
 }
 
-/// What a setting for the password is.
+/// The kind of a password setting.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Text,
-    /// Where the password is.
+    /// A file that contains the password.
     File,
-    /// What prints it.
+    /// A command that prints it.
     Command,
 }
 
-/// The password that the settings of one layer give. They may give it several times, if it is the same; what a command prints is
-/// not known.
+/// The password from the settings of one layer. Several settings may give it if they give the same
+/// one; what a command prints is unknown here.
 fn resolved(given: Vec<(Form, Set<String>)>) -> Result<Option<Set<Password>>, Error> {
     let command = given.iter().find(|(form, _)| *form == Form::Command);
     let other = given.iter().find(|(form, set)| {
@@ -225,7 +226,7 @@ fn resolved(given: Vec<(Form, Set<String>)>) -> Result<Option<Set<Password>>, Er
     }))
 }
 
-/// A pipe can be read once, and a descriptor is closed before it is read again.
+/// A pipe can be read once, and a descriptor is closed before the next read.
 fn can_be_read_again(path: &Path) -> bool {
     let is_descriptor = ["/dev", "/proc"].iter().any(|place| path.starts_with(place));
     !is_descriptor && std::fs::metadata(path).is_ok_and(|found| found.is_file())
@@ -235,7 +236,7 @@ fn differ(one: &Source, other: &Source, what: &str) -> Error {
     Error::Config(format!("{one} and {other} give different {what} for the store; leave one out"))
 }
 
-/// The one value of the highest layer; two different ones there are an error that names both places.
+/// The value of the highest layer. Two different values there are an error that names both sources.
 fn highest(
     what: &str,
     rank: &impl Fn(&Source) -> usize,

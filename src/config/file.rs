@@ -1,6 +1,6 @@
-//! What does a configuration file say? TOML, one flat table, keys named as the long flags. A key that is not known,
-//! or a value of the wrong type, is an error with file, line and what is allowed: a setting that is misspelt must not
-//! be lost. Which file wins is decided in `config`.
+//! Reads a configuration file: TOML, one flat table, keys named as the long flags. An unknown key
+//! or a value of the wrong type is an error with file, line and what is allowed: a misspelt setting
+//! must not be ignored. `config` decides which file wins.
 
 use super::{Set, Source, choice, invalid};
 use crate::cli::duration;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::de::{DeTable, DeValue};
 
-/// A value, of the type that its key asks for.
+/// A value, of the type that its key requires.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
     /// Any text, or one of a closed set of words, already checked.
@@ -30,10 +30,10 @@ pub enum Value {
     Slots(u32),
 }
 
-/// Reads a value as its key wants it. The error reads after the key's name.
+/// Converts a value to the type of its key. The error reads after the key's name.
 type Read = fn(&DeValue<'_>) -> Result<Value, String>;
 
-/// Every key, and what it wants.
+/// Every key, and how its value is read.
 const KEYS: [(&str, Read); 27] = [
     ("store", text),
     // It may be empty.
@@ -66,10 +66,10 @@ const KEYS: [(&str, Read); 27] = [
     ("tree", flag),
 ];
 
-/// One configuration file, or several merged. Its `Debug` shows no values: one of them may be a password.
+/// One configuration file, or several merged. `Debug` shows no values: one may be a password.
 #[derive(Clone, Default)]
 pub struct File {
-    /// Where it was read; empty for a merged one.
+    /// Its path; empty for a merged one.
     pub path: PathBuf,
     entries: BTreeMap<&'static str, Set<Value>>,
 }
@@ -81,7 +81,7 @@ impl fmt::Debug for File {
 }
 
 impl File {
-    /// Reads a file; none if it does not exist.
+    /// Reads a file; `None` if it does not exist.
     pub fn read(path: &Path) -> Result<Option<Self>, Error> {
         match std::fs::read(path) {
             Ok(bytes) => match String::from_utf8(bytes) {
@@ -93,14 +93,14 @@ impl File {
         }
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     fn parse(path: &Path, text: &str) -> Result<Self, Error> {
         let source = |at: usize| {
             let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
             Source::File { path: path.into(), line }
         };
         let table = DeTable::parse(text).map_err(|error| {
-            // The message of the parser, not its picture of the line: a password may stand there.
+            // Only the parser's message, not its excerpt of the line: that may contain a password.
             let why = error.message().replace('\n', "; ");
             let span = error.span().unwrap_or_default();
             let key = text.get(span.clone()).filter(|word| KEYS.iter().any(|(name, _)| name == word));
@@ -119,7 +119,7 @@ impl File {
         Ok(Self { path: path.into(), entries })
     }
 
-    /// Joins files, the later winning key by key.
+    /// Merges files; for each key the later file wins.
     pub fn merged(files: &[Self]) -> Self {
         let entries = files.iter().flat_map(|file| file.entries.clone()).collect();
         Self { path: PathBuf::new(), entries }
@@ -144,7 +144,7 @@ impl File {
         }
     }
 
-    /// A yes or no; no if it is not there.
+    /// A boolean; false if it is not set.
     pub fn flag(&self, key: &str) -> bool {
         self.get(key).is_some_and(|set| set.value == Value::Flag(true))
     }
@@ -206,17 +206,18 @@ fn replicas(value: &DeValue<'_>) -> Result<Value, String> {
     Replicas::parse(text).map(Value::Replicas).map_err(|why| format!("'{text}': {why}"))
 }
 
-/// What to say about a key that is not known.
+/// The message for an unknown key.
 fn unknown(key: &str, value: &DeValue<'_>) -> String {
     if matches!(value, DeValue::Table(_)) {
-        return format!("there are no sections, and so no '{key}': every key stands for itself, at the top");
+        return format!("there are no sections such as '{key}': write each setting on a line of its own");
     }
     if matches!(key, "key" | "keys") {
-        return "a lock's key is given on the command line: -k KEY".into();
+        return "a lock's key can only be given on the command line: -k KEY".into();
     }
     if key == "report" {
-        // Runs that share a file overwrite each other's; and it is to be written also when no setting can be read.
-        return "a report is asked for on the command line: --report FILE".into();
+        // Not in a file: runs that share it would overwrite each other's report, and a report must
+        // be written even if no setting can be read.
+        return "'report' can only be given on the command line: --report FILE".into();
     }
     if is_option(key) {
         return format!("'{key}' can only be given on the command line: --{key}");
@@ -226,8 +227,8 @@ fn unknown(key: &str, value: &DeValue<'_>) -> String {
     format!("unknown setting '{key}'{}", near.unwrap_or_default())
 }
 
-/// Who owns a file; none if it does not exist. Where even that is hidden, the owner of what hides it: a directory
-/// that the caller may not enter, of somebody else, makes the file somebody else's.
+/// The owner of a file; `None` if it does not exist. If a directory hides the file from the caller,
+/// its owner counts as the file's owner.
 pub fn owner(path: &Path) -> Result<Option<u32>, Error> {
     for path in path.ancestors() {
         match std::fs::metadata(path) {
@@ -242,7 +243,7 @@ pub fn owner(path: &Path) -> Result<Option<u32>, Error> {
     Ok(None)
 }
 
-/// Whether an error says that there is no such file.
+/// Whether an error means that there is no such file.
 fn is_absence(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
@@ -259,7 +260,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn what_was_meant_is_named_and_nothing_else() {
+    fn unknown_key_gets_only_a_close_suggestion() {
         let refused = |text: &str| match File::parse(Path::new("c.toml"), text) {
             Err(error) => error.to_string(),
             Ok(file) => unreachable!("{text} gave {file:?}"),
@@ -280,9 +281,10 @@ mod tests {
         }
     }
 
-    /// The file that packages install sets nothing, and has a line for every key, which may be uncommented as it is.
+    /// The file that packages install sets nothing, and has for every key a line that is valid when
+    /// its # is removed.
     #[test]
-    fn the_packaged_file_has_every_setting_as_a_comment() -> Result<(), Box<dyn std::error::Error>> {
+    fn packaged_file_has_every_setting_as_a_comment() -> Result<(), Box<dyn std::error::Error>> {
         let text = include_str!("../../packaging/dlock.toml");
         assert!(File::parse(Path::new("dlock.toml"), text)?.entries.is_empty());
         let lines = text.lines().filter_map(|line| line.strip_prefix('#'));

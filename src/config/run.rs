@@ -1,5 +1,5 @@
-//! What is `run` to do, once flags and configuration files are joined? Plain values for one run; every default of
-//! `run` stands here. Whether the command exists, and whether the lock is to be had, is not asked.
+//! Joins flags and configuration files to the plain values of one run. Every default of `run` is
+//! here. Does not check whether the command exists.
 
 use super::file::{File, Value};
 use super::url::Location;
@@ -11,16 +11,16 @@ use crate::lock::{Key, Mode, Replicas, Ttl, Wait};
 use std::ffi::OsString;
 use std::time::Duration;
 
-/// The lease where none is asked for.
+/// The default ttl.
 pub const TTL: Duration = Duration::from_secs(30);
-/// The longest lease on independent masters where none is set.
+/// The default for the longest lease on independent masters.
 pub const MAX_LEASE: Duration = Duration::from_secs(5 * 60);
 
-/// Whose end the lock is kept for.
+/// How long the lock is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeepFor {
     Command,
-    /// That of every process of the job.
+    /// Until every process of the job has ended.
     Tree,
 }
 
@@ -28,13 +28,13 @@ pub enum KeepFor {
 pub struct Run {
     /// The keys in the order given, each once; at least one.
     pub keys: Vec<Key>,
-    /// With whom the lock is shared.
+    /// How the lock may be shared.
     pub mode: Mode,
     pub ttl: Ttl,
     pub wait: Wait,
-    /// How long the lock is kept at least; zero for not at all.
+    /// Shortest time to keep the lock; zero for none.
     pub min_hold: Duration,
-    /// The longest lease that anybody may ask of independent masters.
+    /// The longest lease allowed on independent masters.
     pub max_lease: Duration,
     /// When to stop the job.
     pub max_run: Option<Duration>,
@@ -42,18 +42,18 @@ pub struct Run {
     pub grace: Duration,
     /// What to do with the job when the lock is lost.
     pub on_lost: OnLost,
-    /// Whose end the lock is kept for.
+    /// How long the lock is kept.
     pub keep_for: KeepFor,
     /// The status when the lock was not obtained.
     pub busy: u8,
     /// The program and its arguments; never empty.
     pub argv: Vec<OsString>,
     pub replicas: Replicas,
-    /// Within how long before a run that succeeded is enough.
+    /// Skip the command if a run succeeded within this time.
     pub once_per: Option<Duration>,
-    /// Whether it ends whoever holds the lock.
+    /// Whether it replaces the holder (`--replace`).
     pub replaces: bool,
-    /// Whether it is not to be ended so itself.
+    /// Whether it cannot be replaced itself (`--no-replace`).
     pub stays: bool,
     /// `--reason`, if not empty.
     pub reason: Option<String>,
@@ -61,7 +61,7 @@ pub struct Run {
 }
 
 impl Settings {
-    /// The lease: the flag's, else that of the configuration files, else 30 s.
+    /// The ttl: from the flag, else the configuration files, else 30 s.
     pub fn ttl(&self, flag: Option<Ttl>) -> Result<Ttl, Error> {
         match flag {
             Some(ttl) => Ok(ttl),
@@ -93,9 +93,9 @@ impl Settings {
         };
         let min_hold = flags.min_hold.or_else(|| file.span("min-hold")).unwrap_or_default();
         if !min_hold.is_zero() && wait != Wait::No {
-            // The flags alone were looked at before; so a file has a part in this.
+            // The flags alone were checked before, so a file has a part in this.
             return Err(Error::Config(format!(
-                "min-hold ({}) and wait ({}) do not go together; '-w 0' or '--min-hold 0' sets one aside",
+                "min-hold ({}) and wait ({}) cannot be combined; '-w 0' or '--min-hold 0' turns one off",
                 said_by("min-hold", "--min-hold", flags.min_hold.is_some()),
                 said_by("wait", "--wait", flags.wait.is_some()),
             )));
@@ -103,13 +103,13 @@ impl Settings {
         let mode = mode(flags, file)?;
         if flags.replace && wait == Wait::No {
             return Err(Error::Usage(
-                "--replace waits until the old job is dead, so it needs --wait ('-w', or '-w DUR' for no longer than that)"
+                "--replace waits until the old job is dead, so it needs --wait ('-w', or '-w DUR' with a limit)"
                     .into(),
             ));
         }
         if flags.replace && mode != Mode::Exclusive {
             return Err(Error::Usage(format!(
-                "--replace is for locks with one holder, not for {mode} ('-x' sets the configuration file aside)"
+                "--replace is for locks with one holder, not for {mode} ('-x' overrides the configuration file)"
             )));
         }
         let max_lease = flags.max_lease.unwrap_or_else(|| self.max_lease());
@@ -144,7 +144,7 @@ impl Settings {
             wait,
             min_hold,
             max_lease,
-            // As with timeout(1), no time means no limit.
+            // As in timeout(1), zero means no limit.
             max_run: flags.max_run.or_else(|| file.span("max-run")).filter(|span| !span.is_zero()),
             grace: flags.grace.or_else(|| file.span("grace")).unwrap_or(Duration::from_secs(10)),
             on_lost: flags.on_lost.or_else(|| file.choice("on-lost")).unwrap_or(OnLost::Stop),
@@ -162,13 +162,13 @@ impl Settings {
 }
 
 impl Settings {
-    /// The longest lease that anybody may ask of independent masters, by the configuration files.
+    /// The longest lease allowed on independent masters, by the configuration files.
     pub fn max_lease(&self) -> Duration {
         self.file.span("max-lease").unwrap_or(MAX_LEASE)
     }
 }
 
-/// The refusal of a lease that a restarted master could forget while it is held.
+/// The error for a lease that a restarted master could forget while it is held.
 fn too_long(name: &str, by: &Source, longest: Duration, longest_by: &Source) -> Error {
     let of = |name, by: &Source| match by {
         Source::Default => format!("the default of --{name}"),
@@ -176,8 +176,7 @@ fn too_long(name: &str, by: &Source, longest: Duration, longest_by: &Source) -> 
         Source::Flag(_) | Source::Variable(_) => format!("--{name}"),
     };
     let text = format!(
-        "{} is longer than {} of {}, which must be the same for the whole fleet: a master that restarts is not counted \
-         for that long",
+        "{} is longer than {} of {}, which must be the same on every machine: after a restart a master is not counted for that long",
         of(name, by),
         of("max-lease", longest_by),
         humantime::format_duration(longest),
@@ -186,7 +185,7 @@ fn too_long(name: &str, by: &Source, longest: Duration, longest_by: &Source) -> 
     if is_flag(by) || is_flag(longest_by) { Error::Usage(text) } else { Error::Config(text) }
 }
 
-/// How many may hold the lock together. A flag sets aside whatever the files say.
+/// The mode. A flag overrides everything that the files say.
 fn mode(flags: &cli::Run, file: &File) -> Result<Mode, Error> {
     match (flags.shared, flags.exclusive, flags.slots.flatten()) {
         (true, _, _) => return Ok(Mode::Shared),
@@ -208,7 +207,7 @@ fn mode(flags: &cli::Run, file: &File) -> Result<Mode, Error> {
         [] => Ok(Mode::Exclusive),
         [(_, mode, _)] => Ok(mode),
         [(one, _, first), (other, _, second), ..] => Err(Error::Config(format!(
-            "{one} ({first}) and {other} ({second}) exclude each other; -x, -s or -n N sets both aside"
+            "{one} ({first}) and {other} ({second}) exclude each other; -x, -s or -n N overrides both"
         ))),
     }
 }

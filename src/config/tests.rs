@@ -1,4 +1,4 @@
-//! Do the layers win in their order, and is no setting lost?
+//! Tests that the layers win in their order, and that no setting is ignored.
 
 use super::*;
 use crate::cli::{Command, usage};
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
-/// A machine of its own: no variables, no files.
+/// A simulated machine, at first without variables and files.
 struct Machine {
     dir: TempDir,
     environment: Environment,
@@ -63,7 +63,7 @@ impl Machine {
         Ok(self.run(flags)?.0)
     }
 
-    /// The line for a setting that is refused with 78.
+    /// The message for a setting that is refused with 78.
     fn refused(&self, flags: &[&str]) -> String {
         match self.run(flags) {
             Err(Error::Config(line)) => {
@@ -76,7 +76,7 @@ impl Machine {
     }
 }
 
-/// What a store is logged in to with.
+/// The user and password of the store's login.
 fn login(settings: &Settings) -> (Option<String>, Option<String>) {
     let known = settings.store.credentials.as_ref();
     let password = known.and_then(|login| {
@@ -89,8 +89,8 @@ fn login(settings: &Settings) -> (Option<String>, Option<String>) {
     (known.and_then(|login| login.username.clone()), password)
 }
 
-/// A user, if any, and a password.
-fn said(user: &str, password: &str) -> (Option<String>, Option<String>) {
+/// The expected user, if any, and password.
+fn user_and_password(user: &str, password: &str) -> (Option<String>, Option<String>) {
     (Some(user.to_owned()).filter(|user| !user.is_empty()), Some(password.into()))
 }
 
@@ -131,7 +131,7 @@ fn flag_then_variable_then_user_file_then_machine_file() -> Outcome {
 }
 
 #[test]
-fn a_named_file_stands_alone() -> Outcome {
+fn named_file_replaces_the_others() -> Outcome {
     let machine = Machine::new()?.machine_file("prefix = 'm:'")?;
     std::fs::write(machine.path("own.toml"), "op-timeout = 0.5")?;
     let own = machine.path("own.toml");
@@ -146,7 +146,7 @@ fn a_named_file_stands_alone() -> Outcome {
 }
 
 #[test]
-fn a_file_that_is_somebody_elses_is_skipped() -> Outcome {
+fn file_of_another_user_is_skipped() -> Outcome {
     let mut machine = Machine::new()?.user_file("prefix = 'u:'")?;
     assert_eq!(machine.settings(&[])?.prefix, "u:");
     machine.environment.uid += 1;
@@ -174,7 +174,7 @@ fn set_but_empty_is_refused() -> Outcome {
 }
 
 #[test]
-fn variables_that_make_no_sense() -> Outcome {
+fn invalid_variables_are_refused() -> Outcome {
     for (name, value) in [
         ("DLOCK_STORE", "redis://a redis://b"),
         ("DLOCK_STORE", " redis://a"),
@@ -203,7 +203,7 @@ fn variables_that_make_no_sense() -> Outcome {
 }
 
 #[test]
-fn files_that_make_no_sense() -> Outcome {
+fn invalid_files_are_refused() -> Outcome {
     for (text, parts) in [
         ("\nstor = 'redis://h'", &["line 2", "'store'"][..]),
         ("tll = 3", &["line 1", "'ttl'"]),
@@ -228,7 +228,7 @@ fn files_that_make_no_sense() -> Outcome {
         ("log-format = 'xml'", &["text, json"]),
         ("quiet = 'yes'", &["true or false"]),
         ("quiet = true\nverbose = true", &["line 2", "exclude"]),
-        ("min-hold = 1\nwait = true", &["line 1", "line 2", "do not go together"]),
+        ("min-hold = 1\nwait = true", &["line 1", "line 2", "cannot be combined"]),
         ("ttl = 1\nttl = 2", &["line 2", "TOML", "'ttl'"]),
         ("ttl =\n", &["line 1", "TOML"]),
         ("[run]\nttl = 2", &["line 1", "'run'", "no sections"]),
@@ -253,7 +253,7 @@ fn files_that_make_no_sense() -> Outcome {
 }
 
 #[test]
-fn a_mode_from_a_file_is_set_aside_by_a_flag() -> Outcome {
+fn flag_overrides_mode_from_a_file() -> Outcome {
     let mode = |machine: &Machine, flags: &[&str]| machine.run(flags).map(|(_, run)| run.mode);
     let machine = Machine::new()?;
     assert_eq!(mode(&machine, &[])?, Mode::Exclusive);
@@ -276,39 +276,39 @@ fn a_mode_from_a_file_is_set_aside_by_a_flag() -> Outcome {
 }
 
 #[test]
-fn the_password_of_the_highest_layer() -> Outcome {
+fn password_of_the_highest_layer_wins() -> Outcome {
     let machine = Machine::new()?.machine_file("username = 'file'\npassword = 'hush-file'")?;
-    assert_eq!(login(&machine.settings(&[])?), said("file", "hush-file"));
+    assert_eq!(login(&machine.settings(&[])?), user_and_password("file", "hush-file"));
     assert_eq!(login(&machine.settings(&["--store=file:/x"])?), (None, None));
     let machine = machine.with("DLOCK_STORE", "redis://:hush-url@h");
-    assert_eq!(login(&machine.settings(&[])?), said("file", "hush-url"));
+    assert_eq!(login(&machine.settings(&[])?), user_and_password("file", "hush-url"));
     let machine = machine.with("DLOCK_PASSWORD", "hush-variable");
     let line = machine.refused(&[]);
     assert!(line.contains("DLOCK_PASSWORD") && line.contains("DLOCK_STORE"), "{line}");
     std::fs::write(machine.path("pw"), "hush-flag\r\n")?;
     let flag = format!("--password-file={}", machine.path("pw"));
-    assert_eq!(login(&machine.settings(&[&flag, "--username=u"])?), said("u", "hush-flag"));
+    assert_eq!(login(&machine.settings(&[&flag, "--username=u"])?), user_and_password("u", "hush-flag"));
     let machine = machine.with("DLOCK_PASSWORD", "hush-url");
-    assert_eq!(login(&machine.settings(&[])?), said("file", "hush-url"));
+    assert_eq!(login(&machine.settings(&[])?), user_and_password("file", "hush-url"));
     let settings = machine.settings(&["--store=redis://v:hush-argv@h"])?;
-    assert_eq!(login(&settings), said("v", "hush-argv"));
+    assert_eq!(login(&settings), user_and_password("v", "hush-argv"));
     assert_eq!(settings.warnings.len(), 1);
     assert!(!format!("{settings:?}").contains("hush"));
     Ok(())
 }
 
 #[test]
-fn a_password_command_stands_alone_on_its_layer() -> Outcome {
+fn password_command_excludes_others_on_its_layer() -> Outcome {
     let machine = Machine::new()?.machine_file("username = 'u'\npassword-command = 'vault'")?;
-    assert_eq!(login(&machine.settings(&[])?), said("u", "$(vault)"));
-    assert_eq!(login(&machine.settings(&["--password-command=aws"])?), said("u", "$(aws)"));
+    assert_eq!(login(&machine.settings(&[])?), user_and_password("u", "$(vault)"));
+    assert_eq!(login(&machine.settings(&["--password-command=aws"])?), user_and_password("u", "$(aws)"));
     std::fs::write(machine.path("pw"), "hush")?;
     let flag = format!("--password-file={}", machine.path("pw"));
-    assert_eq!(login(&machine.settings(&[&flag])?), said("u", "hush"));
+    assert_eq!(login(&machine.settings(&[&flag])?), user_and_password("u", "hush"));
     let line = machine.refused(&[&flag, "--password-command=vault"]);
     assert!(line.contains("--password-file and --password-command give different passwords"), "{line}");
     let machine = machine.with("DLOCK_PASSWORD_COMMAND", "cat");
-    assert_eq!(login(&machine.settings(&[])?), said("u", "$(cat)"));
+    assert_eq!(login(&machine.settings(&[])?), user_and_password("u", "$(cat)"));
     let environment = machine.settings(&[])?.environment();
     assert!(environment.contains(&("DLOCK_PASSWORD_COMMAND", Some("cat".into()))), "{environment:?}");
     assert!(environment.contains(&("DLOCK_PASSWORD_FILE", None)), "{environment:?}");
@@ -324,7 +324,7 @@ fn a_password_command_stands_alone_on_its_layer() -> Outcome {
 }
 
 #[test]
-fn what_stands_in_a_password_file() -> Outcome {
+fn password_file_loses_one_line_end() -> Outcome {
     let machine = Machine::new()?.machine_file("password-file = 'pw'")?;
     for (bytes, password) in [
         (&b"hush"[..], Some("hush")),
@@ -338,7 +338,7 @@ fn what_stands_in_a_password_file() -> Outcome {
     ] {
         std::fs::write(machine.path("pw"), bytes)?;
         match password {
-            Some(password) => assert_eq!(login(&machine.settings(&[])?), said("", password)),
+            Some(password) => assert_eq!(login(&machine.settings(&[])?), user_and_password("", password)),
             None => assert!(machine.refused(&[]).contains("line 1")),
         }
     }
@@ -346,7 +346,7 @@ fn what_stands_in_a_password_file() -> Outcome {
 }
 
 #[test]
-fn words_and_colours() -> Outcome {
+fn verbosity_format_and_colour() -> Outcome {
     let machine = Machine::new()?.machine_file("quiet = true\ncolor = 'always'\nlog-format = 'json'")?;
     let settings = machine.settings(&[])?;
     assert_eq!(

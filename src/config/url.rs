@@ -1,5 +1,5 @@
-//! What does a store URL mean? Plain values; no I/O, no default, no variable. What is refused is refused without
-//! repeating it where it might hold a secret.
+//! Parses a store URL to plain values. No I/O, no defaults from elsewhere, no variables. An error
+//! does not repeat what may contain a secret.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use split::{Parts, absolute, authority, decode, number};
@@ -19,21 +19,21 @@ pub const ALLOWED: &str = "a store is redis://[USER:PASSWORD@]HOST[:PORT][/DB], 
      etcd://[USER:PASSWORD@]HOST[:PORT],…[/PREFIX] (etcds is TLS), \
      zookeeper://[USER:PASSWORD@]HOST[:PORT],…[/CHROOT] (zookeepers is TLS), or file:/DIR";
 
-/// The port of a Redis server where the URL names none.
+/// Default port of a Redis server.
 const PORT: u16 = 6379;
-/// The port of a sentinel where the URL names none.
+/// Default port of a sentinel.
 const SENTINEL_PORT: u16 = 26379;
-/// The port of a member of etcd where the URL names none.
+/// Default port of an etcd member.
 const ETCD_PORT: u16 = 2379;
-/// What dlock's keys in etcd begin with where the URL does not say it.
+/// Default prefix of dlock's keys in etcd.
 const ETCD_PREFIX: &str = "dlock";
-/// The port of a ZooKeeper server where the URL names none; and where it is spoken to over TLS.
+/// Default port of a ZooKeeper server.
 const ZOOKEEPER_PORT: u16 = 2181;
 const ZOOKEEPER_TLS_PORT: u16 = 2281;
-/// Characters of the name of a database that stand for themselves in a URL.
+/// Characters that are not escaped in the name of a database.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// The same of a path.
+/// Characters that are not escaped in a path.
 const PATH: &AsciiSet = &PLAIN.remove(b'/');
 
 /// Where the locks are.
@@ -43,7 +43,7 @@ pub enum Location {
     Tcp {
         host: Host,
         db: u16,
-        /// Set where it is spoken to over TLS.
+        /// `Some` if it is reached over TLS.
         tls: Option<Tls>,
     },
     /// A Redis server over a socket on this machine.
@@ -54,27 +54,27 @@ pub enum Location {
     },
     /// The Redis server that sentinels name.
     Sentinel {
-        /// Where the sentinels listen; at least one.
+        /// The sentinels; at least one.
         sentinels: Vec<Host>,
-        /// The name by which they know the master.
+        /// The master's name.
         master: String,
         db: u16,
-        /// Set where sentinels and servers are spoken to over TLS.
+        /// `Some` if sentinels and servers are reached over TLS.
         tls: Option<Tls>,
     },
     Cluster {
         /// Some of its nodes; at least one.
         nodes: Vec<Host>,
-        /// Set where they are spoken to over TLS.
+        /// `Some` if they are reached over TLS.
         tls: Option<Tls>,
     },
     /// Several independent masters, of which a majority holds the locks.
     Quorum {
-        /// All of them: an odd number, at least three, no two the same.
+        /// All masters: an odd number, at least three, no two the same.
         nodes: Vec<Host>,
         /// The database on each.
         db: u16,
-        /// Set where they are spoken to over TLS.
+        /// `Some` if they are reached over TLS.
         tls: Option<Tls>,
     },
     /// A database with tables.
@@ -83,25 +83,25 @@ pub enum Location {
         at: DatabaseAt,
         /// Its name.
         name: String,
-        /// Set where it is spoken to over TLS.
+        /// `Some` if it is reached over TLS.
         tls: Option<Tls>,
     },
     /// A cluster of etcd.
     Etcd {
         /// Some of its members; at least one.
         members: Vec<Host>,
-        /// What all keys begin with, without a slash at either end.
+        /// The prefix of all keys, without a slash at either end.
         prefix: String,
-        /// Set where they are spoken to over TLS.
+        /// `Some` if they are reached over TLS.
         tls: Option<Tls>,
     },
     /// An ensemble of ZooKeeper.
     ZooKeeper {
         /// Its servers; at least one.
         servers: Vec<Host>,
-        /// The node below which everything is, without a slash at its end; empty for the root.
+        /// The root node of all data, without a slash at its end; empty for `/`.
         chroot: String,
-        /// Set where they are spoken to over TLS.
+        /// `Some` if they are reached over TLS.
         tls: Option<Tls>,
     },
     /// A directory on this machine.
@@ -111,10 +111,10 @@ pub enum Location {
     },
 }
 
-/// What a database is.
+/// The kind of a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Dialect {
-    /// And MariaDB.
+    /// MySQL and MariaDB.
     Mysql,
     Postgres,
 }
@@ -139,7 +139,7 @@ impl Dialect {
 /// Where the servers of a database are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DatabaseAt {
-    /// The primary and its standbys, whichever is which now; at least one, no two the same.
+    /// The primary and its standbys in any order; at least one, no two the same.
     Tcp(Vec<Host>),
     /// A socket on this machine; absolute.
     Unix(PathBuf),
@@ -166,27 +166,27 @@ impl fmt::Display for Host {
     }
 }
 
-/// What TLS trusts and shows. Every path is absolute.
+/// What TLS trusts and presents. Every path is absolute.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Tls {
-    /// The certificates to trust in place of the system's.
+    /// The certificates to trust instead of the system's.
     pub ca: Option<PathBuf>,
-    /// What to show a server that asks who is there.
+    /// The client certificate, for a server that requires one.
     pub client: Option<ClientCertificate>,
     /// Whether the server's certificate may name any host.
     pub any_host: bool,
 }
 
-/// A certificate of this client's own.
+/// A client certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClientCertificate {
-    /// The certificate, and the chain above it.
+    /// The certificate and its chain.
     pub cert: PathBuf,
     pub key: PathBuf,
 }
 
 impl Location {
-    /// Whom to trust and what to show, where the place is spoken to over TLS.
+    /// The TLS settings, if the store is reached over TLS.
     pub fn tls(&self) -> Option<&Tls> {
         match self {
             Self::Tcp { tls, .. }
@@ -202,7 +202,7 @@ impl Location {
 }
 
 impl Location {
-    /// The other machines that are spoken to without TLS, of those that the URL names.
+    /// Other machines named in the URL that are reached without TLS.
     pub fn in_clear(&self) -> Vec<&Host> {
         let hosts = match self {
             Self::Tcp { host, .. } => slice::from_ref(host),
@@ -218,8 +218,8 @@ impl Location {
     }
 }
 
-/// The URL of the place, in one spelling and never with a secret: for messages and DLOCK_HELD. It says which locks are
-/// meant; by which certificates they are reached is left out, since it does not change that.
+/// The normalized URL, never with a secret, for messages and DLOCK_HELD. It identifies the locks,
+/// so certificates are left out.
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = |tls: &Option<Tls>| if tls.is_some() { "rediss" } else { "redis" };
@@ -282,7 +282,7 @@ impl Secret {
         Self(text.into())
     }
 
-    /// The one in a file. One line end at its end does not count.
+    /// Reads a secret from a file, without one line end at its end.
     pub fn of_file(path: &Path) -> Result<Self, String> {
         const MOST: u64 = 64 * 1024;
         let said =
@@ -312,36 +312,36 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A URL taken apart.
+/// A parsed URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Url {
-    /// As it was written, without user and password.
+    /// The URL as written, without user and password.
     pub text: String,
     pub place: Location,
-    /// The user it names.
+    /// The user in it.
     pub username: Option<String>,
     /// The password in it.
     pub password: Option<Secret>,
-    /// What to show the sentinels, who do not know the servers' users.
+    /// The login for sentinels, which do not know the servers' users.
     pub sentinel: Option<SentinelLogin>,
 }
 
-/// How to log in to sentinels, as a URL says it. There is no way to write the password itself.
+/// The login for sentinels in a URL. A URL cannot contain their password itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SentinelLogin {
-    /// The user; none for the default user.
+    /// The user; `None` for the default user.
     pub username: Option<String>,
     /// The file with the password; absolute.
     pub password_file: PathBuf,
 }
 
 impl Url {
-    /// Whether it can be meant for this user: it names no other one.
+    /// Whether it may belong to this user: it names no other one.
     pub(super) fn is_of(&self, user: Option<&String>) -> bool {
         self.username.is_none() || self.username.as_ref() == user
     }
 
-    /// What to show the sentinels. Its file can be read.
+    /// The login for sentinels. Checks that its file can be read.
     pub(super) fn sentinel_credentials(&self) -> Result<Option<super::Credentials>, String> {
         let read = |login: &SentinelLogin| {
             Secret::of_file(&login.password_file)?;
@@ -352,11 +352,11 @@ impl Url {
     }
 }
 
-/// Takes a URL apart. The error says what is allowed, and repeats of the URL only what cannot be a secret.
+/// Parses a URL. The error says what is allowed, and repeats only parts that cannot be a secret.
 pub fn parse(text: &str) -> Result<Url, String> {
-    let url = take_apart(text)?;
+    let url = parse_without_text(text)?;
     let bare = match (&url.place, text.find("//"), text.rfind('@')) {
-        // In what could be taken apart an @ stands nowhere else.
+        // In a URL that was parsed, the only @ ends user and password.
         (place, Some(start), Some(end)) if !matches!(place, Location::File { .. }) => {
             format!("{}{}", &text[..start + 2], &text[end + 1..])
         }
@@ -365,9 +365,9 @@ pub fn parse(text: &str) -> Result<Url, String> {
     Ok(Url { text: bare, ..url })
 }
 
-fn take_apart(text: &str) -> Result<Url, String> {
+fn parse_without_text(text: &str) -> Result<Url, String> {
     if text.chars().any(|c| c.is_whitespace() || c.is_control()) {
-        return Err(format!("one store, one word: there is white space in it; {ALLOWED}"));
+        return Err(format!("there is white space in the store URL; {ALLOWED}"));
     }
     let Some((scheme, rest)) = text.split_once(':') else { return Err(bare(text)) };
     match scheme.to_ascii_lowercase().as_str() {
@@ -389,8 +389,10 @@ fn take_apart(text: &str) -> Result<Url, String> {
         "zookeeper" | "zk" => zookeeper(authority(rest)?, Wire::Plain),
         "zookeepers" => zookeeper(authority(rest)?, Wire::Tls),
         "file" => file(rest),
-        "rediss+unix" => Err(format!("a socket on this machine is spoken to without TLS; {ALLOWED}")),
-        "unix" | "redis-socket" => Err(format!("a socket is redis+unix:///SOCKET; {ALLOWED}")),
+        "rediss+unix" => {
+            Err(format!("a socket on this machine has no TLS: write redis+unix:///SOCKET; {ALLOWED}"))
+        }
+        "unix" | "redis-socket" => Err(format!("write a socket as redis+unix:///SOCKET; {ALLOWED}")),
         _ if rest.starts_with("//")
             && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b)) =>
         {
@@ -400,18 +402,20 @@ fn take_apart(text: &str) -> Result<Url, String> {
     }
 }
 
-/// A URL with this user in it, where there was none.
+/// Adds a user to a URL that has none.
 pub fn with_user(text: &str, user: &str) -> String {
     text.replacen("//", &format!("//{}@", utf8_percent_encode(user, PLAIN)), 1)
 }
 
-/// The error for what has no scheme.
+/// The error for a text without a scheme.
 fn bare(text: &str) -> String {
-    // What stands before an @ may be a password.
+    // The text before an @ may be a password.
     if text.contains(['@', '?', '#']) {
         format!("the scheme is missing; {ALLOWED}")
     } else if text.starts_with('/') {
-        format!("a path alone is no store; a directory is file:{text}, a socket redis+unix://{text}")
+        format!(
+            "a path alone is not a store URL: write file:{text} for a directory, redis+unix://{text} for a socket"
+        )
     } else {
         format!("the scheme is missing, did you mean redis://{text}? {ALLOWED}")
     }
@@ -428,7 +432,7 @@ enum Wire {
 fn tcp(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
     if parts.hosts.contains(',') {
         return Err(format!(
-            "several hosts need a scheme that says how they belong together: redis+sentinel://, \
+            "several hosts need a scheme that says what they are: redis+sentinel://, \
              redis+cluster:// or redis+quorum://; {ALLOWED}"
         ));
     }
@@ -447,7 +451,7 @@ fn sentinel(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
     if master.is_empty() {
         return Err(format!("the name of the master is missing after the sentinels; {ALLOWED}"));
     }
-    // What sentinel.c allows in a name.
+    // sentinel.c allows only these in a name.
     if !master.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte)) {
         return Err(format!("the name of a master has letters, digits, -, . and _ only; {ALLOWED}"));
     }
@@ -460,7 +464,7 @@ fn sentinel(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
 fn cluster(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
     let nodes = parts.hosts(PORT)?;
     if !matches!(parts.path, "" | "/" | "/0") {
-        return Err(format!("a cluster has database 0 only, so nothing follows its hosts; {ALLOWED}"));
+        return Err(format!("a cluster has database 0 only, so write nothing after the hosts; {ALLOWED}"));
     }
     let Parameters { tls, .. } = parameters(&parts, wire, Sentinels::No)?;
     Ok(url(Location::Cluster { nodes, tls }, parts))
@@ -472,14 +476,12 @@ fn quorum(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
     let count = nodes.len();
     if count < 3 {
         return Err(format!(
-            "a quorum needs at least three masters, so that one may fail; {count} given, \
-             and a single server is redis://HOST"
+            "a quorum needs at least three masters, so that one may fail; {count} given; write a single server as redis://HOST"
         ));
     }
     if count.is_multiple_of(2) {
         return Err(format!(
-            "a quorum needs an odd number of masters: {count} survive the loss of no more than {} do; \
-             leave one out or add one",
+            "a quorum needs an odd number of masters: {count} masters can lose no more of them than {} can; leave one out or add one",
             count - 1
         ));
     }
@@ -507,7 +509,7 @@ enum Sentinels {
     No,
 }
 
-/// What stands after the `?` of a URL with hosts.
+/// The parameters after the `?` of a URL with hosts.
 struct Parameters {
     tls: Option<Tls>,
     sentinel: Option<SentinelLogin>,
@@ -532,15 +534,18 @@ fn parameters_of<'p>(
             "sentinel-password-file" => &mut password_file,
             "user" | "username" | "pass" | "password" | "sentinel-password" => {
                 return Err(format!(
-                    "after ? there is no {name}=: user and password stand before the host, \
-                     better in DLOCK_USERNAME and DLOCK_PASSWORD_FILE (sentinel-password-file= for sentinels)"
+                    "there is no parameter {name}=: write user and password before the host, or better in DLOCK_USERNAME and DLOCK_PASSWORD_FILE (sentinel-password-file= for sentinels)"
                 ));
             }
-            "db" => return Err(format!("after ? there is no db=: it stands after the host; {ALLOWED}")),
+            "db" => {
+                return Err(format!(
+                    "there is no parameter db=: the database is written after the host; {ALLOWED}"
+                ));
+            }
             _ => {
                 let word = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
                 let shown = if word { name } else { "of that name" };
-                return Err(format!("after ? there is no parameter {shown}; {ALLOWED}"));
+                return Err(format!("there is no parameter {shown}; {ALLOWED}"));
             }
         };
         if matches!(name, "ca" | "cert" | "key") && wire == Wire::Plain {
@@ -601,10 +606,10 @@ fn unix(parts: Parts<'_>) -> Result<Url, String> {
             }
             ("user" | "username" | "pass" | "password", _) => {
                 return Err(
-                    "user and password stand before the path: redis+unix://USER:PASSWORD@/SOCKET".into()
+                    "write user and password before the path: redis+unix://USER:PASSWORD@/SOCKET".into()
                 );
             }
-            _ => return Err(format!("after ? only db=N is known; {ALLOWED}")),
+            _ => return Err(format!("the only parameter here is db=N; {ALLOWED}")),
         }
     }
     Ok(url(Location::Unix { path, db }, parts))
@@ -626,15 +631,14 @@ fn database(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
             ("sslmode", "verify-full") => mode = Some((Wire::Tls, false)),
             ("sslmode", _) => {
                 return Err(
-                    "sslmode= is verify-full, verify-ca or disable: dlock trusts a server that it has verified, \
-                            or speaks to it without TLS"
+                    "sslmode= is verify-full, verify-ca or disable: dlock verifies the server, or uses no TLS"
                         .into(),
                 );
             }
             other => others.push(other),
         }
     }
-    // What does not leave this machine needs no TLS.
+    // Traffic that does not leave this machine needs no TLS.
     let is_local = hosts.iter().all(Host::is_loopback);
     let (wire, any_host) = mode.unwrap_or((if is_local { Wire::Plain } else { Wire::Tls }, false));
     if wire == Wire::Plain && others.iter().any(|(name, _)| matches!(*name, "ca" | "cert" | "key")) {
@@ -644,8 +648,7 @@ fn database(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
     if let Some(tls) = &mut tls {
         tls.any_host = any_host;
         if any_host && tls.ca.is_none() {
-            return Err("sslmode=verify-ca needs ca=, the file with your own authority: from the others that this machine \
-                        trusts anybody can have a certificate"
+            return Err("sslmode=verify-ca needs ca=, the file with your own authority: anybody can get a certificate from the public ones"
                 .into());
         }
     }
@@ -665,7 +668,7 @@ fn database_socket(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
     for pair in parts.parameters() {
         match pair {
             ("db", text) if name.is_none() => name = Some(database_name(text)?),
-            _ => return Err(format!("after ? only db=DATABASE is known, once; {ALLOWED}")),
+            _ => return Err(format!("the only parameter here is db=DATABASE, once; {ALLOWED}")),
         }
     }
     let name = name.ok_or_else(|| format!("the database is missing: ?db=DATABASE; {ALLOWED}"))?;
@@ -687,7 +690,7 @@ fn etcd(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
     let prefix = match decode(parts.path.trim_matches('/'))? {
         prefix if prefix.is_empty() => ETCD_PREFIX.into(),
         prefix if prefix.split('/').all(|part| !part.is_empty()) => prefix,
-        _ => return Err(format!("two slashes follow each other in the prefix of the keys; {ALLOWED}")),
+        _ => return Err(format!("there are two slashes together in the prefix of the keys; {ALLOWED}")),
     };
     let Parameters { tls, .. } = parameters(&parts, wire, Sentinels::No)?;
     Ok(url(Location::Etcd { members, prefix, tls }, parts))
@@ -700,7 +703,9 @@ fn zookeeper(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
     let chroot = decode(parts.path)?;
     let chroot = chroot.strip_suffix('/').unwrap_or(&chroot);
     if chroot.split('/').skip(1).any(|step| matches!(step, "" | "." | "..")) {
-        return Err(format!("after the servers comes the path of a node, such as /ops/locks; {ALLOWED}"));
+        return Err(format!(
+            "the text after the servers must be the path of a node, such as /ops/locks; {ALLOWED}"
+        ));
     }
     let chroot = chroot.to_owned();
     if wire == Wire::Plain && parts.parameters().any(|(name, _)| matches!(name, "ca" | "cert" | "key")) {

@@ -1,5 +1,5 @@
-//! How does one thread wake another that waits for descriptors? By an eventfd. Carries no message; what there is to learn
-//! comes by a channel.
+//! An eventfd, by which a thread wakes another one that waits for descriptors. It carries no
+//! message; messages come by a channel.
 
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// One that is not readable.
+    /// A new one, not readable yet.
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
@@ -20,7 +20,7 @@ impl EventFd {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes it unreadable. Look for what there is to learn once more after this.
+    /// Makes it unreadable. Check the channel once more after this, or a message may be missed.
     pub fn drain(&self) {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }

@@ -1,4 +1,4 @@
-//! How is a hold kept? By renewals, and by listening for an operator's request between them.
+//! How a hold is kept: by renewals, and by listening for an operator's request between them.
 
 use super::event_fd::EventFd;
 use super::stores::Stores;
@@ -6,7 +6,7 @@ use super::{Asker, Loss, Report, Request};
 use crate::clock::{self, Moment};
 use crate::rules::Renewal;
 use crate::rules::schedule::{FailedBefore, Schedule};
-use crate::store::net::alarm;
+use crate::store::net::interrupt;
 use crate::store::{Error, Listener, Subscription};
 use renewal::Race;
 use std::fmt;
@@ -18,47 +18,49 @@ use std::time::Duration;
 
 mod renewal;
 
-/// A hold that lasts longer than this listens for an operator's request; a short job is not worth the connection.
+/// From this age on a hold listens for an operator's request; a shorter job is not worth the
+/// connection.
 pub const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
-/// How long a holder does without a subscription that failed.
+/// Pause before a failed subscription is used again.
 const BACKOFF: Duration = Duration::from_secs(1);
-/// From how many failures in a row on a person hears of it. One that the next attempt makes good is nobody's business.
+/// Failures in a row from which on they are reported. A single one that the next attempt makes good
+/// is not.
 const WORTH_SAYING: u32 = 2;
 
-/// What the lease thread and its owner share.
+/// What the lease thread and the main thread share.
 pub struct Keeper {
     pub stores: Stores,
     pub request: Request,
-    /// Called with the moments of TERM and KILL after each renewal.
-    pub rely: Box<dyn Fn(Moment, Moment) + Send + Sync>,
+    /// Called with the times of TERM and KILL after each renewal.
+    pub on_renewed: Box<dyn Fn(Moment, Moment) + Send + Sync>,
     pub reports: Sender<Report>,
     /// Readable when there is a report.
     pub owner: EventFd,
-    /// Readable when the hold is over, so that nobody listens any more.
+    /// Readable when the hold is over: listening then ends.
     pub over: EventFd,
-    /// Whether the thread has a connection to listen on.
+    /// Whether the lease thread has a connection to listen on.
     pub listens: AtomicBool,
 }
 
-/// How far the keeping of a hold is.
+/// The state of a hold between two renewals.
 #[derive(Debug, Clone, Copy)]
 pub struct Keeping {
-    /// From when the lease counts.
+    /// When the last successful request was sent; the lease counts from here.
     pub sent: Moment,
-    /// When it is to be renewed next.
+    /// When to renew next.
     pub next: Moment,
-    /// How many attempts in a row have failed.
+    /// Failed attempts in a row.
     failures: u32,
-    /// Whether it was said that the deadline has passed.
+    /// Whether the passing of the deadline was reported.
     overdue: bool,
-    /// Whether it was said that somebody asks for the end.
+    /// Whether a request to end was reported.
     asked: bool,
-    /// How long the last request took that succeeded.
+    /// How long the last successful request took.
     pub usual: Duration,
 }
 
 impl Keeping {
-    /// A hold that was granted just now, by a request that was sent then.
+    /// A hold that was just granted, by a request sent at `sent`.
     pub fn new(sent: Moment, schedule: &Schedule) -> Self {
         let usual = Moment::now().since(sent);
         Self { sent, next: schedule.renew_at(sent), failures: 0, overdue: false, asked: false, usual }
@@ -72,9 +74,9 @@ pub enum Kept {
     No,
 }
 
-/// What a holder hears with.
-struct Hearing {
-    /// From when on it listens.
+/// The state of listening.
+struct Listening {
+    /// When listening begins.
     listens_at: Moment,
     subscription: Option<Box<dyn Subscription>>,
 }
@@ -91,18 +93,18 @@ impl Keeper {
         self.owner.notify();
     }
 
-    /// Reports to an owner that is about to look.
+    /// Reports without waking the main thread, which is about to read reports anyway.
     pub fn say(&self, report: Report) {
-        // The owner has gone when the process is about to end.
+        // The receiver is gone when the process is about to end.
         let _ = self.reports.send(report);
     }
 
     /// Renews until the lock is given back or lost.
     pub fn keep(self: &Arc<Self>, mut keeping: Keeping) {
-        let mut hearing = Hearing { listens_at: keeping.sent.after(SUBSCRIBE_AFTER), subscription: None };
+        let mut listening = Listening { listens_at: keeping.sent.after(SUBSCRIBE_AFTER), subscription: None };
         let mut race = self.stores.late().map(|late| Race::new(late.clone()));
         loop {
-            self.listen(&mut hearing, keeping.next);
+            self.listen(&mut listening, keeping.next);
             if self.stores.is_closed() {
                 break;
             }
@@ -114,7 +116,7 @@ impl Keeper {
                 break;
             }
         }
-        drop(hearing);
+        drop(listening);
         self.listens.store(false, Ordering::Release);
     }
 
@@ -143,7 +145,7 @@ impl Keeper {
         }
     }
 
-    /// Acts on what a renewal was answered that was sent then.
+    /// Handles the answer to a renewal sent at `sent`.
     pub fn answered(&self, answer: Renewal, sent: Moment, keeping: &mut Keeping) -> Kept {
         let schedule = self.request.schedule;
         let asker = match answer {
@@ -157,7 +159,7 @@ impl Keeper {
                 return Kept::No;
             }
         };
-        (self.rely)(schedule.term_at(sent), schedule.kill_at(sent));
+        (self.on_renewed)(schedule.term_at(sent), schedule.kill_at(sent));
         if keeping.failures >= WORTH_SAYING {
             self.report(Report::Recovered);
         }
@@ -169,7 +171,7 @@ impl Keeper {
         Kept::Yes
     }
 
-    /// Acts on an attempt that failed, and says when the next one is due.
+    /// Handles a failed attempt, and sets when the next one is due.
     pub fn failed(&self, error: Error, began: Moment, keeping: &mut Keeping) {
         let schedule = self.request.schedule;
         keeping.failures = keeping.failures.saturating_add(1);
@@ -179,12 +181,12 @@ impl Keeper {
         keeping.next = schedule.retry_at(began);
         if schedule.deadline(keeping.sent).passed() {
             self.overdue(keeping);
-            // The job that is left, if any, runs without the lock; there is no hurry any more.
+            // What is left of the job runs without the lock; nothing is urgent any more.
             keeping.next = schedule.renew_at(began);
         }
     }
 
-    /// Says that an attempt takes long, if nothing was said of this outage yet.
+    /// Reports that an attempt takes long, if this outage was not reported yet.
     pub fn is_late(&self, error: &Error, keeping: &mut Keeping) {
         if keeping.failures < WORTH_SAYING {
             keeping.failures = WORTH_SAYING;
@@ -193,7 +195,7 @@ impl Keeper {
         }
     }
 
-    /// Says that the deadline has passed, once.
+    /// Reports once that the deadline has passed.
     pub fn overdue(&self, keeping: &mut Keeping) {
         if !std::mem::replace(&mut keeping.overdue, true) {
             let kill_by = self.request.schedule.kill_at(keeping.sent);
@@ -201,24 +203,24 @@ impl Keeper {
         }
     }
 
-    /// Sleeps until `until`, or until an operator asks for something. That nothing can be heard is no fault of the hold:
-    /// the next renewal says what there is to hear.
-    fn listen(&self, hearing: &mut Hearing, until: Moment) {
-        if hearing.listens_at > Moment::now() {
-            clock::sleep_until(until.min(hearing.listens_at));
+    /// Sleeps until `until`, or until an operator asks for something. If listening fails, the hold
+    /// is not affected: the next renewal brings the request.
+    fn listen(&self, listening: &mut Listening, until: Moment) {
+        if listening.listens_at > Moment::now() {
+            clock::sleep_until(until.min(listening.listens_at));
         }
-        if hearing.subscription.is_none() && !until.passed() {
+        if listening.subscription.is_none() && !until.passed() {
             let (names, token) = (&self.request.names, &self.request.ask.token);
-            hearing.subscription =
+            listening.subscription =
                 self.stores.lock().subscribe(names.as_slice(), token, Listener::Holder).ok();
-            self.listens.store(hearing.subscription.is_some(), Ordering::Release);
+            self.listens.store(listening.subscription.is_some(), Ordering::Release);
         }
         while !until.passed() {
-            let Some(subscription) = &mut hearing.subscription else { return clock::sleep_until(until) };
-            match alarm::unless(self.over.as_fd(), || subscription.sleep(until)) {
+            let Some(subscription) = &mut listening.subscription else { return clock::sleep_until(until) };
+            match interrupt::unless(self.over.as_fd(), || subscription.sleep(until)) {
                 Some(Ok(true)) => return,
                 None if self.stores.is_closed() => return,
-                // No descriptor was left to be woken by: the next renewal says what there is to hear.
+                // No descriptor was left to be woken by. The next renewal brings any request.
                 None => return clock::sleep_until(until),
                 Some(Ok(false)) => {}
                 Some(Err(_)) => clock::sleep_until(until.min(Moment::now().after(BACKOFF))),

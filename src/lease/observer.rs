@@ -1,6 +1,6 @@
-//! How does one see locks change without asking all the time? The store wakes whoever watches, for a while, so that has to
-//! be said again and again; and when a lease ends nobody need notice, so one looks by oneself then. What is looked for, and
-//! what is told of it, is the caller's affair.
+//! Watches locks without polling them. The store wakes a watcher for a while only, so the watch is
+//! renewed again and again. The end of a lease wakes nobody, so the observer reads the lock at that
+//! time. The caller decides what to look for, and what to report.
 
 use super::RIDE_OUT_PAUSE;
 use crate::clock::{Moment, sleep_until};
@@ -10,14 +10,14 @@ use crate::store::{Error, Listener, Store, Subscription, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How often it is said that one watches. Two of three may be late.
+/// How often a watch is renewed. Two renewals of three may be late.
 pub const WATCH_EVERY: Duration = Duration::from_secs(WATCH_KEPT.as_secs() / 3);
-/// A subscription has at least so long, or it could not even connect over a long way; what is due may be looked at so late.
+/// Shortest time for a subscription, which must also connect. A read that is due may be this late.
 pub const LISTEN_AT_LEAST: Duration = Duration::from_millis(250);
-/// A lease is over when its last millisecond is.
+/// Added to the end of a lease: it is over only when its last millisecond is.
 const AFTER_LEASE: Duration = Duration::from_millis(5);
 
-/// One who looks on.
+/// A watcher of locks.
 pub struct Observer {
     store: Box<dyn Store>,
     token: Token,
@@ -28,52 +28,52 @@ pub struct Observer {
     subscription: Option<Box<dyn Subscription>>,
 }
 
-/// What looking may cost.
+/// What reads may cost.
 #[derive(Debug, Clone, Copy)]
 pub struct Budgets {
-    /// How long one question may take.
+    /// Limit for one request.
     pub question: Duration,
-    /// How often to look at what is not dlock's, of which there is no news.
+    /// How often to read a lock that is not dlock's: its changes wake nobody.
     pub foreign: Duration,
 }
 
-/// When something is to be done about a lock, whether it is heard of or not.
+/// When to read a lock and to renew its watch, if nothing is heard of it before.
 #[derive(Clone, Copy)]
 struct Due {
     look_at: Moment,
     watch_at: Moment,
 }
 
-/// What a failure means before the store has answered.
+/// What a failure before the store's first answer means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum First {
-    /// The end.
+    /// It is an error.
     Counts,
-    /// An outage, that is waited out.
+    /// It is an outage, and waited out.
     RiddenOut,
 }
 
-/// What there is to say while one waits for something to be seen.
+/// What to report while waiting.
 #[derive(Debug)]
 pub enum Remark {
-    /// The store does not answer any more.
+    /// The store no longer answers.
     Trouble(Error),
     Recovered,
 }
 
 impl Observer {
-    /// One who watches nothing yet; the token is what is woken.
+    /// An observer without locks. The store wakes it by this token.
     pub fn new(store: Box<dyn Store>, token: Token, budgets: Budgets) -> Self {
         let watched = BTreeMap::new();
         Self { store, token, budgets, prepared: false, answered: false, watched, subscription: None }
     }
 
-    /// The store, for what there is to do beside.
+    /// The store, for other requests.
     pub fn store(&mut self) -> &mut dyn Store {
         &mut *self.store
     }
 
-    /// Watches these locks from now on, and no others. New ones are to be looked at now.
+    /// Watches these locks from now on, and no others. New ones are due at once.
     pub fn watch(&mut self, names: &BTreeSet<Name>) {
         let before = self.watched.len();
         self.watched.retain(|name, _| names.contains(name));
@@ -90,14 +90,15 @@ impl Observer {
         }
     }
 
-    /// The locks that are to be looked at now.
+    /// The locks that must be read now.
     pub fn due(&self) -> Vec<Name> {
         let now = Moment::now();
         let due = self.watched.iter().filter(|(_, due)| due.look_at.min(due.watch_at) <= now);
         due.map(|(name, _)| name.clone()).collect()
     }
 
-    /// A look, after it was said that one watches if it is time to: so nothing comes between.
+    /// Reads a lock. If the watch is due, it is renewed before, so that no change between the two
+    /// is missed.
     pub fn look(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
         let due = self.watched.get(name).copied();
         let watches = due.is_some_and(|due| due.watch_at.passed());
@@ -121,16 +122,16 @@ impl Observer {
         Ok(view)
     }
 
-    /// When something changes that nobody is woken for.
+    /// When something may change that wakes nobody.
     fn look_again_at(&self, view: &View) -> Moment {
-        // One whose lease is over and that is still there is kept by its min-hold.
+        // A hold that is shown after its lease is kept by its min-hold.
         let leases = view.holders.iter().map(|holder| holder.lease).filter(|lease| !lease.is_zero());
         let foreign = view.foreign.as_ref().map(|_| self.budgets.foreign);
         let first = leases.chain(view.left).chain(foreign).min();
         Moment::now().after(first.map_or(WATCH_EVERY, |first| first + AFTER_LEASE))
     }
 
-    /// Leaves a lock alone until it is time to say again that one watches.
+    /// Does not read a lock before its watch must be renewed.
     pub fn postpone(&mut self, name: &Name) {
         let later = Moment::now().after(WATCH_EVERY);
         if let Some(due) = self.watched.get_mut(name) {
@@ -138,7 +139,7 @@ impl Observer {
         }
     }
 
-    /// After a failure: everything is looked at, on new connections, and the store told again that one watches.
+    /// After a failure: reads every lock again, on new connections, and renews every watch.
     pub fn start_over(&mut self) {
         self.store.reset();
         (self.subscription, self.prepared) = (None, false);
@@ -150,8 +151,8 @@ impl Observer {
         self.watched.values_mut().for_each(|due| due.watch_at = now);
     }
 
-    /// Listens until there is something to look at, at most until `until`. An error is one that listening again does not
-    /// mend.
+    /// Listens until a lock must be read, or until `until`. Returns an error only if listening
+    /// again would not help.
     pub fn listen(&mut self, until: Moment) -> Result<(), Error> {
         let dues = self.watched.values().map(|due| due.look_at.min(due.watch_at));
         let Some(due) = dues.min() else {
@@ -174,16 +175,16 @@ impl Observer {
                 }
             }
             Ok(false) => {}
-            // What was said to the store may be lost with the connection. It rests before it tries again, and
-            // whether the store is gone the looks tell.
+            // The store may have lost the watch with the connection. The subscription pauses before
+            // it tries again, and the reads tell whether the store is gone.
             Err(error) if error.is_transient() => self.watch_all_again(),
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Looks at a lock until `looked_for` finds something, at most until `end`, and once in any case. Nothing: the time is
-    /// over.
+    /// Reads a lock until `looked_for` finds something, until `end`, and at least once. Returns
+    /// None when the time is over.
     pub fn wait_for<T>(
         &mut self,
         name: &Name,
@@ -207,7 +208,8 @@ impl Observer {
                     if is_over() {
                         return Ok(None);
                     }
-                    // The first look is for one who finds at once what is looked for. The next one misses nothing.
+                    // The first read was without a watch, for a caller that finds at once what it
+                    // looks for. With the watch no change is missed.
                     self.watch(&only);
                 }
                 Err(error) if self.rides_out(&error, first) && !is_over() => {
@@ -223,7 +225,7 @@ impl Observer {
             while self.due().is_empty() && !is_over() {
                 let until = end.unwrap_or_else(|| Moment::now().after(WATCH_EVERY));
                 if self.listen(until).is_err() {
-                    // Without it, looking now and then has to do.
+                    // Without a subscription the lock is read now and then.
                     sleep_until(until.min(Moment::now().after(RIDE_OUT_PAUSE)));
                     break;
                 }

@@ -1,71 +1,73 @@
-//! How is the lock taken, and waited for? In steps: asking, waiting in the queue, riding out an outage there, giving up. The
-//! caller may handle a signal between two steps. The last step says that the lock is held, or why not. Keeping it is the
-//! caller's affair.
+//! How a lock is acquired, step by step: request, wait in the queue, ride out an outage there, give
+//! up. Between two steps the caller may handle a signal. The last step tells that the lock is held,
+//! or why not. Renewals are done elsewhere.
 
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::Moment;
 use crate::lock::{Mode, Name};
 use crate::rules::view::{turn_in, typical};
 use crate::rules::{Acquired, Ask, Blocker, End, HEARTBEAT, LoggedEnd, Ran, State, Waiting};
-use crate::store::net::alarm;
+use crate::store::net::interrupt;
 use crate::store::{Error, Slept, Store};
 use std::time::Duration;
 
-/// A waiter never asks faster than this, whatever the store says.
+/// Shortest pause between two requests of a waiter, whatever the store says.
 const NEXT_AT_LEAST: Duration = Duration::from_millis(1);
-/// One who has waited for this long looks how long runs mostly take, and again each time it has passed so often.
-const LOOK_AFTER: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// Whoever has more before it does not look: it takes long anyway, and a crowd would look at the same time.
-const LOOKERS: u64 = 50;
-/// How many grants in a row may arrive too late to be relied on before the store counts as unable to serve.
+/// When a waiter first asks how long runs usually take, counted from its start.
+const ESTIMATE_AFTER: Duration = Duration::from_secs(5);
+/// How often it asks that again.
+const ESTIMATE_EVERY: Duration = Duration::from_secs(60);
+/// A waiter with at least this many before it does not ask that: its wait is long anyway, and a
+/// crowd would ask at the same time.
+const ESTIMATE_AHEAD_MAX: u64 = 50;
+/// Grants in a row that may come too late to be used, before the store counts as too slow.
 const LATE_ANSWERS: u32 = 2;
 
 /// The next step.
 #[derive(Debug, Clone, Copy)]
 enum Next {
     Ask,
-    /// Sleeps in the queue until it is woken, or until then, and asks.
+    /// Sleep in the queue until woken, or until this time, then ask.
     Sleep(Moment),
-    /// Asks then, for the store has failed.
+    /// Ask again at this time: the store has failed.
     Retry(Moment),
-    /// Leaves the queue, for the wait is over.
+    /// Leave the queue: the wait is over.
     GiveUp,
 }
 
-/// What came of one step.
+/// The result of one step.
 #[derive(Debug, Clone, Copy)]
 pub enum Step {
-    /// There is another one to do.
+    /// Another step must follow.
     GoesOn,
-    /// The lock is held; the lease counts from then.
+    /// The lock is held; the lease counts from this time.
     Held(Moment),
-    /// It is not to be had. The last report says why.
+    /// It was not obtained. The last report tells why.
     Over,
 }
 
-/// How far one who asks is.
+/// The state of an acquire between two steps.
 #[derive(Debug)]
 pub struct Progress {
-    /// Since when it asks.
+    /// When the first request began.
     began: Moment,
-    /// What is in the way of one who stands in the queue.
+    /// What blocks the caller, once it is in the queue.
     blocker: Option<Blocker>,
-    /// It was said that the store does not answer.
+    /// Whether an outage was reported.
     troubled: bool,
-    /// How many requests in a row failed because the answer took too long.
+    /// Requests in a row that failed because the answer took too long.
     slow: u32,
-    /// How many grants in a row came too late to be relied on.
+    /// Grants in a row that came too late to be used.
     late: u32,
-    /// When to look how long runs mostly take.
-    look: Moment,
-    /// How long they do.
+    /// When to ask how long runs usually take.
+    estimate_at: Moment,
+    /// How long runs usually take, if known.
     usual: Option<Duration>,
     next: Next,
 }
 
 impl Progress {
-    /// One who has not asked yet.
+    /// The state before the first request.
     pub fn begin() -> Self {
         let began = Moment::now();
         Self {
@@ -74,14 +76,14 @@ impl Progress {
             troubled: false,
             slow: 0,
             late: 0,
-            look: began.after(LOOK_AFTER),
+            estimate_at: began.after(ESTIMATE_AFTER),
             usual: None,
             next: Next::Ask,
         }
     }
 
-    /// Does what is next, and reports what it learns. An [alarm] ends it, and also `until` where it sleeps: the next step goes
-    /// on.
+    /// Takes the next step, and reports what it learns. An [interrupt] ends it early, and so does
+    /// `until` while it sleeps; the next step then continues.
     pub fn step(
         &mut self,
         store: &mut dyn Store,
@@ -99,18 +101,19 @@ impl Progress {
             },
             Next::Sleep(at) => obtaining.sleep(at, until),
             Next::Retry(at) => {
-                alarm::sleep_until(until.map_or(at, |until| until.min(at)));
+                interrupt::sleep_until(until.map_or(at, |until| until.min(at)));
                 if at.passed() { obtaining.retry() } else { Step::GoesOn }
             }
         }
     }
 
-    /// What a request asks for that is sent then.
+    /// The arguments of a request sent at `sent`.
     fn asked(&self, request: &Request, sent: Moment) -> Ask {
         Ask { waited: sent.since(self.began), ..request.ask.clone() }
     }
 
-    /// By when a request that is sent then is to be answered: one who was heard of does not go far beyond the end of the wait.
+    /// The deadline of a request sent at `sent`. Once the store has answered or failed, it is not
+    /// far beyond the end of the wait.
     fn by(&self, request: &Request, sent: Moment) -> Moment {
         let by = sent.after(request.budget());
         match request.until {
@@ -121,8 +124,9 @@ impl Progress {
         }
     }
 
-    /// One who stands in the queue. When to ask again at the latest; `ends` tells of the last ends of a lock, if it can.
-    fn hear(
+    /// Handles the answer that the caller is in the queue. Returns when to ask again at the latest.
+    /// `ends` reads the last ends of a lock, if the store can.
+    fn handle_waiting(
         &mut self,
         request: &Request,
         waiting: &mut Waiting,
@@ -130,10 +134,10 @@ impl Progress {
     ) -> Moment {
         let next = Moment::now().after(waiting.next.max(NEXT_AT_LEAST));
         self.blocker = Some(waiting.blocker.clone());
-        if waiting.ahead < LOOKERS && self.look.passed() {
-            self.look = Moment::now().after(LOOK_AGAIN);
+        if waiting.ahead < ESTIMATE_AHEAD_MAX && self.estimate_at.passed() {
+            self.estimate_at = Moment::now().after(ESTIMATE_EVERY);
             let by = Moment::now().after(request.op_timeout);
-            // If nobody can say, nothing depends on it.
+            // No decision depends on this, so a failure does not matter.
             self.usual = match request.names.as_slice() {
                 [name] if request.ask.mode == Mode::Exclusive => {
                     ends(name, by).and_then(|ends| typical(&ends))
@@ -151,9 +155,11 @@ impl Progress {
     }
 }
 
-/// How long to wait before a store is asked again, whose answers took too long so often in a row. A crowd that asks a busy one
-/// again and again gets it no further. One that refuses is gone for a moment, and is asked soon: whoever does not ask for
-/// 5 s has lost its place. And what was granted and not heard of is asked for again before its lease of that ttl ends.
+/// How long to pause before a store is asked again after `slow` answers in a row that took too
+/// long. A crowd must not keep a busy store from getting on, so the pause grows. A store that
+/// refuses connections is gone only for a moment and is asked soon, because a waiter that sends
+/// nothing for 5 s loses its place. A grant whose answer was lost is asked for again before its
+/// lease (`ttl`) ends.
 fn pause(slow: u32, ttl: Duration, until: Until) -> Duration {
     let longest = HEARTBEAT.min(ttl / 4).max(RIDE_OUT_PAUSE);
     let pause = (RIDE_OUT_PAUSE * 2u32.pow(slow.saturating_sub(1).min(3))).min(longest);
@@ -163,8 +169,8 @@ fn pause(slow: u32, ttl: Duration, until: Until) -> Duration {
     }
 }
 
-/// Takes the lock, waiting as long as is wanted, and reports what it learns. The moment from which the lease counts, or
-/// nothing: then the last report says why.
+/// Acquires the lock, waiting as the request says, and reports what it learns. Returns the time
+/// from which the lease counts; on None the last report tells why.
 pub fn obtain(store: &mut dyn Store, request: &Request, report: &mut dyn FnMut(Report)) -> Option<Moment> {
     let mut progress = Progress::begin();
     loop {
@@ -176,7 +182,7 @@ pub fn obtain(store: &mut dyn Store, request: &Request, report: &mut dyn FnMut(R
     }
 }
 
-/// One step.
+/// One step of an acquire.
 struct Obtaining<'a> {
     store: &'a mut dyn Store,
     request: &'a Request,
@@ -213,10 +219,10 @@ impl Obtaining<'_> {
             Ok(Acquired::Busy(blocker)) => self.over(Report::Busy(blocker)),
             Ok(Acquired::Done(done)) => self.over(Report::Done(done)),
             Ok(Acquired::Superseded(superseded)) => self.over(Report::Superseded(superseded)),
-            Ok(Acquired::Spent) => self.over(Report::TakenAway),
+            Ok(Acquired::Released) => self.over(Report::TakenAway),
             Ok(Acquired::Waiting(waiting)) => self.queued(waiting),
-            // It may have arrived all the same, and is sent again.
-            Err(_) if alarm::is_raised() => {
+            // The request may have arrived all the same; it is sent again.
+            Err(_) if interrupt::is_raised() => {
                 self.store.reset();
                 Step::GoesOn
             }
@@ -234,7 +240,8 @@ impl Obtaining<'_> {
         }
         let Self { store, request, progress, .. } = self;
         let token = &request.ask.token;
-        let next = progress.hear(request, &mut waiting, |name, by| store.ends(name, token, by).ok());
+        let next =
+            progress.handle_waiting(request, &mut waiting, |name, by| store.ends(name, token, by).ok());
         (self.report)(Report::Waiting(waiting));
         self.then(Next::Sleep(next))
     }
@@ -243,7 +250,7 @@ impl Obtaining<'_> {
         self.store.reset();
         if self.is_over() {
             return match self.progress.blocker.clone() {
-                // The wait ended while it was asked, and left no time to ask again.
+                // The wait ended during the request, with no time left for another one.
                 Some(blocker) if !self.progress.troubled && !matches!(error, Error::Unacknowledged(_)) => {
                     self.give_up(Report::Busy(blocker))
                 }
@@ -267,16 +274,18 @@ impl Obtaining<'_> {
         }
     }
 
-    /// Whether to ask again although the store failed. One who has been answered waits for a store that is gone as for the
-    /// lock; one who has not does so too, unless it may be the wrong store. What too few replicas have is granted and not
-    /// to be relied on: it is asked for until they have it.
+    /// Whether to ask again although the store failed. A caller that is in the queue waits for the
+    /// store as it does for the lock. A caller without an answer so far does so too, unless it may
+    /// be the wrong store. A grant that too few replicas have acknowledged cannot be used; it is
+    /// requested until they have.
     fn rides_out(&self, error: &Error, queued: bool) -> bool {
         if queued { error.is_transient() } else { self.request.until.rides_out(error) }
     }
 
     fn fail(&mut self, error: Error) -> Step {
         let Error::Unacknowledged(text) = error else { return self.over(Report::Failed(error)) };
-        // Once: that replicas do not answer is known. What is not given back in time, the guard gives back.
+        // Try once only: it is known that the replicas do not answer. If this fails, the guard
+        // gives the lock back.
         let (by, end) =
             (Moment::now().after(self.request.op_timeout), End { ran: Ran::No, job: None, once_per: false });
         let said = match self.store.leave(&self.request.names, &self.request.ask.token, &end, by) {
@@ -294,14 +303,14 @@ impl Obtaining<'_> {
         self.request.until.is_over()
     }
 
-    /// Sleeps until woken or `at`. An error is one that waiting longer does not mend, or an outage.
+    /// Sleeps in the queue until woken, or until `at`; not beyond `until`.
     fn sleep(&mut self, at: Moment, until: Option<Moment>) -> Step {
         let limit = until.map_or(at, |until| until.min(at));
         match self.store.sleep(&self.request.names, &self.request.ask.token, limit) {
             Ok(Slept::Through) if !at.passed() => return Step::GoesOn,
-            Err(_) if alarm::is_raised() => return self.then(Next::Ask),
+            Err(_) if interrupt::is_raised() => return self.then(Next::Ask),
             Ok(_) => {}
-            // The next heartbeat says what is wrong, or that all is well on another connection.
+            // The next heartbeat tells what is wrong, or succeeds on a new connection.
             Err(error) if error.is_transient() => {
                 return self.then(Next::Retry(Moment::now().after(RIDE_OUT_PAUSE.min(at.left()))));
             }
@@ -310,14 +319,14 @@ impl Obtaining<'_> {
         self.retry()
     }
 
-    /// Leaves the queue, and says why.
+    /// Leaves the queue, and reports `why`.
     fn give_up(&mut self, why: Report) -> Step {
         let by = Moment::now().after(self.request.op_timeout);
         let end = End { ran: Ran::No, job: None, once_per: false };
         match give_back(self.store, &self.request.names, &self.request.ask.token, &end, by) {
             Ok(_) => self.over(why),
-            // It may have left: to ask again would be to come anew.
-            Err(_) if alarm::is_raised() => self.then(Next::GiveUp),
+            // It may have left the queue already: another acquire would enter it anew.
+            Err(_) if interrupt::is_raised() => self.then(Next::GiveUp),
             Err(error) => self.over(Report::Failed(error)),
         }
     }
@@ -328,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_that_goes_on_being_slow_is_asked_more_seldom() {
+    fn pauses_grow_while_a_store_stays_slow() {
         let pauses = |ttl, until| {
             [0, 1, 2, 3, 4, u32::MAX].map(|slow| pause(slow, Duration::from_secs(ttl), until).as_millis())
         };

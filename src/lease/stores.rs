@@ -1,5 +1,5 @@
-//! Which connections does a holder have? One store, and where the store asks for it a second one, which connects only when
-//! the first one waits for an answer for too long.
+//! The connections of a holder: one store, and for some stores a second one, which connects only
+//! when the first one has waited too long for an answer.
 
 use crate::clock::{self, Moment};
 use crate::store::{Endurance, Error, Store};
@@ -7,22 +7,22 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-/// How often a store that is in use is tried again.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// How often to check whether a store is no longer in use.
+const POLL_PAUSE: Duration = Duration::from_millis(1);
 
 /// A store in use by one thread.
 pub type InUse<'a> = MutexGuard<'a, Box<dyn Store>>;
 
-/// The stores of one holder. A thread locks one of them as long as it talks to it.
+/// The stores of one holder. A thread locks one of them while it uses it.
 pub struct Stores {
     stores: Vec<Mutex<Box<dyn Store>>>,
-    /// The one that answered last, and is used next.
+    /// Index of the store that answered last; it is used next.
     current: AtomicUsize,
-    /// How long an answer is waited for where there is one store.
+    /// Whether one attempt lasts long, because a retry would need a new connection.
     is_long: bool,
-    /// What is said of a store that does not answer in time, where there are two.
+    /// The error for a store that does not answer in time, if there are two.
     late: Option<Error>,
-    /// The lock is being given back, and is not to be renewed any more.
+    /// The lock is being given back: no renewal may begin.
     closed: AtomicBool,
 }
 
@@ -43,7 +43,7 @@ impl Stores {
         self.lock_at(self.current())
     }
 
-    /// Waits until that store is free.
+    /// Waits until the store with this index is free.
     pub fn lock_at(&self, index: usize) -> InUse<'_> {
         self.stores[index % self.stores.len()].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -54,7 +54,8 @@ impl Stores {
         self.stores[self.current()].try_lock().is_ok()
     }
 
-    /// Waits until one of the stores is free: for half of the time for the current one, for its connection is open.
+    /// Waits until one of the stores is free. For the first half of the time only the current one
+    /// will do, because its connection is open.
     pub fn lock_by(&self, by: Moment) -> Result<InUse<'_>, Error> {
         let Some(late) = &self.late else { return Ok(self.lock()) };
         let half = Moment::now().after(by.left() / 2);
@@ -71,7 +72,7 @@ impl Stores {
             if by.passed() {
                 return Err(late.clone());
             }
-            clock::sleep(LOOK_AGAIN);
+            clock::sleep(POLL_PAUSE);
         }
     }
 
@@ -83,23 +84,23 @@ impl Stores {
         self.current.store(index, Ordering::Release);
     }
 
-    /// What is said of a store that does not answer in time, where a second attempt can be made beside the first.
+    /// The error for a store that does not answer in time; None if no second attempt can be made.
     pub const fn late(&self) -> Option<&Error> {
         self.late.as_ref()
     }
 
-    /// Whether one attempt lasts long, for another one would be a new connection.
+    /// Whether one attempt lasts long, because a retry would need a new connection.
     pub const fn is_long(&self) -> bool {
         self.is_long
     }
 
-    /// Closes the connections of those that are not in use.
+    /// Closes the connections of the stores that are not in use.
     pub fn reset(&self) {
         self.stores.iter().filter_map(|store| store.try_lock().ok()).for_each(|mut store| store.reset());
     }
 
-    /// No renewal begins after this. It is said before a store is locked for the release, or a thread that tries one
-    /// renewal after the other could keep the store for a whole outage.
+    /// No renewal begins after this. Call it before a store is locked for the release: else a
+    /// thread that tries one renewal after the other could keep the store for a whole outage.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }

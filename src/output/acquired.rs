@@ -1,5 +1,5 @@
-//! What does `acquire` print? The token, a JSON object, or shell code that sets the variables which `run` sets for its
-//! command. It is the one output that has the secret in it, for it is what was asked for.
+//! The output of `acquire`: the token, a JSON object, or shell code that sets the variables which
+//! `run` sets for its command. This output contains the secret.
 
 use super::json;
 use crate::error::Error;
@@ -12,31 +12,32 @@ use std::time::Duration;
 
 #[derive(Debug, Clone)]
 pub struct Acquired {
-    /// The keys, in the order given; at least one.
+    /// The keys in the order given; at least one.
     pub keys: Vec<Key>,
     /// The store's name without its secret.
     pub store: String,
-    /// With whom the lock is shared.
+    /// How the lock is shared.
     pub mode: Mode,
-    /// The slot, of a lock with slots.
+    /// The slot, for a lock with slots.
     pub slot: Option<u32>,
     pub fence: Fence,
     pub token: Token,
-    /// What is left of the lease.
+    /// Time left of the lease.
     pub lease: Duration,
-    /// How long it was waited for.
+    /// How long the grant took.
     pub waited: Duration,
-    /// The variables that `run` would set for its command, or unset.
+    /// The variables that `run` would set or unset for its command.
     pub environment: Vec<(OsString, Option<OsString>)>,
 }
 
 impl Acquired {
-    /// The token in a line of its own.
+    /// The token on a line.
     pub fn plain(&self) -> String {
         format!("{}\n", self.token.secret())
     }
 
-    /// An array with one object. docs/dlock.schema.json explains the fields; adding one is a minor change.
+    /// An array with one object. docs/dlock.schema.json explains the fields; adding one is a minor
+    /// change.
     pub fn json(&self) -> Result<String, Error> {
         #[derive(Serialize)]
         struct Object<'a> {
@@ -71,9 +72,9 @@ impl Acquired {
     }
 }
 
-/// Code for sh, bash, dash, ksh and zsh that sets these variables, or unsets them.
+/// Code for sh, bash, dash, ksh and zsh that sets or unsets these variables.
 pub fn shell(environment: &[(OsString, Option<OsString>)]) -> String {
-    // Semicolons, for an eval whose quotes were forgotten.
+    // Semicolons, for an eval without quotes.
     environment.iter().fold(String::new(), |mut code, (name, value)| {
         let name = name.display();
         let _infallible = match value {
@@ -84,7 +85,8 @@ pub fn shell(environment: &[(OsString, Option<OsString>)]) -> String {
     })
 }
 
-/// The variables that are set, one a line without quotes; not those whose value has a line end, which would be another line.
+/// The set variables, one a line without quotes. Leaves out values with a line end, which would
+/// start another line.
 pub fn lines(environment: &[(OsString, Option<OsString>)]) -> String {
     let set = environment.iter().filter_map(|(name, value)| Some((name, value.as_ref()?.to_str()?)));
     let in_lines = set.filter(|(_, value)| !value.contains(['\n', '\r']));

@@ -1,5 +1,6 @@
-//! Why is the lock not to be had? One line for the three moments when that is said: busy, gave up waiting, waiting.
-//! The words for what stands in the way are the same in all three. When and where the line appears is not decided here.
+//! Why the lock was not obtained, as one line for three moments: busy, gave up waiting, still
+//! waiting. All three describe the holder in the same words. The caller decides when and where to
+//! print the line.
 
 use super::columns::{Width, width};
 use super::live::Said;
@@ -13,37 +14,37 @@ use std::time::Duration;
 
 #[derive(Debug, Clone)]
 pub struct Asked {
-    /// The keys, in the order given; at least one.
+    /// The keys in the order given; at least one.
     pub keys: Vec<Key>,
     /// The store's name without its secret.
     pub store: String,
-    /// With whom the lock was to be shared.
+    /// How the lock was to be shared.
     pub mode: Mode,
 }
 
-/// How the lock was tried for.
+/// How the lock was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tried {
     Once,
-    /// Once, by one who runs under what is in the way.
+    /// Once, by a process that runs under the lock itself.
     Inside,
     /// For this long, in the queue.
     Waited(Duration),
 }
 
-/// The lock is not to be had. `so` says what that means for the command, if there is one.
+/// The message for busy. `so` says what it means for the command, if there is one.
 pub fn busy(asked: &Asked, blocker: &Blocker, tried: Tried, so: &str) -> String {
     let (verdict, next) = match tried {
-        // Whoever comes with --min-hold, too, cannot wait.
+        // A run with --min-hold cannot use --wait.
         Tried::Once if blocker.state == State::Cooling => ("is busy".into(), "try later"),
         Tried::Once => ("is busy".into(), "-w waits for it"),
         Tried::Inside => ("is busy".into(), "this process itself runs under it"),
-        Tried::Waited(bound) => (format!("was busy for the {} of --wait", span(bound)), "try later"),
+        Tried::Waited(bound) => (format!("was busy for all of --wait ({})", span(bound)), "try later"),
     };
     format!("{} {verdict}: {}{so}; {next}", asked.at(blocker.at), reason(blocker, asked.mode))
 }
 
-/// The one line of a run whose work somebody else had done.
+/// The message of a run whose work another run had done.
 pub fn done(asked: &Asked, done: &Done) -> String {
     let owner = &done.success.owner;
     let now = done.success.since.saturating_add(millis(done.ago));
@@ -53,22 +54,22 @@ pub fn done(asked: &Asked, done: &Done) -> String {
          (--once-per), or after 'dlock forget {}'",
         asked.at(done.at),
         who(owner),
-        what(owner),
+        quoted_command(owner),
         span(done.due),
         word(asked.key_of(done.at).as_str())
     )
 }
 
-/// The one line of a run in whose place a newer one runs.
+/// The message of a run that a newer run replaced.
 pub fn superseded(asked: &Asked, superseded: &Superseded) -> String {
     let by = match &superseded.by {
         unknown if unknown.host.is_empty() => "a newer run".into(),
-        owner => format!("{}, which wants to run {}", who(owner), what(owner)),
+        owner => format!("{}, which wants to run {}", who(owner), quoted_command(owner)),
     };
     format!("superseded by {by} under {} (--replace); the command did not run", asked.at(superseded.at))
 }
 
-/// A line for one who waits, and has waited for `waited`: all of it, or as much as there is room for.
+/// The line about waiting for `waited` so far, in the longest form that fits.
 fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Width) -> String {
     let blocker = &waiting.blocker;
     let place = waiting.ahead.saturating_add(1);
@@ -82,7 +83,7 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Width) -> S
     let Width::Columns(columns) = room else { return whole };
     let key = asked.key_of(blocker.at);
     let waited = span(Duration::from_secs(waited.as_secs()));
-    // What changes comes first, so that it is still seen where the end is cut.
+    // What changes comes first, so that it is seen if the end is cut.
     let shorter = match &blocker.holder {
         Some(holder) if blocker.state == State::Held => {
             let Owner { user, host, pid, .. } = &holder.owner;
@@ -116,7 +117,7 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Width) -> S
     all.find(|line| width(line) <= columns).unwrap_or(last).clone()
 }
 
-/// The line about waiting from now on, for whoever waits since then.
+/// Returns a function that makes the line about waiting, for a wait that began at `since`.
 pub fn line(asked: Asked, heard: Waiting, since: Moment) -> impl Fn(Width) -> Said {
     let heard_at = Moment::now();
     move |room| {
@@ -131,7 +132,7 @@ pub fn line(asked: Asked, heard: Waiting, since: Moment) -> impl Fn(Width) -> Sa
     }
 }
 
-/// The same, `age` later, if nothing has happened meanwhile.
+/// The same, `age` later, if nothing has changed.
 fn aged(waiting: &Waiting, age: Duration) -> Waiting {
     let mut waiting = waiting.clone();
     waiting.turn = waiting.turn.map(|turn| turn.saturating_sub(age));
@@ -145,14 +146,14 @@ fn aged(waiting: &Waiting, age: Duration) -> Waiting {
 }
 
 impl Asked {
-    /// The key that is so many from the first, in order of name.
+    /// The key at this position in order of name.
     pub fn key_of(&self, at: usize) -> &Key {
         let mut in_order: Vec<&Key> = self.keys.iter().collect();
         in_order.sort_unstable();
         in_order.get(at).copied().unwrap_or(&self.keys[0])
     }
 
-    /// That key, where it is, and what it was wanted together with.
+    /// That key, its store, and the other keys of the request.
     fn at(&self, at: usize) -> String {
         let key = self.key_of(at);
         let others: Vec<Key> = self.keys.iter().filter(|other| *other != key).cloned().collect();
@@ -164,7 +165,7 @@ impl Asked {
     }
 }
 
-/// Keys as people list them; the first of them where there are many.
+/// A list of keys; of many, the first ones and a count.
 pub fn listed(keys: &[Key]) -> String {
     const NAMED: usize = 3;
     match keys {
@@ -179,7 +180,7 @@ fn joined(keys: &[Key]) -> String {
     keys.iter().map(Key::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// What stands in the way of one who asked for this mode, as a clause.
+/// Why a request for this mode is not granted, as a clause.
 fn reason(blocker: &Blocker, asked: Mode) -> String {
     match &blocker.paused {
         Some(Pause { by, .. }) if blocker.state == State::Paused => {
@@ -187,44 +188,44 @@ fn reason(blocker: &Blocker, asked: Mode) -> String {
             format!("paused by {}{}, for {left} more", who(by), because(by))
         }
         Some(Pause { by, .. }) => {
-            format!("{}; besides, {} has paused it{}", in_the_way(blocker, asked), who(by), because(by))
+            format!("{}; also paused by {}{}", blocker_text(blocker, asked), who(by), because(by))
         }
-        None => in_the_way(blocker, asked),
+        None => blocker_text(blocker, asked),
     }
 }
 
-fn in_the_way(blocker: &Blocker, asked: Mode) -> String {
+fn blocker_text(blocker: &Blocker, asked: Mode) -> String {
     let left = blocker.left.map(|left| format!(", for {} at most", span(left))).unwrap_or_default();
     match (blocker.state, &blocker.holder) {
         (State::Held, Some(holder)) if holder.confirmed => held(holder, blocker, asked),
         (State::Held, Some(holder)) => format!(
-            "it was just given to {}{}, who waited before ({}){}",
+            "it was just granted to {}{}, earlier in the queue ({}){}",
             who(&holder.owner),
             and_others(blocker.others, "and"),
-            what(&holder.owner),
-            otherwise(blocker, asked)
+            quoted_command(&holder.owner),
+            mode_conflict(blocker, asked)
         ),
         (State::Held, None) if blocker.mode.is_some() => "others hold it".into(),
         (State::Held, None) => match blocker.left {
-            Some(left) => format!("something that is not dlock holds it, for {} more", span(left)),
-            None => "something that is not dlock holds it, without an end; \
-                     look at that key in the store"
-                .into(),
+            Some(left) => format!("another program holds it, for {} more", span(left)),
+            None => "another program holds it and it never expires; look at that key in the store".into(),
         },
         (State::Cooling, _) => format!("the last run is over and its --min-hold keeps the lock{left}"),
         (State::Revoked, holder) => format!(
-            "an operator took it away{}, whose job may still run{left}",
+            "an operator took it away{}; the old job may still run{left}",
             holder
                 .as_ref()
                 .map(|holder| format!(" from {}{}", who(&holder.owner), and_others(blocker.others, "and")))
                 .unwrap_or_default()
         ),
-        (State::Free | State::Paused, Some(holder)) => format!("{} waited before", who(&holder.owner)),
-        (State::Free | State::Paused, None) => "others waited before".into(),
+        (State::Free | State::Paused, Some(holder)) => {
+            format!("{} is earlier in the queue", who(&holder.owner))
+        }
+        (State::Free | State::Paused, None) => "others are earlier in the queue".into(),
     }
 }
 
-/// Holds, as a clause: the oldest in full, the others counted.
+/// The holders, as a clause: the oldest in full, and the number of others.
 fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
     let now = holder.since.saturating_add(millis(holder.held));
     let end = now.saturating_add(millis(holder.lease));
@@ -243,7 +244,7 @@ fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
         Some(Mode::Slots(slots)) => format!("{taken} of its {slots} slots held, one by"),
     };
     let others = match blocker.mode {
-        // How many they are has been said.
+        // The number was given above.
         Some(Mode::Slots(_)) => String::new(),
         _ => and_others(blocker.others, ", and by"),
     };
@@ -252,24 +253,24 @@ fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
         who(&holder.owner),
         local(holder.since, now),
         span(holder.held),
-        what(&holder.owner),
+        quoted_command(&holder.owner),
         local(end, now),
         span(holder.lease),
         asked_to_stop(holder),
-        otherwise(blocker, asked),
+        mode_conflict(blocker, asked),
     )
 }
 
 /// Who asked a holder to end, as a clause.
 pub fn asked_to_stop(holder: &Holder) -> String {
     match &holder.asked {
-        Some(by) if holder.superseded => format!(", asked to stop for {}, a newer run", who(by)),
+        Some(by) if holder.superseded => format!(", asked to stop by {}, a newer run (--replace)", who(by)),
         Some(by) => format!(", asked to stop by {}", who(by)),
         None => String::new(),
     }
 }
 
-/// How many more there are.
+/// The number of others.
 pub fn and_others(others: u64, and: &str) -> String {
     let space = if and.starts_with(',') { "" } else { " " };
     match others {
@@ -279,15 +280,15 @@ pub fn and_others(others: u64, and: &str) -> String {
     }
 }
 
-/// Why one who asked for this mode cannot join who holds it.
-fn otherwise(blocker: &Blocker, asked: Mode) -> String {
+/// Why a request for this mode cannot join the holders.
+fn mode_conflict(blocker: &Blocker, asked: Mode) -> String {
     match blocker.mode {
         None | Some(Mode::Exclusive) if asked == Mode::Exclusive => String::new(),
         Some(Mode::Slots(slots)) if asked == Mode::Slots(slots) => {
             let taken = blocker.others.saturating_add(1);
-            if taken < u64::from(slots) { "; others waited before".into() } else { String::new() }
+            if taken < u64::from(slots) { "; others are earlier in the queue".into() } else { String::new() }
         }
-        Some(mode) if mode == asked => "; others waited before".into(),
+        Some(mode) if mode == asked => "; others are earlier in the queue".into(),
         _ => match asked {
             Mode::Slots(1) => "; 1 slot was asked for".into(),
             Mode::Slots(slots) => format!("; {slots} slots were asked for"),
@@ -297,7 +298,7 @@ fn otherwise(blocker: &Blocker, asked: Mode) -> String {
 }
 
 /// The command, in quotes that show where it ends.
-fn what(owner: &Owner) -> String {
+fn quoted_command(owner: &Owner) -> String {
     format!("'{}'", owner.command)
 }
 
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn says(line: &str, parts: &[&str]) {
+    fn assert_contains(line: &str, parts: &[&str]) {
         println!("{line}");
         for part in parts {
             assert!(line.contains(part), "{part}: {line}");
@@ -354,19 +355,19 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_line_says_who_since_when_what_and_until_when() -> Result<(), String> {
+    fn busy_line_describes_the_holder() -> Result<(), String> {
         let asked = asked(&["nightly"], Mode::Exclusive)?;
         let blocker = blocker(Mode::Exclusive, 0);
         let parts = ["nightly in redis://h:6379 is busy: held by app@web1 (pid 4711)", "12m ago"];
         let more = ["'report --all'", "27s more); the command did not run", "-w"];
-        says(&busy(&asked, &blocker, Tried::Once, NOT_RUN), &[&parts[..], &more].concat());
+        assert_contains(&busy(&asked, &blocker, Tried::Once, NOT_RUN), &[&parts[..], &more].concat());
         let line = busy(&asked, &blocker, Tried::Waited(Duration::from_secs(10)), NOT_RUN);
-        says(&line, &["10s of --wait"]);
+        assert_contains(&line, &["--wait (10s)"]);
         Ok(())
     }
 
     #[test]
-    fn a_busy_line_names_both_modes() -> Result<(), String> {
+    fn busy_line_names_both_modes() -> Result<(), String> {
         use Mode::{Exclusive, Shared, Slots};
         for (held, others, wanted, parts) in [
             (Shared, 0, Exclusive, &["held shared by app@web1", "more); exclusive was asked for;"][..]),
@@ -377,24 +378,27 @@ mod tests {
                 &["held shared by app@web1", ", and by 2 others; exclusive was asked for"],
             ),
             (Exclusive, 0, Shared, &["held exclusive by app@web1", "; shared was asked for"]),
-            (Shared, 0, Shared, &["held shared by app@web1", "; others waited before"]),
+            (Shared, 0, Shared, &["held shared by app@web1", "; others are earlier in the queue"]),
             (Slots(3), 2, Slots(3), &["all its 3 slots are held, one by app@web1", "more); the command"]),
             (Slots(1), 0, Slots(1), &["its one slot is held by app@web1", "more); the command"]),
             (Slots(3), 0, Slots(5), &["1 of its 3 slots held, by app@web1", "; 5 slots were asked for"]),
-            (Slots(3), 1, Slots(3), &["2 of its 3 slots held", "; others waited before"]),
+            (Slots(3), 1, Slots(3), &["2 of its 3 slots held", "; others are earlier in the queue"]),
             (Slots(3), 1, Exclusive, &["2 of its 3 slots held", "; exclusive was asked for"]),
             (Exclusive, 0, Slots(1), &["held exclusive by app@web1", "; 1 slot was asked for"]),
         ] {
-            says(&busy(&asked(&["k"], wanted)?, &blocker(held, others), Tried::Once, NOT_RUN), parts);
+            assert_contains(
+                &busy(&asked(&["k"], wanted)?, &blocker(held, others), Tried::Once, NOT_RUN),
+                parts,
+            );
         }
         Ok(())
     }
 
     #[test]
-    fn of_several_keys_the_one_in_the_way_is_named() -> Result<(), String> {
+    fn busy_line_names_the_key_in_the_way() -> Result<(), String> {
         let asked = asked(&["c", "a", "b"], Mode::Exclusive)?;
         let blocker = Blocker { at: 2, ..blocker(Mode::Exclusive, 0) };
-        says(
+        assert_contains(
             &busy(&asked, &blocker, Tried::Once, NOT_RUN),
             &["c in redis://h:6379 (wanted together with a and b) is busy"],
         );
@@ -405,27 +409,30 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_line_fits_and_moves_on() -> Result<(), String> {
+    fn waiting_line_fits_and_ages() -> Result<(), String> {
         let asked = asked(&["nightly"], Mode::Exclusive)?;
         let waits = Waiting { ahead: 1, next: Duration::ZERO, blocker: blocker(Mode::Shared, 3), turn: None };
         let turn = Waiting { turn: Some(Duration::from_secs(400)), ..waits.clone() };
         let line = waiting(&asked, &turn, Duration::from_secs(95), Width::Endless);
-        says(&line, &["place 2 in the queue, its turn in about 7m:"]);
+        assert_contains(&line, &["place 2 in the queue, its turn in about 7m:"]);
         let waits = aged(&waits, Duration::from_secs(10));
         let said = |columns| waiting(&asked, &waits, Duration::from_secs(95), Width::Columns(columns));
         let parts =
             ["nightly in redis://h", "1m35s", "place 2", "app@web1 (pid 4711)", "12m10s", "17s", "3 others"];
-        says(&said(300), &parts);
+        assert_contains(&said(300), &parts);
         assert_eq!(said(300), waiting(&asked, &waits, Duration::from_secs(95), Width::Endless));
         for columns in [100, 80, 70, 60, 50] {
-            says(&said(columns), &["nightly", "1m35s", "place 2", "app@web1", "+ 3", "12m10s", "17s"]);
+            assert_contains(
+                &said(columns),
+                &["nightly", "1m35s", "place 2", "app@web1", "+ 3", "12m10s", "17s"],
+            );
             assert!(said(columns).chars().count() <= columns.max(58), "{columns}");
         }
         Ok(())
     }
 
     #[test]
-    fn every_state_has_words() -> Result<(), String> {
+    fn every_state_has_a_text() -> Result<(), String> {
         for state in [State::Held, State::Free, State::Cooling, State::Revoked] {
             for holder in [None, Some(holder(false))] {
                 for left in [None, Some(Duration::from_secs(3))] {
@@ -435,7 +442,10 @@ mod tests {
                     println!("{}", busy(&asked, &blocker, Tried::Once, NOT_RUN));
                     let waits = Waiting { ahead: 2, next: Duration::ZERO, blocker, turn: None };
                     for room in [Width::Endless, Width::Columns(40), Width::Columns(1)] {
-                        says(&waiting(&asked, &waits, Duration::from_secs(10), room), &["10s", "place 3"]);
+                        assert_contains(
+                            &waiting(&asked, &waits, Duration::from_secs(10), room),
+                            &["10s", "place 3"],
+                        );
                     }
                 }
             }

@@ -1,5 +1,5 @@
-//! How many columns of a terminal does a text take, and how is it made to fit? A CJK character or an emoji takes two, a
-//! combining accent none. What comes in has been escaped, so there are no control characters.
+//! Measures text in terminal columns, and makes it fit. A CJK character or an emoji takes two
+//! columns, a combining accent none. The text has been escaped, so it has no control characters.
 
 use super::locale::Charset;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
@@ -7,9 +7,9 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 /// How wide a line may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
-    /// On a terminal with this many columns, or so many of them.
+    /// This many columns of a terminal.
     Columns(usize),
-    /// Into a pipe, a file or a log.
+    /// No limit: a pipe, a file or a log.
     Endless,
 }
 
@@ -22,8 +22,8 @@ impl Width {
     }
 }
 
-/// The columns that a text takes. Terminals disagree about sequences that make one emoji of several characters; this is
-/// the greater of both counts, so that nothing wraps that was not meant to.
+/// The columns that a text takes. Terminals disagree about an emoji made of several characters;
+/// this is the larger count, so that nothing wraps by surprise.
 pub fn width(text: &str) -> usize {
     if text.is_ascii() {
         return text.len();
@@ -32,22 +32,22 @@ pub fn width(text: &str) -> usize {
     text.width().max(one_by_one)
 }
 
-/// So many spaces. (A width in a format string panics from 65,536 on.)
+/// This many spaces. (A width in a format string panics from 65,536 on.)
 pub fn spaces(count: usize) -> String {
     " ".repeat(count)
 }
 
-/// The text, and spaces up to this width.
+/// The text, padded with spaces to this width.
 pub fn padded(text: &str, to: usize) -> String {
     format!("{text}{}", spaces(to.saturating_sub(width(text))))
 }
 
-/// The longest beginning of the text that takes at most `room` columns, and the rest.
+/// The longest start of the text that takes at most `room` columns, and the rest.
 pub fn split(text: &str, room: usize) -> (&str, &str) {
     let mut used = 0;
     for (at, c) in text.char_indices() {
         used += c.width().unwrap_or(0);
-        // A character that goes with the one before may make both wider.
+        // A combining character may widen the one before it.
         if used > room || !text.is_ascii() && width(&text[..at + c.len_utf8()]) > room {
             return text.split_at(at);
         }
@@ -55,7 +55,7 @@ pub fn split(text: &str, room: usize) -> (&str, &str) {
     (text, "")
 }
 
-/// The text in pieces of at most `room` columns, broken at spaces where it can be; at least one piece.
+/// The text in pieces of at most `room` columns, broken at spaces if possible; at least one piece.
 pub fn broken(text: &str, room: usize) -> Vec<String> {
     let room = room.max(2);
     let mut lines: Vec<String> = Vec::new();
@@ -82,7 +82,7 @@ pub fn broken(text: &str, room: usize) -> Vec<String> {
 }
 
 impl Charset {
-    /// The text in at most so many columns, and only such characters as can be shown.
+    /// The text, cut to `room` columns, with only the characters that can be shown.
     pub fn fitted(self, text: &str, room: usize) -> String {
         let shown = |text: &str| -> String {
             text.chars().map(|c| if self == Self::Ascii && !c.is_ascii() { '?' } else { c }).collect()
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn characters_take_what_they_take() {
+    fn width_counts_columns() {
         for (text, columns) in
             [("abc", 3), ("häuser", 6), ("夜间报告", 8), ("🚀 go", 5), ("e\u{301}", 1), ("", 0)]
         {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_wider_than_its_room() {
+    fn no_line_is_wider_than_its_room() {
         for text in
             ["nightly report of everything", "夜间报告 for the 🚀🚀🚀", "äöü", "❤\u{fe0f}❤\u{fe0f}❤\u{fe0f}"]
         {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_cut() {
+    fn fitted_text_is_cut_with_a_mark() {
         assert_eq!(Charset::Unicode.fitted("häuser", 6), "häuser");
         assert_eq!(Charset::Unicode.fitted("häuser", 4), "häu…");
         assert_eq!(Charset::Unicode.fitted("夜间报告", 6), "夜间…");

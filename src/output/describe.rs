@@ -1,5 +1,5 @@
-//! What is seen of a lock by one who does not want it? One clause on its state, for `wait` and `release`; what is in the
-//! way of one who does want it is in `busy`.
+//! The state of a lock as one clause, for `wait` and `release`. `busy` says why a request was not
+//! granted.
 
 use super::busy::{and_others, asked_to_stop};
 use super::columns::{Width, width};
@@ -19,19 +19,22 @@ pub fn state(view: &View) -> String {
     let left = view.left.map(|left| format!(" for {} more", span(left))).unwrap_or_default();
     match (view.state, view.holders.as_slice()) {
         (State::Free, _) if view.waiters.is_empty() => "is free".into(),
-        (State::Free, _) => format!("is free, and {} for it", queued(view.waiters.len())),
+        (State::Free, _) => format!("is free, with {} in the queue", queued(view.waiters.len())),
         (State::Paused, _) => match &view.paused {
             Some(pause) => format!("is paused by {}{},{left}", who(&pause.by), because(&pause.by)),
             None => "is paused".into(),
         },
         (State::Cooling, _) => format!("is kept by the --min-hold of a run that is over,{left}"),
-        (State::Revoked, []) => format!("was taken away by an operator; the old job may run{left}"),
+        (State::Revoked, []) => format!("was taken away by an operator; the old job may still run{left}"),
         (State::Revoked, [holder, ..]) => {
-            format!("was taken away from {} by an operator; the old job may run{left}", who(&holder.owner))
+            format!(
+                "was taken away from {} by an operator; the old job may still run{left}",
+                who(&holder.owner)
+            )
         }
         (State::Held, []) => match view.left {
-            Some(_) => format!("is held by something that is not dlock,{left}"),
-            None => "is held by something that is not dlock, without an end".into(),
+            Some(_) => format!("is held by another program,{left}"),
+            None => "is held by another program and never expires".into(),
         },
         (State::Held, [holder, others @ ..]) => {
             let others = and_others(others.len() as u64, "and");
@@ -50,7 +53,7 @@ pub fn pause(view: &View) -> Option<String> {
     )
 }
 
-/// The line about waiting from now on, for whoever looks on since then.
+/// Returns a function that makes the line about waiting, for a wait that began at `since`.
 pub fn line(store: String, view: View, since: Moment) -> impl Fn(Width) -> Said {
     let seen = Moment::now();
     move |room| {
@@ -65,7 +68,7 @@ pub fn line(store: String, view: View, since: Moment) -> impl Fn(Width) -> Said 
     }
 }
 
-/// The same, `age` later, if nothing has happened meanwhile.
+/// The same, `age` later, if nothing has changed.
 fn aged(view: &View, age: Duration) -> View {
     let mut view = view.clone();
     view.left = view.left.map(|left| left.saturating_sub(age));
@@ -76,7 +79,7 @@ fn aged(view: &View, age: Duration) -> View {
     view
 }
 
-/// The line of a command that has waited for so long: all of it, or as much as there is room for.
+/// The line about waiting for `waited` so far, in the longest form that fits.
 fn watching(store: &str, view: &View, waited: Duration, room: Width) -> String {
     let key = view.name.key();
     let seconds = Duration::from_secs(waited.as_secs());
@@ -97,24 +100,24 @@ fn watching(store: &str, view: &View, waited: Duration, room: Width) -> String {
 
 pub fn queued(waiters: usize) -> String {
     match waiters {
-        1 => "one waits".into(),
-        waiters => format!("{waiters} wait"),
+        1 => "1 waiter".into(),
+        waiters => format!("{waiters} waiters"),
     }
 }
 
-/// A hold in full, in a line of its own, for one who is to decide about it.
+/// A hold in full, as a line, for an operator's decision.
 pub fn hold(holder: &Holder) -> String {
     let now = holder.since.saturating_add(millis(holder.held));
     let slot = holder.slot.map(|slot| format!("slot {slot}: ")).unwrap_or_default();
     let because = because(&holder.owner);
     let asked = asked_to_stop(holder);
     let (how, what) = match holder.owner.by {
-        By::Run => ("runs", &holder.owner.command),
+        By::Run => ("running", &holder.owner.command),
         By::Acquire => ("acquired by a script:", &holder.owner.command),
-        By::Hold => ("held for", &holder.owner.command),
+        By::Hold => ("for", &holder.owner.command),
     };
     format!(
-        "{slot}{} since {} ({} ago), {how} '{what}'{because}, lease good for {} more{asked}",
+        "{slot}held by {} since {} ({} ago), {how} '{what}'{because}, lease good for {} more{asked}",
         who(&holder.owner),
         local(holder.since, now),
         span(holder.held),
@@ -122,17 +125,17 @@ pub fn hold(holder: &Holder) -> String {
     )
 }
 
-/// How a hold ended, as a clause that reads after whose it was.
+/// How a hold ended, as a clause that reads after its owner.
 pub fn end(end: &LoggedEnd) -> String {
     let how = match end.outcome {
-        Outcome::Released => "gave it back",
-        Outcome::Crashed => "was killed, and its guard gave it back",
-        Outcome::Timeout => "ran for as long as it may, and gave it back",
-        Outcome::Stopped => "stopped its job, and gave it back",
-        Outcome::Superseded => "stopped its job for a newer run, and gave it back",
-        Outcome::Expired => "let its lease end",
-        Outcome::Lost => "lost it",
-        Outcome::Forced => "had it taken away",
+        Outcome::Released => "gave the lock back",
+        Outcome::Crashed => "was killed, and its guard gave the lock back",
+        Outcome::Timeout => "stopped its job after --max-run, and gave the lock back",
+        Outcome::Stopped => "stopped its job, and gave the lock back",
+        Outcome::Superseded => "stopped its job for a newer run, and gave the lock back",
+        Outcome::Expired => "did not renew the lock, and its lease ended",
+        Outcome::Lost => "lost the lock",
+        Outcome::Forced => "held the lock until an operator took it away",
     };
     match end.job {
         Some(Ended::Code(status)) => format!("{how}; its job ended with status {status}"),

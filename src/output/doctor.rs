@@ -1,22 +1,22 @@
-//! What does `dlock doctor` show? First the verdict on the whole store. Then a paragraph for the settings and one for each
-//! node, with a line for each check: its verdict, what was found, what to do. On a terminal long lines are broken at words;
-//! into a pipe they are not.
+//! The output of `dlock doctor`: first the verdict on the whole store, then a paragraph for the
+//! settings and one for each node, with a line for each check: its verdict, what was found, what to
+//! do. On a terminal long lines are broken at words; in a pipe they are not.
 
 use super::columns::{Width, broken, padded, spaces};
 use super::locale::Charset;
 use super::{Coloured, escaped};
 use serde::Serialize;
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// The server, where there may be several; null for what concerns the settings or the whole store.
+    /// The server, if there may be several; `None` for the settings or the whole store.
     pub node: Option<String>,
-    /// What was looked at, in a word or two.
+    /// What was checked, in a word or two.
     pub check: &'static str,
     pub verdict: Verdict,
     pub found: String,
-    /// What to do; null where there is nothing.
+    /// What to do; `None` if nothing.
     pub advice: Option<String>,
 }
 
@@ -24,14 +24,14 @@ pub struct Finding {
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     Ok,
-    /// Locks work, and there is a case in which they may not.
+    /// Locks work, but there is a case in which they may not.
     Warn,
     /// Locks do not work, or do not hold.
     Bad,
 }
 
 impl Verdict {
-    /// The word, and its colour.
+    /// The word and its colour.
     const fn shown(self) -> (&'static str, &'static str) {
         match self {
             Self::Ok => ("ok", "\x1b[32m"),
@@ -41,7 +41,7 @@ impl Verdict {
     }
 }
 
-/// The verdict on the whole store: how many findings are bad or warnings, and what that means.
+/// The verdict on the whole store: the number of faults and warnings, and what that means.
 fn summary(findings: &[Finding], width: Width, coloured: Coloured) -> String {
     let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
     let (faults, warnings) = (count(Verdict::Bad), count(Verdict::Warn));
@@ -69,7 +69,7 @@ fn summary(findings: &[Finding], width: Width, coloured: Coloured) -> String {
     lines.join("\n").replacen(&counts, &coloured.paint(&counts, Some(verdict.shown().1)), 1) + "\n"
 }
 
-/// The findings, for people. Those of one node stand under its name.
+/// The findings as text. Those of one node follow its name.
 pub fn text(findings: &[Finding], width: Width, charset: Charset, coloured: Coloured) -> String {
     let checks = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let indent = "warn".len() + 2 + checks + 2;
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_fits_a_terminal_and_is_whole_in_a_pipe() {
+    fn findings_fit_a_terminal_and_are_whole_in_a_pipe() {
         let finding = |node: Option<&str>, verdict, found: &str, advice: Option<&str>| Finding {
             node: node.map(Into::into),
             check: "persistence",
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_comes_first() {
+    fn verdict_comes_first() {
         let first = |verdicts: &[Verdict]| {
             let finding = |verdict: &Verdict| Finding {
                 node: None,

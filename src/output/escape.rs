@@ -1,10 +1,11 @@
-//! How is a text shown that somebody else wrote? With everything escaped that would do something other than being seen.
+//! Escapes text from others before it is shown.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// The text with everything escaped that a terminal would act on or that would change the order or the look of what
-/// stands beside it: control characters, line and paragraph separators, invisible and direction-changing ones.
+/// Escapes what a terminal would act on, and what would change the order or look of the text around
+/// it: control characters, line and paragraph separators, invisible and direction-changing
+/// characters.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.chars().any(acts) {
         return Cow::Borrowed(text);
@@ -27,7 +28,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// Whether a character does something other than being seen.
+/// Whether a character does more than appear.
 pub(super) fn acts(c: char) -> bool {
     c.is_control()
         || matches!(c,

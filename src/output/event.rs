@@ -1,12 +1,12 @@
-//! What does a message tell a program? A word for what happened, and who and what had to do with it: the fields of
-//! `--log-format json`. docs/messages.md explains them; a new word is a minor change.
+//! The fields of a message in `--log-format json`: a word for what happened, and the key, holder
+//! and actor. docs/messages.md explains them; a new word is a minor change.
 
 use crate::exit::Exit;
 use crate::lock::Owner;
 use crate::rules::Holder;
 use serde::Serialize;
 
-/// What happened, in a word.
+/// What happened, as a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[cfg_attr(test, derive(clap::ValueEnum))]
@@ -17,7 +17,7 @@ pub enum What {
     Done,
     /// A newer run with `--replace` takes the place of this one.
     Superseded,
-    /// In the queue, or looking on until a lock is free.
+    /// In the queue, or watching until a lock is free.
     Waiting,
     /// The lock is held.
     Granted,
@@ -31,7 +31,8 @@ pub enum What {
     Lost,
     /// `--max-run` is over.
     Timeout,
-    /// The command has ended, and the lock is kept for what it left behind; or what the lock was to be held for.
+    /// The command has ended, and the lock is kept for what it left behind. Or what the lock was to
+    /// be held for has ended.
     Ended,
     /// The command was stopped (^Z).
     Suspended,
@@ -39,7 +40,7 @@ pub enum What {
     Released,
     /// The lock could not be given back yet.
     Unreleased,
-    /// The guard cleared up behind a dlock that was killed.
+    /// dlock was killed, and its guard stopped the job.
     Crashed,
     /// A process that the job started cannot be stopped.
     Unstoppable,
@@ -47,9 +48,9 @@ pub enum What {
     NotStarted,
     /// The lock is free.
     Free,
-    /// Whose lock it is, before it is taken away.
+    /// The holder, before the lock is taken away.
     Held,
-    /// The lease was made longer, or will be.
+    /// The lease was extended, or its dlock extends it.
     Renewed,
     /// The lock was taken away.
     Revoked,
@@ -59,7 +60,7 @@ pub enum What {
     Forgotten,
     /// Nothing was changed.
     Unchanged,
-    /// Which keys a pattern means, or that it means none.
+    /// The keys that a pattern matches, or that it matches none.
     Matched,
     /// A lock, or a part of the store, cannot be read.
     Unreadable,
@@ -75,12 +76,12 @@ pub enum What {
     Denied,
     /// The command line or a setting makes no sense.
     Invalid,
-    /// A fault of dlock's own, or of the output.
+    /// An internal error, or output could not be written.
     Fault,
 }
 
 impl What {
-    /// Why a command ends that fails with this status.
+    /// The word for a command that fails with this status.
     pub fn of_failure(exit: Exit) -> Self {
         match exit {
             Exit::Usage | Exit::Config => Self::Invalid,
@@ -97,19 +98,19 @@ impl What {
     }
 }
 
-/// What a message tells, as fields for programs.
+/// The fields of a message, for programs.
 #[derive(Debug, Clone, Copy)]
 pub struct Event<'a> {
     pub what: What,
-    /// The key, where it is not the one that the command is about.
+    /// The key, if it is not the one that the command is about.
     pub key: Option<&'a str>,
     /// The holder, or one of several holders.
     pub holder: Option<&'a Holder>,
-    /// How many wait before.
+    /// Number of waiters ahead in the queue.
     pub ahead: Option<u64>,
     /// Who did it, or asks for it.
     pub by: Option<&'a Owner>,
-    /// The status with which dlock ends for that.
+    /// The status with which dlock ends because of it.
     pub status: Option<u8>,
 }
 
@@ -148,7 +149,7 @@ mod tests {
     use clap::ValueEnum as _;
 
     #[test]
-    fn every_word_is_explained() -> Result<(), serde_json::Error> {
+    fn every_word_is_documented() -> Result<(), serde_json::Error> {
         let schema: serde_json::Value = serde_json::from_str(include_str!("../../docs/dlock.schema.json"))?;
         let words = &schema["$defs"]["message"]["properties"]["event"]["enum"];
         let words: Vec<&str> =

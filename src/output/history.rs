@@ -1,6 +1,7 @@
-//! What does `dlock history` show to people? Into a pipe a plain table, never cut; on a terminal a picture: one row a
-//! run, with a bar, see [`axis`]. All times are the store's own. A time axis ends with the newest end, not now, so that runs
-//! of long ago are still told apart. A key or a holder that is too long for its column stands on a line of its own.
+//! The output of `dlock history` for people: a plain table in a pipe, never cut; on a terminal one
+//! row a run, with a bar (see [`axis`]). All times are the store's. A time axis ends with the
+//! newest end, not now, so that runs of long ago are still told apart. A key or holder too long for
+//! its column gets its own line.
 
 use super::columns::{broken, spaces, width};
 use super::locale::Charset;
@@ -24,7 +25,7 @@ pub struct Style {
 }
 
 impl Style {
-    /// What stdout can show.
+    /// The style that stdout can show.
     pub fn of_stdout(color: Color) -> Self {
         Self { coloured: super::coloured(color), charset: Charset::of_environment() }
     }
@@ -69,7 +70,7 @@ fn command(end: &LoggedEnd) -> String {
     escaped(&format!("{}{}", end.owner.command, because(&end.owner))).into_owned()
 }
 
-/// Who asked for the end, or took the lock away, and why.
+/// Who asked for the end or took the lock away, and why.
 fn ended_by(end: &LoggedEnd) -> String {
     end.by.as_ref().map_or_else(|| "-".into(), |by| format!("{}{}", cell(by), escaped(&because(by))))
 }
@@ -79,7 +80,7 @@ const WHOLE: [&str; 2] = ["KEY", "HOLDER"];
 
 const ENDED_BY: &str = "ENDED BY";
 
-/// One column of the picture: what it is called, what stands in it, and how wide it is. If it is 0 wide it is not shown.
+/// One column: head, cells and width. A column of width 0 is not shown.
 struct Column {
     head: &'static str,
     cells: Vec<String>,
@@ -87,7 +88,7 @@ struct Column {
 }
 
 impl Column {
-    /// The key of each end, where there are several.
+    /// The key of each end, if there are several keys.
     fn of_keys(keys: Option<&[String]>) -> Option<Self> {
         let cells: Vec<String> = keys?.iter().map(|key| escaped(key).into_owned()).collect();
         let width = cells.iter().map(|cell| width(cell)).chain(["KEY".len()]).max().unwrap_or(0);
@@ -100,7 +101,7 @@ impl Column {
         Self { head, cells, width }
     }
 
-    /// The column as wide as its widest cell that fits in `room`. The wider ones stand on lines of their own.
+    /// Sets the width to the widest cell that fits in `room`. Wider cells get their own lines.
     fn within(self, room: usize) -> Self {
         let least = self.head.len();
         let widest =
@@ -108,19 +109,19 @@ impl Column {
         Self { width: widest.unwrap_or(0), ..self }
     }
 
-    /// The cell of a row if it does not fit beside the others and must not be cut.
-    fn apart(&self, row: usize) -> Option<&str> {
+    /// The cell of a row if it does not fit and must not be cut.
+    fn own_line(&self, row: usize) -> Option<&str> {
         let cell = &self.cells[row];
         (WHOLE.contains(&self.head) && width(cell) > self.width).then_some(cell)
     }
 }
 
-/// What the columns take, with the space behind each.
-fn taken(shown: &[Column]) -> usize {
+/// The width of all columns with the gap after each.
+fn total_width(shown: &[Column]) -> usize {
     shown.iter().filter(|column| column.width > 0).map(|column| column.width + GAP).sum()
 }
 
-/// What the history of a lock tells of.
+/// An entry of a lock's history.
 #[derive(Debug, Clone)]
 pub enum Told {
     End(LoggedEnd),
@@ -144,7 +145,7 @@ impl Told {
     }
 }
 
-/// Why somebody did not get a lock, as a clause.
+/// Why a lock was refused, as a clause.
 pub fn why(refusal: &Refusal) -> String {
     let by = |what: &str, unknown: &str| match &refusal.by {
         Some(by) => format!("{what} {}{}", owner::who(by), because(by)),
@@ -156,13 +157,13 @@ pub fn why(refusal: &Refusal) -> String {
             let waited = span(Duration::from_millis(refusal.waited));
             format!("gave up after {waited}: {}", by("held by", "busy"))
         }
-        Why::Done => by("done already by", "done already"),
+        Why::Done => by("already done by", "already done"),
         Why::Paused => by("paused by", "paused"),
-        Why::Superseded => by("replaced by a newer run of", "replaced by a newer run"),
+        Why::Superseded => by("superseded by a newer run of", "superseded by a newer run"),
     }
 }
 
-/// A refusal as a line between those of the ends.
+/// A refusal as a line between the ends.
 pub fn refused(key: Option<&str>, refusal: &Refusal, now: Option<u64>) -> String {
     let at = now.map_or_else(|| time::whole(refusal.at), |now| time::local(refusal.at, now));
     let key = key.map(|key| format!(" {key}:")).unwrap_or_default();
@@ -171,8 +172,8 @@ pub fn refused(key: Option<&str>, refusal: &Refusal, now: Option<u64>) -> String
         .into_owned()
 }
 
-/// Refusals between two rows of the picture in one line, the newest first: one as it is, of several a tick for each, and how
-/// many, when and whose they were.
+/// The refusals between two rows as one line, newest first: a single one in full; of several a tick
+/// for each, and how many, when and whose.
 pub fn ticks(key: Option<&str>, refusals: &[&Refusal], now: u64, columns: usize, style: Style) -> String {
     const NAMED: usize = 3;
     let line = match refusals {
@@ -200,8 +201,8 @@ pub fn ticks(key: Option<&str>, refusals: &[&Refusal], now: u64, columns: usize,
     if width(&line) > columns { style.charset.fitted(&line, columns) } else { line }
 }
 
-/// The lines of refusals put between the rows of the ends, of which the first is the head. `lines_of` makes them of the
-/// refusals of one key between two ends.
+/// Puts the lines of refusals between the rows of the ends; the first row is the head. `lines_of`
+/// makes them from the refusals of one key between two ends.
 pub fn between(
     rows: Vec<String>,
     all: &[(String, Told)],
@@ -222,11 +223,11 @@ pub fn between(
 }
 
 const GAP: usize = 2;
-/// The fewest columns on which an axis says something.
+/// The fewest columns on which an axis is useful.
 const AXIS_MIN: usize = 12;
 
-/// The picture of these ends, the newest first, on a terminal with so many columns: the head, and the lines of each end.
-/// `now` is the store's clock.
+/// The ends as a picture, newest first, for a terminal of this many columns: the head, and the
+/// lines of each end. `now` is the store's clock.
 pub fn picture(
     keys: Option<&[String]>,
     log: &[LoggedEnd],
@@ -242,14 +243,14 @@ pub fn picture(
     let mut shown = vec![started, Column::new("HELD", log, held), Column::new("END", log, how)];
     // A long key must not take the room of the rest.
     shown.splice(0..0, Column::of_keys(keys).map(|key| key.within((columns / 4).max(12))));
-    let room = columns.saturating_sub(taken(&shown) + GAP + AXIS_MIN);
+    let room = columns.saturating_sub(total_width(&shown) + GAP + AXIS_MIN);
     shown.push(Column::new("HOLDER", log, |end| cell(&end.owner)).within(room));
-    // Two fifths of the width are the picture's own; what can be left out comes in as far as there is room.
-    let mut room = columns.saturating_sub((columns * 2 / 5).max(AXIS_MIN) + taken(&shown));
+    // Two fifths of the width are for the bars. Optional columns are added while there is room.
+    let mut room = columns.saturating_sub((columns * 2 / 5).max(AXIS_MIN) + total_width(&shown));
     let mut optional =
         vec![(Column::new("WAITED", log, waited), 6, 6), (Column::new("COMMAND", log, command), 12, 40)];
     if log.iter().any(|end| end.by.is_some()) {
-        // Never cut: where it does not fit it stands below.
+        // Never cut: if it does not fit, it gets its own line.
         optional.insert(0, (Column::new(ENDED_BY, log, ended_by), usize::MAX, 40));
     }
     for (column, least, most) in optional {
@@ -259,13 +260,13 @@ pub fn picture(
             shown.push(Column { width, ..column });
         }
     }
-    let axis = Some(columns.saturating_sub(taken(&shown))).filter(|width| *width >= AXIS_MIN);
+    let axis = Some(columns.saturating_sub(total_width(&shown))).filter(|width| *width >= AXIS_MIN);
     let axis = axis.map(|width| Bars::of(log, width, style.charset));
 
-    drawn(&shown, log, axis.as_ref(), columns, style)
+    draw(&shown, log, axis.as_ref(), columns, style)
 }
 
-/// The plain table of these ends, the newest first: the head, and the line of each end.
+/// The ends as a plain table, newest first: the head, and the line of each end.
 pub fn table(keys: Option<&[String]>, log: &[LoggedEnd], style: Style) -> Vec<String> {
     let mut shown = vec![
         Column::new("STARTED", log, |end| time::whole(end.since)),
@@ -278,11 +279,11 @@ pub fn table(keys: Option<&[String]>, log: &[LoggedEnd], style: Style) -> Vec<St
         Column::new("COMMAND", log, command),
     ];
     shown.splice(0..0, Column::of_keys(keys));
-    // A pipe gets the text as it is.
-    drawn(&shown, log, None, usize::MAX, Style { charset: Charset::Unicode, ..style })
+    // A pipe gets the text unchanged.
+    draw(&shown, log, None, usize::MAX, Style { charset: Charset::Unicode, ..style })
 }
 
-fn drawn(
+fn draw(
     shown: &[Column],
     log: &[LoggedEnd],
     axis: Option<&Bars>,
@@ -295,8 +296,8 @@ fn drawn(
     };
     let head: String = beside.iter().map(|column| pad(column.head, column.head, column.width)).collect();
     let mut rows = vec![vec![head + &axis.map(Bars::head).unwrap_or_default()]];
-    let apart = |head: &str, row: usize, indent: usize| -> Vec<String> {
-        let cell = shown.iter().find(|column| column.head == head).and_then(|column| column.apart(row));
+    let own_line = |head: &str, row: usize, indent: usize| -> Vec<String> {
+        let cell = shown.iter().find(|column| column.head == head).and_then(|column| column.own_line(row));
         let cell = cell.map(|cell| style.charset.fitted(cell, usize::MAX)).unwrap_or_default();
         let pieces = if cell.is_empty() { vec![] } else { broken(&cell, columns.saturating_sub(indent)) };
         pieces.into_iter().map(|piece| spaces(indent) + &piece).collect()
@@ -304,17 +305,20 @@ fn drawn(
     let has_ended_by = shown.iter().any(|column| column.head == ENDED_BY);
     let mut key_above = Vec::new();
     for (row, end) in log.iter().enumerate() {
-        let key = apart("KEY", row, 0);
+        let key = own_line("KEY", row, 0);
         let mut lines = Vec::new();
-        // Rows of the same key say it once.
+        // Consecutive rows of the same key show it once.
         if key != key_above {
             lines.extend(key.iter().cloned());
             key_above = key;
         }
         let cells = beside.iter().map(|column| {
-            let is_apart = column.apart(row).is_some();
-            let cell =
-                if is_apart { String::new() } else { style.charset.fitted(&column.cells[row], column.width) };
+            let has_own_line = column.own_line(row).is_some();
+            let cell = if has_own_line {
+                String::new()
+            } else {
+                style.charset.fitted(&column.cells[row], column.width)
+            };
             let painted = if column.head == "END" { painted(&cell, end, style) } else { cell.clone() };
             pad(&cell, &painted, column.width)
         });
@@ -324,7 +328,7 @@ fn drawn(
             line.push_str(&format!("{}{}", spaces(width(&bar) - width(ink)), painted(ink, end, style)));
         }
         lines.push(line);
-        lines.extend(apart("HOLDER", row, 2 * GAP));
+        lines.extend(own_line("HOLDER", row, 2 * GAP));
         if !has_ended_by && end.by.is_some() {
             let by = style.charset.fitted(&format!("ended by {}", ended_by(end)), usize::MAX);
             let pieces = broken(&by, columns.saturating_sub(2 * GAP));

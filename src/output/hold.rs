@@ -1,5 +1,6 @@
-//! What does a program read that holds a lock by a pipe? The lines of `hold --json`, one object for each event. A field
-//! that has no value is null; spans are whole milliseconds. docs/hold.md explains the fields; adding one is a minor change.
+//! The lines of `hold --json`, one object for each event, for a program that holds a lock by a
+//! pipe. A field without a value is null; spans are whole milliseconds. docs/hold.md explains the
+//! fields; adding one is a minor change.
 
 use super::json::{self, Actor};
 use super::report::HowLost;
@@ -8,36 +9,36 @@ use crate::error::Error;
 use crate::lock::{Fence, Key};
 use serde::Serialize;
 
-/// What happens to a hold.
+/// An event of a hold.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum HoldEvent<'a> {
     /// In the queue.
     Waiting {
-        /// How many wait before.
+        /// Number of waiters ahead in the queue.
         ahead: u64,
-        /// Who holds the lock; of several one.
+        /// The holder, or one of several.
         holder: Option<Actor<'a>>,
     },
-    /// The lock is held. The one line with the token in it.
+    /// The lock is held. The only line that contains the token.
     Granted { token: &'a str, fence: Fence, slot: Option<u32>, lease_ms: u64, waited_ms: u64 },
-    /// It cannot be renewed.
+    /// The lease cannot be renewed.
     Trouble {
         error: String,
-        /// When it is lost if nothing changes.
+        /// Time until the lock is lost if nothing changes.
         left_ms: u64,
     },
     /// It can be renewed again.
     Recovered,
     /// Somebody asks for the lock. It is still held.
     Asked { by: Option<Actor<'a>>, superseded: bool },
-    /// It is lost, or about to be.
+    /// The lock is lost, or about to be.
     Lost {
         how: HowLost,
-        /// After this time another may have it; 0: another may have it already.
+        /// After this time another may have the lock; 0: another may have it already.
         left_ms: u64,
     },
-    /// It was given back.
+    /// The lock was given back.
     Released,
 }
 

@@ -1,7 +1,8 @@
-//! What do programs read? The objects of `status --json` and `history --json`, and what all JSON has in common; what
-//! other commands print stands with what they print for people (`acquired`, `doctor`, `report`, `watch`). Every field
-//! is always there, null if unknown; times are RFC 3339 in UTC, spans whole milliseconds. No token is ever in it: a
-//! [`View`] has none. docs/status.md explains the fields; adding one is a minor change, anything else a major one.
+//! The JSON of `status` and `history`, and what all JSON of dlock has in common; other commands'
+//! JSON is in their own modules (`acquired`, `doctor`, `report`, `watch`). Every field is always
+//! present, null if unknown; times are RFC 3339 in UTC, spans whole milliseconds. It never contains
+//! a token: a [`View`] has none. docs/status.md explains the fields; adding one is a minor change,
+//! anything else a major one.
 
 use super::escape::acts;
 use super::history::Told;
@@ -15,8 +16,8 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// What `status --json` prints: an array, also for one key.
-/// `refused` has the last refusal of each of the locks, where it was asked for.
+/// The output of `status --json`: an array, also for one key. `refused` has the last refusal of
+/// each lock, if it was read.
 pub fn status(views: &[View], refused: &[Option<Refusal>]) -> Result<String, Error> {
     let successes: Vec<_> = views.iter().map(View::last_success).collect();
     let locks = views.iter().zip(&successes).enumerate().map(|(at, (view, success))| Lock {
@@ -26,7 +27,7 @@ pub fn status(views: &[View], refused: &[Option<Refusal>]) -> Result<String, Err
     pretty(&locks.collect::<Vec<_>>())
 }
 
-/// What `history --json` prints: an array, the newest end first, each with its key.
+/// The output of `history --json`: an array, newest end first, each with its key.
 pub fn history(all: &[(String, Told)]) -> Result<String, Error> {
     #[derive(Serialize)]
     #[serde(untagged)]
@@ -44,23 +45,23 @@ pub fn history(all: &[(String, Told)]) -> Result<String, Error> {
     pretty(&entries)
 }
 
-/// A value as JSON for people to look at, too, safe to show on a terminal.
+/// A value as indented JSON, safe to show on a terminal.
 pub fn pretty(value: &impl Serialize) -> Result<String, Error> {
-    serde_json::to_string_pretty(value).map(|json| tamed(&json) + "\n").map_err(internal)
+    serde_json::to_string_pretty(value).map(|json| escaped_json(&json) + "\n").map_err(internal)
 }
 
-/// A value as JSON in one line, with its end, safe to show on a terminal.
+/// A value as a line of JSON, safe to show on a terminal.
 pub fn line(value: &impl Serialize) -> Result<String, Error> {
-    serde_json::to_string(value).map(|json| tamed(&json) + "\n").map_err(internal)
+    serde_json::to_string(value).map(|json| escaped_json(&json) + "\n").map_err(internal)
 }
 
 fn internal(error: serde_json::Error) -> Error {
     Error::Internal(error.to_string())
 }
 
-/// Escapes what JSON allows and a terminal would act on. Such characters stand in strings only, apart from the line
-/// ends between fields.
-fn tamed(json: &str) -> String {
+/// Escapes what JSON allows and a terminal would act on. Such characters occur in strings only,
+/// except the line ends between fields.
+fn escaped_json(json: &str) -> String {
     let mut safe = String::with_capacity(json.len());
     for c in json.chars() {
         if c != '\n' && acts(c) {
@@ -74,7 +75,7 @@ fn tamed(json: &str) -> String {
     safe
 }
 
-/// A mode as programs read it: its name, and how many slots there are.
+/// A mode for programs: its name, and the number of slots.
 pub fn mode(mode: Mode) -> (&'static str, Option<u32>) {
     match mode {
         Mode::Exclusive => ("exclusive", None),
@@ -83,7 +84,7 @@ pub fn mode(mode: Mode) -> (&'static str, Option<u32>) {
     }
 }
 
-/// Who it is and what is run; null where nobody knows.
+/// A process and its command; null if unknown.
 #[derive(Default, Serialize)]
 pub struct Who<'a> {
     host: Option<&'a str>,
@@ -113,7 +114,7 @@ impl<'a> From<&'a Owner> for Person<'a> {
     }
 }
 
-/// Who did something to somebody's hold, and why.
+/// Who acted on a hold, and why.
 #[derive(Debug, Serialize)]
 pub struct Actor<'a> {
     #[serde(flatten)]
@@ -127,7 +128,7 @@ impl<'a> From<&'a Owner> for Actor<'a> {
     }
 }
 
-/// How a job ended; null where there was none or nobody knows.
+/// How a job ended; null if there was none or it is unknown.
 #[derive(Debug, Default, Serialize)]
 pub struct JobEnd {
     exit_status: Option<u8>,
@@ -159,7 +160,7 @@ struct Lock<'a> {
     paused: Option<Paused<'a>>,
 }
 
-/// One who did not get the lock.
+/// A refusal.
 #[derive(Serialize)]
 struct Refused<'a> {
     key: &'a str,
@@ -354,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_field_is_there() -> Result<(), Box<dyn std::error::Error>> {
+    fn every_field_is_present() -> Result<(), Box<dyn std::error::Error>> {
         let text = status(&crate::output::table::tests::views()?, &[])?;
         println!("{text}");
         assert!(!text.contains(|c: char| c != '\n' && acts(c)));

@@ -1,9 +1,10 @@
-//! When does a waiting dlock speak, and where? On a terminal it keeps one line that changes in place; elsewhere the first
-//! line comes after ten seconds and then one a minute, so that a log does not fill. It decides when to speak, not when
-//! to look: the caller hands in what there is to say, and wakes it in time. The words are in `busy` and `describe`.
+//! Decides when and where a waiting dlock prints. On a terminal it keeps one line that changes in
+//! place; elsewhere the first line comes after ten seconds and then one a minute, so that a log
+//! does not fill. The caller provides the text (from `busy` and `describe`) and wakes this in time.
 //!
-//! While the line stands, the cursor is at its beginning. A terminal that is made narrower may wrap what stands on it, and
-//! keeps the cursor where it was in the text: so everything from there on is ours to wipe, whether it was wrapped or cut.
+//! While the line is shown, the cursor is at its start. A terminal that gets narrower may wrap the
+//! line, and keeps the cursor at the same place in the text. So everything from the cursor on may
+//! be erased, whether the terminal wrapped or cut it.
 
 use super::columns::{Width, split, width};
 use super::{Event, Kind, Printer, What, escaped, is_in_front, send};
@@ -14,44 +15,44 @@ use rustix::stdio::stderr;
 use rustix::termios::{isatty, tcgetwinsize};
 use std::time::Duration;
 
-/// How long a waiter that nobody watches stays silent.
-const FIRST: Duration = Duration::from_secs(10);
+/// Time before the first line in a log.
+const FIRST_AFTER: Duration = Duration::from_secs(10);
 
-/// The time between two lines that nobody watches.
-const THEN: Duration = Duration::from_secs(60);
+/// Time between two lines in a log.
+const NEXT_AFTER: Duration = Duration::from_secs(60);
 
-/// The time between two changes of the line on a terminal.
+/// Time between two changes of the line on a terminal.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What every message begins with.
+/// The start of every message.
 const HEAD: &str = "dlock: ";
 
-/// What is kept free at the end: in the last column some terminals wrap.
+/// Columns kept free at the end: some terminals wrap at the last column.
 const MARGIN: usize = 1;
 
-/// The width of a terminal that does not tell.
-const USUAL: usize = 80;
+/// Assumed width of a terminal that does not report it.
+const DEFAULT_COLUMNS: usize = 80;
 
-/// Back to the first column, and nothing right of it.
-const WIPE: &str = "\r\x1b[K";
+/// Moves to the first column and erases the line.
+const ERASE: &str = "\r\x1b[K";
 
-/// The text of the line about waiting, and what a program reads in place of it.
+/// The text of the line about waiting, and its fields for programs.
 #[derive(Debug, Default)]
 pub struct Said {
     pub text: String,
     pub key: String,
     /// The holder, or one of several holders.
     pub holder: Option<Holder>,
-    /// How many wait before, where there is a queue to stand in.
+    /// Number of waiters ahead, if there is a queue.
     pub ahead: Option<u64>,
 }
 
-/// The line about waiting, and what is said beside it.
+/// The line about waiting, and the messages beside it.
 pub struct Line {
     printer: Printer,
     place: Medium,
     next: Moment,
-    /// Whether a log says that somebody waits, so that it should also say when that is over.
+    /// Whether the log says that this dlock waits, so that the end of the wait must be logged, too.
     announced: bool,
     text: Option<Box<dyn Fn(Width) -> Said>>,
 }
@@ -60,16 +61,16 @@ pub struct Line {
 enum Medium {
     /// Nowhere: `--quiet`.
     Nowhere,
-    /// On a terminal, where a line may stand.
+    /// A terminal without the line.
     Terminal,
-    /// The same, and a line of so many columns stands.
+    /// A terminal that shows the line, this many columns wide.
     Line(usize),
-    /// Into a file, a pipe or a log.
+    /// A file, a pipe or a log.
     Log,
 }
 
 impl Line {
-    /// That of one who came to wait at `since`.
+    /// For a wait that began at `since`.
     pub fn new(printer: &Printer, since: Moment) -> Self {
         let smart = || std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         let (place, next) = if !printer.says(Kind::Note) {
@@ -77,34 +78,34 @@ impl Line {
         } else if printer.format == LogFormat::Text && isatty(stderr()) && smart() {
             (Medium::Terminal, since)
         } else {
-            (Medium::Log, since.after(FIRST))
+            (Medium::Log, since.after(FIRST_AFTER))
         };
         Self { printer: printer.clone(), place, next, announced: false, text: None }
     }
 
-    /// Whether it has said somewhere, where it stays, that it waits.
+    /// Whether a log says that it waits.
     pub fn has_announced(&self) -> bool {
         self.announced
     }
 
-    /// Says that it waits, because of trouble that may mend itself.
+    /// Prints that it waits because of trouble that may pass.
     pub fn announce<'a>(&mut self, event: impl Into<Event<'a>>, text: &str) {
         self.say(Kind::Passing, event, text);
         self.announced |= self.place == Medium::Log;
     }
 
-    /// Says a line, and takes the one about waiting away before.
+    /// Prints a message, and removes the line about waiting first.
     pub fn say<'a>(&mut self, kind: Kind, event: impl Into<Event<'a>>, text: &str) {
         self.clear();
         self.printer.say(kind, event, text);
     }
 
-    /// When there will be something to say again; never before there was anything.
+    /// When to print again; `None` before the first text.
     pub fn next(&self) -> Option<Moment> {
         self.text.as_ref().map(|_| self.next)
     }
 
-    /// The terminal has another width: has the line said again at once, if it stands.
+    /// Called when the terminal's width has changed: redraws the line at once, if it is shown.
     pub fn resized(&mut self) {
         if let Medium::Line(_) = self.place {
             self.next = Moment::now();
@@ -112,13 +113,13 @@ impl Line {
         self.go_on();
     }
 
-    /// What there is to say from now on, whenever it is time.
+    /// Sets the text from now on. Prints it when it is time.
     pub fn waits(&mut self, text: impl Fn(Width) -> Said + 'static) {
         self.text = Some(Box::new(text));
         self.go_on();
     }
 
-    /// Says what there is to say, if it is time.
+    /// Prints the text if it is time.
     pub fn go_on(&mut self) {
         let Some(text) = self.text.as_ref().filter(|_| self.next.passed()) else { return };
         match self.place {
@@ -128,15 +129,15 @@ impl Line {
                 let event = Event { ahead, ..What::Waiting.into() };
                 self.printer.say(Kind::Note, event.about(&key).held_by(holder.as_ref()), &text);
                 self.announced = true;
-                self.next = Moment::now().after(THEN);
+                self.next = Moment::now().after(NEXT_AFTER);
             }
             Medium::Terminal | Medium::Line(_) => {
-                // In the background the screen is somebody else's, and writing might stop dlock.
+                // In the background the screen is not dlock's, and writing might stop dlock.
                 if is_in_front(stderr()) {
                     let columns = columns();
                     let room = Width::Columns(columns.saturating_sub(HEAD.len() + MARGIN));
                     let line = fitting(&text(room).text, columns);
-                    send(&format!("{}{line}\r", self.wipe(columns)));
+                    send(&format!("{}{line}\r", self.erase(columns)));
                     self.place = Medium::Line(width(&line));
                 }
                 self.next = Moment::now().after(TICK);
@@ -144,22 +145,23 @@ impl Line {
         }
     }
 
-    /// Takes the line off the terminal. Before every other message, before CMD starts, and before dlock stops.
+    /// Removes the line from the terminal. Called before every other message, before CMD starts,
+    /// and before dlock stops.
     pub fn clear(&mut self) {
         if let Medium::Line(_) = self.place {
             if is_in_front(stderr()) {
-                send(&self.wipe(columns()));
+                send(&self.erase(columns()));
             }
             self.place = Medium::Terminal;
             self.next = Moment::now();
         }
     }
 
-    /// What takes away the line that stands.
-    fn wipe(&self, columns: usize) -> String {
+    /// The escape sequence that erases the shown line.
+    fn erase(&self, columns: usize) -> String {
         match self.place {
-            Medium::Line(length) if length > columns => wipe_rows(length.div_ceil(columns)),
-            _ => WIPE.into(),
+            Medium::Line(length) if length > columns => erase_rows(length.div_ceil(columns)),
+            _ => ERASE.into(),
         }
     }
 }
@@ -170,15 +172,15 @@ impl Drop for Line {
     }
 }
 
-/// Wipes this row and those below it that the line may take now. Row by row, and then back to where the cursor was: to
-/// erase the screen from here on would, in the first row, have tmux keep all of it in its history.
-fn wipe_rows(rows: usize) -> String {
-    format!("{WIPE}\x1b7{}\x1b8", "\x1b[B\x1b[K".repeat(rows - 1))
+/// Erases this row and the rows below that the line may occupy, row by row, and restores the
+/// cursor. Erasing the screen from the first row on would make tmux copy it into its history.
+fn erase_rows(rows: usize) -> String {
+    format!("{ERASE}\x1b7{}\x1b8", "\x1b[B\x1b[K".repeat(rows - 1))
 }
 
 fn columns() -> usize {
     match tcgetwinsize(stderr()).map_or(0, |size| usize::from(size.ws_col)) {
-        0 => USUAL,
+        0 => DEFAULT_COLUMNS,
         columns => columns,
     }
 }
@@ -201,7 +203,7 @@ mod tests {
     use std::rc::Rc;
 
     #[test]
-    fn a_line_fits() {
+    fn line_is_cut_to_the_terminal() {
         assert_eq!(fitting("a\nb", 80), "dlock: a\\nb");
         for columns in [2, 20, 80] {
             assert_eq!(fitting(&"é".repeat(200), columns).chars().count(), columns - MARGIN);
@@ -210,24 +212,24 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_in_a_log_comes_after_a_while() {
+    fn first_line_in_a_log_is_delayed() {
         let quiet = Printer { format: LogFormat::Json, verbosity: Verbosity::Quiet, key: None, store: None };
         let printer = Printer { verbosity: Verbosity::Normal, ..quiet.clone() };
         let now = Moment::now();
         let mut waiter = Line::new(&printer, now);
         waiter.waits(|_| unreachable!("too early"));
-        assert_eq!(waiter.next(), Some(now.after(FIRST)));
+        assert_eq!(waiter.next(), Some(now.after(FIRST_AFTER)));
         let spoken = Rc::new(Cell::new(false));
         let said = spoken.clone();
-        let mut waiter = Line::new(&printer, now.before(FIRST));
+        let mut waiter = Line::new(&printer, now.before(FIRST_AFTER));
         waiter.waits(move |room| {
             assert_eq!(room, Width::Endless);
             said.set(true);
             Said { text: "waiting".into(), ..Said::default() }
         });
         assert!(spoken.get() && waiter.has_announced());
-        assert!(waiter.next() > Some(Moment::now().after(THEN / 2)));
-        let mut silent = Line::new(&quiet, now.before(FIRST));
+        assert!(waiter.next() > Some(Moment::now().after(NEXT_AFTER / 2)));
+        let mut silent = Line::new(&quiet, now.before(FIRST_AFTER));
         silent.waits(|_| unreachable!("quiet"));
     }
 }

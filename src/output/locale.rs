@@ -1,9 +1,10 @@
-//! Which characters can the terminal show? Decided by the locale's name, as programs do that have no C library to ask.
-//! For what dlock draws itself; a pipe gets the text as it is. How much of a text fits is in `columns`.
+//! The characters that the terminal can show, by the locale's name, because there may be no C
+//! library to ask. For what dlock draws itself; a pipe gets the text unchanged. `columns` measures
+//! width.
 
 use std::ffi::OsString;
 
-/// The characters that are drawn with.
+/// The characters to draw with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Charset {
     Unicode,
@@ -11,7 +12,7 @@ pub enum Charset {
 }
 
 impl Charset {
-    /// That of the environment: the first of LC_ALL, LC_CTYPE and LANG that is not empty decides.
+    /// From the environment: the first of LC_ALL, LC_CTYPE and LANG that is not empty decides.
     pub fn of_environment() -> Self {
         Self::of(|name| std::env::var_os(name))
     }
@@ -29,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_that_is_set_decides() {
+    fn first_variable_set_decides() {
         for (set, expected) in [
             (&[][..], Charset::Ascii),
             (&[("LANG", "de_DE.UTF-8")], Charset::Unicode),

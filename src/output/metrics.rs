@@ -1,6 +1,6 @@
-//! What does Prometheus read? The text format, with HELP and TYPE: a family for each thing that is counted, in it a series
-//! for each lock, and a family more for the sum over all of them, so that `sum()` counts nothing twice. The names and
-//! labels are explained in docs/metrics.md; they change with a major version only.
+//! The text format of Prometheus, with HELP and TYPE: a family for each metric with a series for
+//! each lock, and a second family with the sum over all locks, so that `sum()` counts nothing
+//! twice. docs/metrics.md explains the names and labels; they change only with a major version.
 
 use super::escaped;
 use super::time::millis;
@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
-/// What is told of one lock.
+/// The values of one lock.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
-    /// On the page as it stands in a label.
+    /// The key; on the page, escaped as a label.
     key: String,
     stat: Stat,
     holders: u64,
@@ -28,7 +28,7 @@ pub struct Sample {
 impl Sample {
     pub fn of(view: View) -> Self {
         let is_held = view.state == State::Held;
-        // The server may have lost who holds it.
+        // The server may have lost the record of the holder.
         let holders = if is_held { view.holders.len().max(1) } else { 0 };
         let lease = view.holders.iter().map(|holder| holder.lease).max();
         let foreign = view.foreign.as_ref().and_then(|foreign| foreign.left);
@@ -46,15 +46,15 @@ impl Sample {
 #[derive(Debug, Default)]
 pub struct Exposition {
     most: usize,
-    /// The first by name, by key.
+    /// The first locks by name, by key.
     shown: BTreeMap<String, Sample>,
-    /// The sum; its key says nothing.
+    /// The sum. Its key is empty.
     all: Sample,
     keys: u64,
 }
 
 impl Exposition {
-    /// A page on which at most so many locks have series of their own.
+    /// A page on which at most this many locks have their own series.
     pub fn new(most: usize) -> Self {
         Self { most, ..Self::default() }
     }
@@ -81,9 +81,11 @@ impl Exposition {
         };
         let counters: [(_, _, Count); 5] = [
             ("grants_total", "Times that the lock was granted.", |lock| lock.stat.waited.count()),
-            ("busy_total", "Refusals of those that did not wait.", |lock| lock.stat.busy),
-            ("done_total", "Runs with --once-per that found it done.", |lock| lock.stat.done),
-            ("superseded_total", "Waiters with --replace that a newer one sent home.", |lock| {
+            ("busy_total", "Attempts without --wait that were refused.", |lock| lock.stat.busy),
+            ("done_total", "Runs with --once-per that were skipped because a run had succeeded.", |lock| {
+                lock.stat.done
+            }),
+            ("superseded_total", "Waiters with --replace that a newer one superseded.", |lock| {
                 lock.stat.superseded
             }),
             ("given_up_total", "Waiters that left the queue without the lock.", |lock| lock.stat.given_up),
@@ -96,34 +98,33 @@ impl Exposition {
                 .map(|(result, count)| ("", Some(("result", result.into())), count.to_string()))
                 .into()
         });
-        // All of them always, so that an alert needs no absent series.
+        // Always all outcomes, so that an alert need not handle an absent series.
         family("ends_total", "counter", "Holds that ended, by outcome.", &|lock| {
             by_outcome(|outcome| Some(lock.stat.ends.get(&outcome).copied().unwrap_or_default().to_string()))
         });
-        family("wait_seconds", "histogram", "How long was waited for the grants.", &|lock| {
+        family("wait_seconds", "histogram", "How long the holders waited for the lock.", &|lock| {
             histogram(&lock.stat.waited)
         });
-        family("hold_seconds", "histogram", "How long the holds that ended had lasted.", &|lock| {
+        family("hold_seconds", "histogram", "How long the ended holds lasted.", &|lock| {
             histogram(&lock.stat.held)
         });
         let gauges: [(_, _, Count); 3] = [
             ("holders", "Holders now.", |lock| lock.holders),
-            ("paused", "1 while nobody is granted the lock (dlock pause).", |lock| lock.paused),
+            ("paused", "1 while the lock is paused (dlock pause).", |lock| lock.paused),
             ("queue_length", "Waiters now.", |lock| lock.waiters),
         ];
         for (name, help, of) in gauges {
             family(name, "gauge", help, &|lock| count(of(lock)));
         }
-        family("last_end_timestamp_seconds", "gauge", "When a hold last ended so, by outcome.", &|lock| {
+        family("last_end_timestamp_seconds", "gauge", "When a hold last ended, by outcome.", &|lock| {
             by_outcome(|outcome| lock.stat.last.get(&outcome).copied().map(seconds))
         });
         let success = "When a job last ended by itself with status 0.";
         family("last_success_timestamp_seconds", "gauge", success, &|lock| time(lock.stat.last_success));
-        let failure = "When a job last ended otherwise.";
+        let failure = "When a job last failed.";
         family("last_failure_timestamp_seconds", "gauge", failure, &|lock| time(lock.stat.last_failure));
-        // Of no use in sum.
-        let (lease, shown) =
-            ("What is left of the lease; of several holders the longest.", self.shown.values());
+        // A sum of these is of no use.
+        let (lease, shown) = ("Time left of the lease; of several holders the longest.", self.shown.values());
         each(&mut text, "dlock_lease_left_seconds", "gauge", lease, shown, &|lock| time(lock.lease));
         let (none, hidden) = ([&Sample::default()], self.keys.saturating_sub(self.shown.len() as u64));
         each(&mut text, "dlock_keys", "gauge", "Locks that are counted.", none, &|_| count(self.keys));
@@ -134,7 +135,7 @@ impl Exposition {
 }
 
 fn sum(all: &mut Stat, one: &Stat) {
-    // What stores count need not be a sum that fits.
+    // A store's totals may be so large that the sum overflows.
     all.join(one, u64::saturating_add);
     for (all, one) in [(&mut all.waited, &one.waited), (&mut all.held, &one.held)] {
         all.buckets.iter_mut().zip(one.buckets).for_each(|(all, one)| *all = all.saturating_add(one));
@@ -142,13 +143,13 @@ fn sum(all: &mut Stat, one: &Stat) {
     }
 }
 
-/// What is counted of a lock, as one number.
+/// One value of a lock.
 type Count = fn(&Sample) -> u64;
 
-/// One line of a family: what stands behind its name, the label beside that of the lock, the value.
+/// One line of a family: the suffix of its name, its label besides the lock's, its value.
 type Point = (&'static str, Option<(&'static str, Cow<'static, str>)>, String);
 
-/// The same for each lock. The sum of all has no key.
+/// Writes a family. The sum of all locks has no key.
 fn each<'a>(
     text: &mut String,
     name: &str,
@@ -200,8 +201,9 @@ fn histogram(histogram: &Histogram) -> Vec<Point> {
     points
 }
 
-/// A label's value: what acts on a terminal is escaped, then what the format gives a meaning. A key that has the escape
-/// itself in it has its backslash escaped, for one scrape in which two locks have the same label is refused whole.
+/// A label's value: escapes what a terminal would act on, then what the format requires. A key that
+/// contains such an escape literally gets its backslash escaped, because Prometheus rejects a
+/// scrape in which two locks have the same label.
 fn label(text: &str) -> String {
     let seen = escaped(&text.replace("\\u{", "\\u{5c}u{")).into_owned();
     seen.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_are_cumulative_and_end_with_all() {
+    fn buckets_are_cumulative() {
         let mut page = Exposition::new(5);
         page.add(sample("k"));
         let text = page.text();
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn totals_that_do_not_fit_are_no_fault() {
+    fn overflowing_totals_are_capped() {
         let mut page = Exposition::new(2);
         for key in ["a", "b"] {
             let mut forged = sample(key);
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_bound_there_is_only_the_sum() {
+    fn locks_beyond_the_limit_are_only_in_the_sum() {
         let mut page = Exposition::new(2);
         ["a", "b", "c"].map(sample).into_iter().for_each(|sample| page.add(sample));
         let text = page.text();
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn each_family_has_one_head_and_stands_together() {
+    fn each_family_has_one_head() {
         let mut page = Exposition::new(2);
         ["a", "b"].map(sample).into_iter().for_each(|sample| page.add(sample));
         let text = page.text();
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_is_escaped() {
+    fn labels_are_escaped_and_distinct() {
         assert_eq!(label("a\\b\"c"), "a\\\\b\\\"c");
         let keys = ["\u{202e}", "\\u{202e}", "\\u{5c}u{202e}", "\\\u{202e}"];
         let labels: std::collections::BTreeSet<_> = keys.map(label).into();

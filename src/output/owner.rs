@@ -1,4 +1,4 @@
-//! How is it said whose a hold is? In a sentence, in the cell of a table, and why it is held.
+//! Formats the owner of a hold, for a sentence and for a table cell, and the reason for the hold.
 
 use super::escaped;
 use crate::lock::Owner;
@@ -13,7 +13,7 @@ pub fn cell(owner: &Owner) -> String {
     escaped(&format!("{}@{} {}", owner.user, owner.host, owner.pid)).into_owned()
 }
 
-/// Why it is held, behind the command, if that is known.
+/// The reason in parentheses, to follow the command, if there is one.
 pub fn because(owner: &Owner) -> String {
     owner.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default()
 }

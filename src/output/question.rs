@@ -1,4 +1,4 @@
-//! How is a person asked? On the terminal, by one line that ends with `[y/N]`; only a yes is a yes.
+//! Asks the operator on the terminal, by one line that ends with `[y/N]`.
 
 use super::{escaped, send};
 use crate::error::Error;
@@ -11,8 +11,8 @@ pub fn can_be_asked() -> bool {
     isatty(stdin()) && isatty(stderr())
 }
 
-/// Asks a question that yes or no answers; anything else, and the end of the input, is a no. Where there is no terminal to
-/// ask on, that is the error, with this text.
+/// Asks a question. Only y or yes counts as yes; anything else, and the end of the input, is no.
+/// Without a terminal returns an error with the text `nobody`.
 pub fn is_yes(question: &str, nobody: &str) -> Result<bool, Error> {
     if !can_be_asked() {
         return Err(Error::Usage(nobody.into()));

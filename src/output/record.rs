@@ -1,5 +1,5 @@
-//! What does `dlock status KEY` show to people? All that there is to say of one lock, top down, with who waits for it. On
-//! a terminal what is too long goes on in the next line; nothing is cut. Several locks are in `table`.
+//! The output of `dlock status KEY` for people: everything about one lock, with its waiters. On a
+//! terminal a long value goes on in the next line; nothing is cut. `table` shows several locks.
 
 use super::columns::{Width, broken, padded};
 use super::history::why;
@@ -12,38 +12,37 @@ use crate::rules::{Holder, LastSuccess, Refusal, State};
 use crate::store::View;
 use std::time::Duration;
 
-/// Where a label ends and what it names begins.
+/// The column at which values begin.
 const LABEL: usize = 11;
 
-/// Where was looked: the store, and under which prefix.
+/// The store and prefix that were read.
 #[derive(Debug, Clone)]
 pub struct Namespace {
     /// The store's name, without its secret.
     pub store: String,
-    /// What all keys begin with there.
+    /// The prefix of all keys there.
     pub prefix: String,
 }
 
 impl Namespace {
-    fn words(&self) -> String {
+    fn as_text(&self) -> String {
         match &*self.prefix {
             "" => format!("without a prefix in {}", self.store),
             prefix => format!("under the prefix {prefix} in {}", self.store),
         }
     }
 
-    /// What there is to say where no lock is to be shown; `patterns` are what was asked for, if anything.
+    /// The text if there is no lock to show; `patterns` are those asked for, if any.
     pub fn empty(&self, patterns: &[&str]) -> String {
         let text = match patterns {
-            [] => format!("no lock is held, cooling, paused or waited for, {}", self.words()),
-            patterns => format!("no key that matches {} is known, {}", patterns.join(" or "), self.words()),
+            [] => format!("no lock is held, cooling, paused or waited for, {}", self.as_text()),
+            patterns => format!("no key that matches {} is known, {}", patterns.join(" or "), self.as_text()),
         };
         escaped(&text).into_owned() + "\n"
     }
 }
 
-/// The record of one lock, with a line end after each line.
-/// `refused` is the last one that did not get the lock.
+/// The record of one lock, with a line end after each line. `refused` is its last refusal.
 pub fn record(
     view: &View,
     refused: Option<&Refusal>,
@@ -55,7 +54,7 @@ pub fn record(
         let text = format!(
             "no record of {}, {}: never used there, or the store was restarted, flushed or failed over since",
             view.name.key(),
-            place.words()
+            place.as_text()
         );
         return escaped(&text).into_owned() + "\n";
     }
@@ -72,12 +71,12 @@ pub fn record(
         Some(Mode::Exclusive) | None => {}
     }
     if let Some(foreign) = &view.foreign {
-        lines.add(0, "holder", &format!("not dlock, a value of the type {}", foreign.kind));
+        lines.add(0, "holder", &format!("another program, a value of the type {}", foreign.kind));
     }
     for holder in &view.holders {
         held(&mut lines, view, holder);
     }
-    // With holders each lease says it.
+    // With holders, each lease shows it.
     match (view.state, view.left) {
         (State::Free, _) => {}
         (_, Some(left)) if view.holders.is_empty() => lines.add(0, "free in", &span(left)),
@@ -92,11 +91,11 @@ pub fn record(
         lines.add(0, "waiting", &view.waiters.len().to_string());
     }
     for ((at, waiter), turn) in view.waiters.iter().enumerate().zip(view.turns()) {
-        // What goes without saying is not said.
+        // The same mode as the lock's is not repeated.
         let is_usual = view.mode.unwrap_or_default() == waiter.mode;
         let mode = if is_usual { String::new() } else { format!(", {}", waiter.mode) };
         let (who, waiting) = (cell(&waiter.owner), span(waiter.waiting));
-        let newest = if waiter.replaces { ", replaces who runs" } else { "" };
+        let newest = if waiter.replaces { ", replaces the holder" } else { "" };
         let turn = turn.map(|turn| format!(", its turn in about {}", about(turn))).unwrap_or_default();
         let text = format!("{who}, for {waiting}{mode}{newest}{turn}: {}", waiter.owner.command);
         lines.add(2, &format!("{}.", at + 1), &text);
@@ -109,7 +108,7 @@ pub fn record(
     }
     let ago = |at: u64| span(Duration::from_millis(view.now.saturating_sub(at)));
     match view.last_success() {
-        // It is the last run itself.
+        // The last run itself is the success.
         Some(LastSuccess::Known(success))
             if view.log.first().is_some_and(|end| end.fence == success.fence) => {}
         Some(LastSuccess::Known(success)) => {
@@ -165,7 +164,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// A label, and what it names.
+    /// Adds a label and its value.
     fn add(&mut self, indent: usize, label: &str, value: &str) {
         let value = escaped(value);
         let pieces = match self.width {
@@ -188,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_says_all_and_fits() -> Result<(), String> {
+    fn record_is_complete_and_fits() -> Result<(), String> {
         let place = Namespace { store: "redis://h:6379".into(), prefix: "dlock:".into() };
         for view in views()? {
             let whole = record(&view, None, &place, Width::Endless, Coloured::No);

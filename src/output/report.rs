@@ -1,7 +1,7 @@
-//! What does a program read about one run? The object that `run --report` writes. Every field is always there, null if
-//! unknown; spans are whole milliseconds. docs/report.md explains the fields; adding one is a minor change, anything else
-//! a major one. There is no time of day in it: the store's clock decides about a lock, and a run that never reached the
-//! store has only this machine's.
+//! The object that `run --report` writes. Every field is always present, null if unknown; spans are
+//! whole milliseconds. docs/report.md explains the fields; adding one is a minor change, anything
+//! else a major one. It contains no time of day: the store's clock decides about a lock, and a run
+//! that never reached the store only knows this machine's.
 
 use super::json::{Actor, JobEnd};
 use crate::lock::Fence;
@@ -9,16 +9,16 @@ use serde::Serialize;
 
 #[derive(Debug, Serialize)]
 pub struct Report<'a> {
-    /// In one word.
+    /// The outcome in one word.
     pub outcome: Outcome,
     /// dlock's exit status, as a shell shows it.
     pub status: u8,
     pub started: bool,
-    /// How the job ended; of a dlock that was interrupted before, the signal.
+    /// How the job ended; if a signal ended dlock before the start, that signal.
     #[serde(flatten)]
     pub job: JobEnd,
     pub lost: Option<HowLost>,
-    /// Who asked for the end, or took the lock away.
+    /// Who asked for the end or took the lock away.
     pub forced_by: Option<Actor<'a>>,
     /// The first key.
     pub key: Option<String>,
@@ -32,9 +32,9 @@ pub struct Report<'a> {
     pub held_ms: Option<u64>,
     pub fence: Option<Fence>,
     pub slot: Option<u32>,
-    /// Whether the job around dlock held a key of these already.
+    /// Whether the parent job held one of these keys already.
     pub nested: bool,
-    /// What dlock failed of.
+    /// The error that ended dlock.
     pub error: Option<String>,
 }
 
@@ -43,11 +43,11 @@ pub struct Report<'a> {
 pub enum Outcome {
     /// The command ran and ended by itself.
     Ran,
-    /// Another run had done it, within `--once-per`.
+    /// Another run had done the work, within `--once-per`.
     Done,
     /// The lock was not obtained.
     Busy,
-    /// The same, for a newer run with `--replace` took the place of this one.
+    /// The lock was not obtained, because a newer run with `--replace` replaced this one.
     Superseded,
     /// The lock was lost, or an operator took it away.
     Lost,
@@ -63,7 +63,7 @@ pub enum Outcome {
     Denied,
     /// A setting is invalid.
     Invalid,
-    /// A fault of dlock's own.
+    /// An internal error.
     Fault,
 }
 
@@ -72,12 +72,12 @@ pub enum Outcome {
 pub enum HowLost {
     /// It could not be renewed in time.
     Expired,
-    /// It vanished from the store, or is another's.
+    /// It vanished from the store, or another holds it.
     Vanished,
     /// An operator took it away.
     Forced,
     /// An operator asked the holder to end.
     Asked,
-    /// A newer run with `--replace` did.
+    /// A newer run with `--replace` asked the holder to end.
     Superseded,
 }

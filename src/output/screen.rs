@@ -1,6 +1,6 @@
-//! How is a page shown again and again in one place? On the terminal's second screen, so that the first one is as it
-//! was when dlock ends. While it is shown a key is heard at once and not echoed, if the keyboard is that of the terminal;
-//! ^C and ^Z are what they always are. What is on the page, and when it is drawn, is the caller's.
+//! Redraws a page in place, on the terminal's second screen, so that the first one is unchanged
+//! when dlock ends. While it is shown, keys are read at once and not echoed, if stdin is the
+//! terminal; ^C and ^Z work as always. The caller decides what the page shows and when to draw it.
 
 use super::{is_in_front, print};
 use crate::error::Error;
@@ -9,22 +9,22 @@ use rustix::stdio::{stdin, stdout};
 use rustix::termios::{LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 use std::os::fd::BorrowedFd;
 
-/// The second screen, without a cursor, and without wrapping what is too long.
+/// Switches to the second screen, hides the cursor and turns wrapping off.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
-/// What undoes it, the last first.
+/// Undoes `ENTER`, in reverse order.
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
-/// Stdout, as a screen. Left when dropped.
+/// Stdout as a screen. Dropping it restores the terminal.
 #[derive(Debug, Default)]
 pub struct Screen {
     /// Whether the terminal shows the page.
     shown: bool,
-    /// How the keyboard was, while it is ours.
+    /// The keyboard's modes before, while they are changed.
     keyboard: Option<Termios>,
 }
 
 impl Screen {
-    /// Stdout as a screen, not changed yet. The error says why it is none.
+    /// Stdout as a screen, not changed yet. The error says why stdout is not one.
     pub fn of_stdout() -> Result<Self, &'static str> {
         if !isatty(stdout()) {
             return Err("standard output is not a terminal");
@@ -35,13 +35,13 @@ impl Screen {
         }
     }
 
-    /// Shows a page: as much of it as the terminal has lines. Does nothing while the terminal is another job's.
+    /// Shows as much of a page as fits. Does nothing while dlock is in the background.
     pub fn draw(&mut self, page: &str) -> Result<(), Error> {
         if !is_in_front(stdout()) {
             return Ok(());
         }
         if !self.shown {
-            self.listen();
+            self.read_keys_at_once();
         }
         let rows = tcgetwinsize(stdout()).map_or(0, |size| usize::from(size.ws_row));
         let mut text = if !self.shown { ENTER } else { "" }.to_owned();
@@ -50,11 +50,11 @@ impl Screen {
         print(&text)
     }
 
-    /// Gives the terminal back as it was. The next [`Screen::draw`] takes it again.
+    /// Restores the terminal. The next [`Screen::draw`] takes it again.
     pub fn leave(&mut self) {
         if self.shown {
             self.shown = false;
-            // Where it cannot be written to any more, there is nothing to give back.
+            // If it cannot be written to any more, there is nothing to restore.
             print(LEAVE).ok();
             if let Some(modes) = self.keyboard.take()
                 && is_in_front(stdin())
@@ -64,13 +64,13 @@ impl Screen {
         }
     }
 
-    /// Where keys are heard, while they are.
+    /// The descriptor to read keys from, while keys are read.
     pub fn keyboard(&self) -> Option<BorrowedFd<'static>> {
         // In the background a read would stop dlock.
         self.keyboard.as_ref().map(|_| stdin()).filter(|keys| is_in_front(*keys))
     }
 
-    /// The keys that were pressed. After the keyboard is gone there are none.
+    /// The keys that were pressed. None after the keyboard is gone.
     pub fn pressed(&mut self) -> Vec<u8> {
         let mut keys = [0; 64];
         let mut ready = [PollFd::from_borrowed_fd(stdin(), PollFlags::IN)];
@@ -86,8 +86,8 @@ impl Screen {
         }
     }
 
-    /// Has the keyboard hand over each key at once.
-    fn listen(&mut self) {
+    /// Switches the keyboard to deliver each key at once.
+    fn read_keys_at_once(&mut self) {
         let Some(modes) = tcgetattr(stdin()).ok().filter(|_| is_in_front(stdin())) else { return };
         let mut changed = modes.clone();
         changed.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
@@ -103,8 +103,9 @@ impl Drop for Screen {
     }
 }
 
-/// These lines over whatever is on the screen. Erased is before writing: behind a line as wide as the terminal the cursor
-/// stays on its last character, which would go.
+/// The escape sequences that draw these lines over the screen. Each line is erased before it is
+/// written: after a line as wide as the terminal the cursor stays on its last character, which
+/// erasing would remove.
 fn redrawn(lines: &[String]) -> String {
     let mut text = String::from("\x1b[H");
     for (at, line) in lines.iter().enumerate() {
@@ -115,7 +116,7 @@ fn redrawn(lines: &[String]) -> String {
     text
 }
 
-/// The lines of a page that fit; where some do not, the last one counts them.
+/// The lines of a page that fit; if some do not, the last line counts them.
 fn shown(page: &str, rows: usize) -> Vec<String> {
     let lines: Vec<String> = page.lines().map(str::to_owned).collect();
     if lines.len() <= rows {
@@ -131,14 +132,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_counted() {
+    fn hidden_lines_are_counted() {
         assert_eq!(shown("a\nb\nc\n", 3), ["a", "b", "c"]);
         assert_eq!(shown("a\nb\nc\n", 2), ["a", "(2 more lines)"]);
         assert_eq!(shown("", 2), [""; 0]);
     }
 
     #[test]
-    fn nothing_is_erased_that_was_written() {
+    fn lines_are_erased_before_they_are_written() {
         assert_eq!(redrawn(&shown("a\nb\n", 3)), "\x1b[H\x1b[Ka\r\n\x1b[Jb");
         assert_eq!(redrawn(&shown("a\n", 3)), "\x1b[H\x1b[Ja");
     }

@@ -1,8 +1,9 @@
-//! What does `dlock status` show to people of several locks? One row a lock, and one more for every other holder of it. On
-//! a terminal the table fits its width: KEY and HOLDER are never cut, what matters less is left out, and where the two do
-//! not fit side by side they stand below each other. A key that is much longer than the others stands above its row, so that it
-//! takes no room of the other rows. A lock's rows say once what they have in common. Into a pipe all
-//! of it goes, and each row says all. What comes from the store is escaped cell by cell. One lock alone is in `record`.
+//! The output of `dlock status` for several locks: one row a lock, and one more for each further
+//! holder. On a terminal the table fits the width: KEY and HOLDER are never cut, less important
+//! columns are left out, and if the two do not fit side by side they are on separate lines. A key
+//! much longer than the others is on a line above its row, so that it takes no room of other rows.
+//! Rows of one lock show common values once. A pipe gets everything, and each row in full. Text
+//! from the store is escaped cell by cell. `record` shows a single lock.
 
 use super::columns::{Width, broken, padded, spaces, width};
 use super::history::how;
@@ -17,55 +18,56 @@ use crate::store::{View, Waiter};
 const HEAD: [&str; 9] = ["KEY", "STATE", "MODE", "HOLDER", "SINCE", "LEFT", "WAITING", "LAST RUN", "COMMAND"];
 const KEY: usize = 0;
 const STATE: usize = 1;
-/// Not shown where every lock is exclusive, as most are.
+/// Not shown if every lock is exclusive, as most are.
 const MODE: usize = 2;
 const HOLDER: usize = 3;
 const SINCE: usize = 4;
 const LEFT: usize = 5;
 const WAITING: usize = 6;
 const LAST_RUN: usize = 7;
-/// The last, and the only one that is ever cut.
+/// The last column, and the only one that is ever cut.
 const COMMAND: usize = 8;
 
-/// What the column of modes says of most locks; where it says nothing else it is not shown.
+/// The usual mode. If there is no other, the column is not shown.
 const EXCLUSIVE: &str = "exclusive";
-/// What a cell says that has nothing to say.
+/// The text of an empty cell.
 const NOTHING: &str = "-";
 
-/// What the rows of a lock have in common.
+/// The columns that all rows of a lock share.
 const COMMON: [usize; 4] = [KEY, STATE, WAITING, LAST_RUN];
 
 const GAP: usize = 2;
-/// Before what stands below a key.
+/// Indent of what is below a key.
 const INDENT: usize = 2;
 
-/// What is given up on a narrow terminal, the first first.
-const GIVEN_UP: [GivenUp; 11] = [
-    GivenUp::CommandBeyond(12),
-    GivenUp::Column(LAST_RUN),
-    GivenUp::HowLong,
-    GivenUp::IfIdle(WAITING),
-    GivenUp::CommandBeyond(8),
-    GivenUp::Column(COMMAND),
-    GivenUp::Column(WAITING),
-    GivenUp::Column(SINCE),
-    GivenUp::Column(MODE),
-    GivenUp::Column(LEFT),
-    // KEY, or HOLDER with it, stands on lines of its own; what was given up comes back as far as there is room.
-    GivenUp::Column(STATE),
+/// What a narrow terminal leaves out, in this order.
+const OMISSIONS: [Omission; 11] = [
+    Omission::CommandBeyond(12),
+    Omission::Column(LAST_RUN),
+    Omission::HowLong,
+    Omission::IfIdle(WAITING),
+    Omission::CommandBeyond(8),
+    Omission::Column(COMMAND),
+    Omission::Column(WAITING),
+    Omission::Column(SINCE),
+    Omission::Column(MODE),
+    Omission::Column(LEFT),
+    // Instead of this, KEY, or KEY and HOLDER, go to separate lines, and what was left out comes
+    // back while there is room.
+    Omission::Column(STATE),
 ];
 
-enum GivenUp {
-    /// The end of the command, but not these many columns.
+enum Omission {
+    /// The end of the command, but not its first columns.
     CommandBeyond(usize),
-    /// How long ago that was, in SINCE.
+    /// The age in SINCE.
     HowLong,
-    /// A column in which nothing is said.
+    /// A column, if all its cells are empty.
     IfIdle(usize),
     Column(usize),
 }
 
-/// What stands in a row, and the shorter form of SINCE.
+/// The cells of a row, and the shorter form of SINCE.
 #[derive(Default)]
 struct Row {
     cells: [String; HEAD.len()],
@@ -77,7 +79,7 @@ pub fn status(views: &[View], width: Width, coloured: Coloured) -> String {
     table(views, |_| Vec::new(), width, coloured)
 }
 
-/// The same, and where the last run did not succeed, when one last did.
+/// The same, with the last success if the last run did not succeed.
 pub fn all(views: &[View], width: Width, coloured: Coloured) -> String {
     let add = |view: &View, rows: &mut [Row]| {
         let is_success = view.log.first().is_some_and(LoggedEnd::is_success);
@@ -86,7 +88,7 @@ pub fn all(views: &[View], width: Width, coloured: Coloured) -> String {
             row.cells[LAST_RUN].push_str(&format!("; ok {} ago", span(ago)));
         }
     };
-    laid_out(
+    lay_out(
         views,
         |view| {
             let mut rows = lock(view, width);
@@ -98,19 +100,19 @@ pub fn all(views: &[View], width: Width, coloured: Coloured) -> String {
     )
 }
 
-/// The same, with those who wait under each lock.
+/// The same, with the waiters under each lock.
 pub fn watched(views: &[View], width: Width, coloured: Coloured) -> String {
     table(views, waiters, width, coloured)
 }
 
 fn table(views: &[View], under: impl Fn(&View) -> Vec<Row>, width: Width, coloured: Coloured) -> String {
     let rows = |view: &View| lock(view, width).into_iter().chain(under(view)).collect();
-    let text = laid_out(views, rows, width, coloured);
+    let text = lay_out(views, rows, width, coloured);
     let pauses = pauses(views, &text, width);
     text + &pauses
 }
 
-/// Lines for the pauses that the table has no room for: by whom, and why.
+/// Lines for the pauses that the table has no room for, with actor and reason.
 fn pauses(views: &[View], table: &str, width: Width) -> String {
     let Width::Columns(columns) = width else { return String::new() };
     let lacking = views.iter().filter(|view| paused(view).is_some_and(|paused| !table.contains(&paused)));
@@ -118,13 +120,13 @@ fn pauses(views: &[View], table: &str, width: Width) -> String {
     lines.map(|line| line + "\n").collect()
 }
 
-/// A pause as the table shows it: by whom, and why.
+/// A pause as the table shows it, with actor and reason.
 fn paused(view: &View) -> Option<String> {
     let Pause { by, .. } = view.paused.as_ref()?;
     Some(escaped(&format!("paused by {}{}", owner::who(by), because(by))).into_owned())
 }
 
-fn laid_out(views: &[View], rows_of: impl Fn(&View) -> Vec<Row>, width: Width, coloured: Coloured) -> String {
+fn lay_out(views: &[View], rows_of: impl Fn(&View) -> Vec<Row>, width: Width, coloured: Coloured) -> String {
     let head = Row { cells: HEAD.map(String::from), since: HEAD[SINCE].into() };
     let mut rows = vec![head];
     for view in views {
@@ -142,12 +144,12 @@ fn laid_out(views: &[View], rows_of: impl Fn(&View) -> Vec<Row>, width: Width, c
 }
 
 struct Layout {
-    /// How wide the columns are that stand side by side; those that do not are 0.
+    /// The widths of the columns side by side; 0 for the others.
     widths: [usize; HEAD.len()],
     is_since_short: bool,
-    /// The columns that stand on lines of their own: KEY above the others, HOLDER below.
+    /// The columns on separate lines: KEY above the others, HOLDER below.
     apart: &'static [usize],
-    /// A key that is longer stands above its row.
+    /// A longer key is on a line above its row.
     longest_key: usize,
     columns: usize,
 }
@@ -155,7 +157,7 @@ struct Layout {
 impl Layout {
     fn of(rows: &[Row], width: Width) -> Self {
         let Width::Columns(columns) = width else {
-            let widths = natural(rows, false, usize::MAX);
+            let widths = natural_widths(rows, false, usize::MAX);
             let (longest_key, columns) = (usize::MAX, usize::MAX);
             return Self { widths, is_since_short: false, apart: &[], longest_key, columns };
         };
@@ -170,15 +172,15 @@ impl Layout {
         })
     }
 
-    /// The layout with these columns apart that fits, if there is one with all that must be there.
+    /// The layout with these columns on separate lines, if the required columns fit.
     fn fitting(rows: &[Row], columns: usize, apart: &'static [usize]) -> Option<Self> {
         let room = if apart.is_empty() { columns } else { columns.checked_sub(INDENT)? };
         let mut least_of_command = usize::MAX;
         let longest_key = longest_key(rows, columns);
-        let widths = natural(rows, false, longest_key);
+        let widths = natural_widths(rows, false, longest_key);
         let mut layout = Self { widths, is_since_short: false, apart, longest_key, columns };
         apart.iter().for_each(|column| layout.widths[*column] = 0);
-        let mut given_up = GIVEN_UP.iter();
+        let mut omissions = OMISSIONS.iter();
         loop {
             let command = layout.widths[COMMAND];
             let shown = layout.widths.iter().filter(|width| **width > 0).count();
@@ -190,16 +192,17 @@ impl Layout {
             }
             let shows =
                 |column: usize| rows[1..].iter().any(|row| !["", NOTHING].contains(&&*row.cells[column]));
-            match given_up.next()? {
-                GivenUp::CommandBeyond(least) => least_of_command = *least,
-                GivenUp::HowLong => {
+            match omissions.next()? {
+                Omission::CommandBeyond(least) => least_of_command = *least,
+                Omission::HowLong => {
                     layout.is_since_short = true;
-                    layout.widths[SINCE] = layout.widths[SINCE].min(natural(rows, true, longest_key)[SINCE]);
+                    layout.widths[SINCE] =
+                        layout.widths[SINCE].min(natural_widths(rows, true, longest_key)[SINCE]);
                 }
-                GivenUp::IfIdle(column) if shows(*column) => {}
-                // The last resort: what is left does not fit beside the rest.
-                GivenUp::Column(STATE) if apart.len() < 2 => return None,
-                GivenUp::IfIdle(column) | GivenUp::Column(column) => layout.widths[*column] = 0,
+                Omission::IfIdle(column) if shows(*column) => {}
+                // Before STATE is left out, more columns go to separate lines.
+                Omission::Column(STATE) if apart.len() < 2 => return None,
+                Omission::IfIdle(column) | Omission::Column(column) => layout.widths[*column] = 0,
             }
         }
     }
@@ -235,8 +238,8 @@ impl Layout {
     }
 }
 
-/// The longest key that stands in the column of keys. Longer ones take two fifths of the terminal and twice as much as the
-/// median key.
+/// The longest key that is shown in its column: two fifths of the terminal, or twice the median key
+/// if that is more.
 fn longest_key(rows: &[Row], columns: usize) -> usize {
     let keys = rows[1..].iter().map(|row| width(&row.cells[KEY]));
     let mut keys: Vec<usize> = keys.filter(|width| *width > 0).collect();
@@ -245,8 +248,8 @@ fn longest_key(rows: &[Row], columns: usize) -> usize {
     (columns * 2 / 5).max(2 * median)
 }
 
-/// How wide each column is if nothing is cut; 0 if it is not to be shown.
-fn natural(rows: &[Row], is_since_short: bool, longest_key: usize) -> [usize; HEAD.len()] {
+/// The width of each column if nothing is cut; 0 if it is not shown.
+fn natural_widths(rows: &[Row], is_since_short: bool, longest_key: usize) -> [usize; HEAD.len()] {
     let mut widths = [0; HEAD.len()];
     for row in rows {
         for (column, (most, cell)) in widths.iter_mut().zip(&row.cells).enumerate() {
@@ -264,7 +267,7 @@ fn natural(rows: &[Row], is_since_short: bool, longest_key: usize) -> [usize; HE
     widths
 }
 
-/// The cell, at most this wide.
+/// The cell, cut to this width.
 fn cut(cell: &str, room: usize) -> String {
     if width(cell) <= room { cell.into() } else { Charset::of_environment().fitted(cell, room) }
 }
@@ -291,7 +294,7 @@ fn lock(view: &View, width: Width) -> Vec<Row> {
     rows
 }
 
-/// One holder of a lock, or none.
+/// The row of one holder of a lock, or of a lock without a holder.
 fn row(view: &View, holder: Option<&Holder>) -> Row {
     let dash = || NOTHING.to_owned();
     let mode = match (view.mode, holder.and_then(|holder| holder.slot)) {
@@ -307,7 +310,7 @@ fn row(view: &View, holder: Option<&Holder>) -> Row {
     };
     let since = holder.map_or_else(dash, |holder| local(holder.since, view.now));
     let since_ago = holder.map_or_else(dash, |holder| format!("{since} ({})", span(holder.held)));
-    // With several holders it is free when the last of them has gone; each has an end of its own.
+    // With several holders, each has its own end, and the lock is free when the last one ends.
     let left = match holder {
         Some(holder) if view.holders.len() > 1 => Some(holder.lease),
         _ => view.left,
@@ -339,7 +342,7 @@ fn row(view: &View, holder: Option<&Holder>) -> Row {
     Row { cells, since }
 }
 
-/// A row for each who waits, in order.
+/// A row for each waiter, in order.
 fn waiters(view: &View) -> Vec<Row> {
     let row = |waiter: &Waiter| {
         let mut row = Row::default();

@@ -1,19 +1,20 @@
-//! How are times shown? Local time and rounded spans to people, RFC 3339 in UTC and whole milliseconds to programs.
-//! All times come in as milliseconds since 1970; nothing is compared with this machine's clock.
+//! Formats times: local time and rounded spans for people, RFC 3339 in UTC and whole milliseconds
+//! for programs. All times come in as milliseconds since 1970. None is compared with this machine's
+//! clock.
 
 pub use crate::rules::millis;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 use std::time::Duration;
 
-/// A span of which nobody knows more than the first unit.
+/// A span rounded up to its largest unit, for an estimate.
 pub fn about(span: Duration) -> String {
     let seconds = span.as_secs().max(1);
     let unit = [86_400, 3600, 60].into_iter().find(|unit| seconds >= 2 * unit).unwrap_or(1);
     self::span(Duration::from_secs(seconds.div_ceil(unit) * unit))
 }
 
-/// A span as people say it: two units at most.
+/// A span for people: two units at most.
 pub fn span(span: Duration) -> String {
     let seconds = span.as_secs();
     let two =
@@ -27,19 +28,19 @@ pub fn span(span: Duration) -> String {
     }
 }
 
-/// A local time: the time of day, with the date before it where that is not the date of `now`.
+/// A local time: the time of day, with the date before it if that differs from the date of `now`.
 pub fn local(at: u64, now: u64) -> String {
     let (at, now) = (zoned(at), zoned(now));
     let form = if at.date() == now.date() { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" };
     at.strftime(form).to_string()
 }
 
-/// A local time, with its date.
+/// A local time with its date.
 pub fn whole(at: u64) -> String {
     zoned(at).strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
-/// Whether all these moments are of the day of `now`, in local time.
+/// Whether all these moments are on the day of `now`, in local time.
 pub fn are_of_today(all: impl IntoIterator<Item = u64>, now: u64) -> bool {
     let today = zoned(now).date();
     all.into_iter().all(|at| zoned(at).date() == today)
@@ -56,7 +57,7 @@ pub fn date(at: u64) -> String {
     zoned(at).strftime("%m-%d %H:%M").to_string()
 }
 
-/// The label of a mark on an axis, the next one being `step` milliseconds away.
+/// The label of a mark on an axis whose marks are `step` milliseconds apart.
 pub fn label(at: u64, step: u64) -> String {
     let at = zoned(at);
     let form = match step {
@@ -81,17 +82,17 @@ pub fn utc(at: u64) -> String {
     format!("{:.3}", stamp(at))
 }
 
-/// The time of this machine, for the time of a message.
+/// This machine's time, for the time of a message.
 pub fn now_utc() -> String {
     format!("{:.3}", Timestamp::now())
 }
 
-/// The time of this machine, to be shown to a person.
+/// This machine's time, to be shown to a person.
 pub fn now() -> u64 {
     u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0)
 }
 
-/// The end of time where a number from a store is beyond it.
+/// Clamps a number from a store that is beyond the last possible time.
 fn zoned(at: u64) -> Zoned {
     stamp(at).to_zoned(TimeZone::system())
 }

@@ -1,5 +1,5 @@
-//! How is an event told? To people as one line, with local time; to programs as one JSON object on a line. docs/watch.md
-//! explains both.
+//! Formats an event: for people as one line with local time, for programs as one JSON object on a
+//! line. docs/watch.md explains both.
 
 use super::json::{Actor, JobEnd, Who};
 use super::owner::{because, who};
@@ -16,8 +16,8 @@ use serde::Serialize;
 pub fn line(key: &str, event: &Event, now: u64, colours: Coloured) -> String {
     let word = format!("{:<8}", word(event.kind));
     let word = colours.paint(&word, colour(event));
-    let (time, told) = (local(event.at, now), told(event));
-    format!("{time} {word} {}  {}\n", escaped(key), escaped(&told))
+    let (time, details) = (local(event.at, now), details(event));
+    format!("{time} {word} {}  {}\n", escaped(key), escaped(&details))
 }
 
 fn word(kind: EventKind) -> &'static str {
@@ -26,7 +26,7 @@ fn word(kind: EventKind) -> &'static str {
         EventKind::Left => "left",
         EventKind::Busy => "busy",
         EventKind::Done => "done",
-        EventKind::SentHome => "superseded",
+        EventKind::Superseded => "superseded",
         EventKind::Paused => "paused",
         EventKind::Resumed => "resumed",
         EventKind::Granted => "granted",
@@ -44,12 +44,12 @@ fn colour(event: &Event) -> Option<&'static str> {
 }
 
 /// Who, what it runs, how long, how it ended.
-fn told(event: &Event) -> String {
+fn details(event: &Event) -> String {
     match (event.kind, event.count) {
-        (EventKind::Busy, 1) => return "one that did not wait was refused".into(),
-        (EventKind::Busy, count) => return format!("{count} that did not wait were refused"),
-        (EventKind::Done, 1) => return "one found it done (--once-per)".into(),
-        (EventKind::Done, count) => return format!("{count} found it done (--once-per)"),
+        (EventKind::Busy, 1) => return "1 attempt without --wait was refused".into(),
+        (EventKind::Busy, count) => return format!("{count} attempts without --wait were refused"),
+        (EventKind::Done, 1) => return "1 run was skipped: already done (--once-per)".into(),
+        (EventKind::Done, count) => return format!("{count} runs were skipped: already done (--once-per)"),
         _ => {}
     }
     let mut parts = Vec::new();
@@ -65,7 +65,7 @@ fn told(event: &Event) -> String {
             None => parts.push(mode.to_string()),
         }
     }
-    if let (EventKind::Left | EventKind::SentHome | EventKind::Granted, Some(waited)) =
+    if let (EventKind::Left | EventKind::Superseded | EventKind::Granted, Some(waited)) =
         (event.kind, event.waited)
         && !waited.is_zero()
     {
@@ -81,16 +81,16 @@ fn told(event: &Event) -> String {
     }
     match (event.kind, event.job) {
         (EventKind::Over(Outcome::Crashed), _) => parts.push("its dlock was killed".into()),
-        (EventKind::Over(Outcome::Timeout), _) => parts.push("it ran for as long as it may".into()),
-        (EventKind::Over(Outcome::Lost), None) => parts.push("the lock vanished under it".into()),
+        (EventKind::Over(Outcome::Timeout), _) => parts.push("--max-run was over".into()),
+        (EventKind::Over(Outcome::Lost), None) => parts.push("the lock was gone from the store".into()),
         (EventKind::Over(Outcome::Expired), None) => parts.push("not given back".into()),
         (EventKind::Ended, None) => parts.push("the log does not say how".into()),
         _ => {}
     }
     match (event.kind, &event.by) {
         (EventKind::Over(Outcome::Forced), Some(by)) => parts.push(format!("taken away by {}", who(by))),
-        (EventKind::Over(Outcome::Superseded), Some(by)) => parts.push(format!("for {}", who(by))),
-        (_, Some(by)) => parts.push(format!("asked for by {}", who(by))),
+        (EventKind::Over(Outcome::Superseded), Some(by)) => parts.push(format!("replaced by {}", who(by))),
+        (_, Some(by)) => parts.push(format!("requested by {}", who(by))),
         (_, None) => {}
     }
     parts.join(", ")

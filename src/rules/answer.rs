@@ -1,5 +1,6 @@
-//! What does a lock answer? The answers of the operations, as the law gives them, the stores pass them on and the commands
-//! and the output read them. Times are the store's own clock, in milliseconds since 1970 where not said otherwise.
+//! The answers of the operations, as the lock rules give them, the stores pass them on and the
+//! commands and the output read them. Times are the store's own clock, in milliseconds since 1970
+//! where not said otherwise.
 
 use crate::exit::Ended;
 use crate::lock::{Fence, Mode, Owner};
@@ -10,36 +11,36 @@ use std::time::Duration;
 pub enum Acquired {
     /// The token holds the lock, for the ttl asked for, counted from before the call.
     Granted(Grant),
-    /// The token stands in the queue.
+    /// The token waits in the queue.
     Waiting(Waiting),
-    /// The lock is not to be had, and the token has no place in the queue.
+    /// The lock is not granted, and the token has no place in the queue.
     Busy(Blocker),
-    /// What it was wanted for is done ([`super::Terms::once_per`]). The token has no place in the queue.
+    /// The job is done already ([`super::Terms::once_per`]). The token has no place in the queue.
     Done(Done),
-    /// One that came later replaces it ([`super::Terms::replaces`]). The token has no place in the queue.
+    /// A newer run replaces it ([`super::Terms::replaces`]). The token has no place in the queue.
     Superseded(Superseded),
     /// The token was given back or revoked earlier: the answer to a request that arrives late (I4).
-    Spent,
+    Released,
 }
 
-/// Who did what a lock was wanted for, and when the next one may.
+/// The success because of which `--once-per` skips a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Done {
-    /// Which of the locks asked for it is, counted in order of name: of several the one that is due first.
+    /// Index of the lock in the request, in order of name. Of several, the one that is due first.
     pub at: usize,
     pub success: Success,
-    /// How long ago that was granted.
+    /// Time since that hold was granted.
     pub ago: Duration,
-    /// How long until the next one is due.
+    /// Time until the next run is due.
     pub due: Duration,
 }
 
-/// By whom one who wanted locks was sent home.
+/// The newer run that superseded a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superseded {
-    /// Which of the locks asked for both wanted, counted in order of name.
+    /// Index of the lock in the request, in order of name.
     pub at: usize,
-    /// Who came last; nobody where the store has forgotten that.
+    /// Owner of the newer run; empty if the store has forgotten it.
     pub by: Owner,
 }
 
@@ -58,17 +59,17 @@ pub struct Success {
 pub struct Grant {
     /// The fence of this grant.
     pub fence: Fence,
-    /// How long the token stood in the queue.
+    /// How long the token waited in the queue.
     pub waited: Duration,
-    /// Its slot, of a lock with slots: no other live hold of any of its locks has the same.
+    /// Its slot, if the lock has slots: no other live hold of any of its locks has the same.
     pub slot: Option<u32>,
 }
 
-/// What a token proves: that it holds every lock asked about.
+/// The proof that a token holds every lock of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proof {
     pub mode: Mode,
-    /// Its slot, of a lock with slots.
+    /// Its slot, if the lock has slots.
     pub slot: Option<u32>,
     /// The fence of the grant.
     pub fence: Fence,
@@ -79,34 +80,35 @@ pub struct Proof {
 /// A place in the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
-    /// How many live waiters stand before this one.
+    /// How many live waiters are before this one.
     pub ahead: u64,
-    /// How long until the earliest event that can advance this waiter.
+    /// Time until the earliest event that can advance this waiter.
     pub next: Duration,
-    /// What stands in the way.
+    /// What blocks it.
     pub blocker: Blocker,
-    /// How long until its turn, where somebody has looked how long runs mostly take.
+    /// Estimated time until its grant, if known.
     pub turn: Option<Duration>,
 }
 
-/// What stands in the way of a grant.
+/// What blocks a grant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blocker {
-    /// Which of the locks asked for it is, counted in order of name.
+    /// Index of the blocking lock in the request, in order of name.
     pub at: usize,
     /// What the lock key says.
     pub state: State,
-    /// How it is held or kept; null for a foreign holder, and where nothing is in the way but who waits before.
+    /// Its mode while held, cooling or revoked; none for a foreign holder, and where only other
+    /// waiters block it.
     pub mode: Option<Mode>,
-    /// A hold in the way: of several the one that runs out last, or first where the first will do (a slot). Null for a
-    /// foreign holder, and where only a marker is left.
+    /// The hold that blocks it. Of several, the one that runs out last, or first where that is
+    /// enough (a slot). None for a foreign holder, and where only a marker is left.
     pub holder: Option<Holder>,
-    /// How many more hold it.
+    /// Number of further holders.
     pub others: u64,
-    /// How long until the first event that may end what is in the way; null where it has no end (a foreign key without
-    /// TTL).
+    /// Time until the first event that may end the blocking; none if it has no end (a foreign key
+    /// without TTL).
     pub left: Option<Duration>,
-    /// That nobody is granted it, whoever holds it now.
+    /// The pause, if the lock is paused, whether it is held or not.
     pub paused: Option<Pause>,
 }
 
@@ -114,11 +116,11 @@ pub struct Blocker {
 pub enum Renewal {
     /// Held, for the ttl asked for, counted from before the call.
     Renewed,
-    /// The same, and an operator asks the holder to end its job and give the lock back.
+    /// Renewed, and an operator asks the holder to end its job and give the lock back.
     Asked,
-    /// The same, and it is one that came later who asks, and replaces the holder.
+    /// Renewed, and a newer run with `--replace` asks that.
     Superseded,
-    /// An operator revoked it; the token may still say when the job is dead, by `leave`.
+    /// An operator revoked it. By `leave` the token may still tell that the job is dead.
     Revoked,
     /// The token holds nothing (expired, taken over, or the store forgot).
     NotHeld,
@@ -126,7 +128,7 @@ pub enum Renewal {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// The hold is given back; for `cooling` longer nobody is granted the lock (min-hold).
+    /// The hold is given back. A min-hold keeps the lock for `cooling` longer.
     Released {
         /// What is left of the min-hold.
         cooling: Duration,
@@ -141,33 +143,33 @@ pub enum Left {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Requested {
-    /// The holder is told.
+    /// The holder will learn of it.
     Asked,
     /// There is no such hold any more.
     Gone,
 }
 
-/// What `revoke` answers: what was there.
+/// The answer to `revoke`: what was there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Revoked {
     Free,
     /// Holds, whose renewals fail from now on; the next grant comes after `left` at the latest.
     Holds {
-        /// Who held it, the oldest first.
+        /// The former holders, the oldest first.
         holders: Vec<Holder>,
         /// What is left of their leases; zero if the lock is free now.
         left: Duration,
     },
-    /// A min-hold remainder with no job under it; free now.
+    /// The rest of a min-hold, with no job under it; free now.
     Cooling,
     /// It was revoked before, and the old job may live for `left` longer.
     AlreadyRevoked {
-        /// Who held it, where that is known.
+        /// The former holders, where they are known.
         holders: Vec<Holder>,
         /// What is left of their leases.
         left: Duration,
     },
-    /// Not a lock of dlock's, and left alone.
+    /// Not a lock of dlock's; left alone.
     Foreign(Foreign),
     /// A STRING that was not a lock of dlock's, deleted by [`When::Now`].
     ForeignDeleted,
@@ -181,9 +183,9 @@ pub enum State {
     Free,
     /// Given back, and kept for the rest of a min-hold.
     Cooling,
-    /// Taken away by an operator, while the old job may still live.
+    /// Taken away by an operator while the old job may still live.
     Revoked,
-    /// Free, and granted to nobody, for an operator has paused it.
+    /// Free, but an operator has paused it: it is granted to nobody.
     Paused,
 }
 
@@ -199,10 +201,10 @@ impl State {
     }
 }
 
-/// Who has paused a lock: nobody is granted it meanwhile.
+/// A pause: the lock is granted to nobody meanwhile.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pause {
-    /// Who did it; the reason is there.
+    /// The operator, with the reason.
     pub by: Owner,
     pub since: u64,
     /// When it ends by itself.
@@ -214,11 +216,11 @@ pub struct Pause {
 pub struct Foreign {
     /// The type of the value, as Redis names it: `string`, `hash`, …
     pub kind: String,
-    /// How long it lasts; null without a TTL.
+    /// What is left of its TTL; none without one.
     pub left: Option<Duration>,
 }
 
-/// A hold, as seen from outside.
+/// A hold, as `status` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     pub owner: Owner,
@@ -226,17 +228,17 @@ pub struct Holder {
     pub fence: Fence,
     /// When it was granted.
     pub since: u64,
-    /// How long ago that was.
+    /// Time since the grant.
     pub held: Duration,
     /// What is left of the lease.
     pub lease: Duration,
-    /// Its slot, of a lock with slots.
+    /// Its slot, if the lock has slots.
     pub slot: Option<u32>,
     /// Who asked it to end.
     pub asked: Option<Owner>,
-    /// Whether that is one that replaces it, not an operator.
+    /// Whether a newer run with `--replace` asked, not an operator.
     pub superseded: bool,
-    /// Whether the grant was confirmed. If not, its waiter has been woken and has not come yet.
+    /// Whether the grant was confirmed. If not, its waiter was woken and has not answered yet.
     pub confirmed: bool,
 }
 
@@ -246,12 +248,14 @@ impl Holder {
         self.owner.ttl.filter(|_| self.confirmed)
     }
 
-    /// How long ago it was renewed, or granted if it was not renewed since; none where no dlock renews it.
+    /// Time since it was renewed, or granted if it was not renewed since; None if no dlock renews
+    /// it.
     pub fn renewed_ago(&self) -> Option<Duration> {
         Some(self.ttl()?.saturating_sub(self.lease).min(self.held))
     }
 
-    /// Whether it was not renewed for more than half of its lease, although a dlock should: it is stopped, or cut off.
+    /// Whether it was not renewed for more than half of its lease although a dlock should: that
+    /// dlock is stopped or cut off.
     pub fn is_stale(&self) -> bool {
         self.ttl().is_some_and(|ttl| self.renewed_ago().is_some_and(|ago| ago > ttl / 2))
     }
@@ -271,7 +275,7 @@ pub struct LoggedEnd {
     pub waited: u64,
     /// How the job ended, where known.
     pub job: Option<Ended>,
-    /// Who forced it, or asked for it.
+    /// The owner who forced the end or asked for it.
     pub by: Option<Owner>,
 }
 
@@ -281,12 +285,13 @@ impl LoggedEnd {
         self.outcome == Outcome::Released && self.job == Some(Ended::Code(0))
     }
 
-    /// Whether it counts as failed: it was not given back, or its job ended with another status or of a signal.
+    /// Whether it counts as failed: it was not given back, or its job ended with another status or
+    /// by a signal.
     pub fn is_failure(&self) -> bool {
         self.outcome != Outcome::Released || self.job.is_some_and(|job| job != Ended::Code(0))
     }
 
-    /// What is told of one that succeeded.
+    /// This end as a success; meaningful only if it is one.
     pub fn success(&self) -> Success {
         Success { owner: self.owner.clone(), fence: self.fence, since: self.since, ended: self.ended }
     }
@@ -296,19 +301,21 @@ impl LoggedEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// Given back, by a dlock whose job had ended by itself or by a script.
+    /// Given back by a script, or by a dlock whose job had ended by itself.
     Released,
     /// Its dlock was killed; the guard stopped the job and gave the lock back.
     Crashed,
-    /// Its lease ran out, and nobody had given it back; or it could not be renewed, and its job was stopped in time.
+    /// Its lease ran out and it was not given back; or it could not be renewed, and its job was
+    /// stopped in time.
     Expired,
     /// The lock key vanished or changed under it.
     Lost,
-    /// Its job ran for as long as it may, and was stopped.
+    /// Its job reached its time limit and was stopped.
     Timeout,
     /// An operator asked it to end, and its dlock stopped the job and gave the lock back.
     Stopped,
-    /// The same, for one that came later and replaces it.
+    /// A newer run with `--replace` asked it to end, and its dlock stopped the job and gave the
+    /// lock back.
     Superseded,
     /// An operator took it away.
     Forced,
@@ -326,7 +333,7 @@ impl Outcome {
         Self::Forced,
     ];
 
-    /// As it is written everywhere.
+    /// The word for it in records and output.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Released => "released",
@@ -340,7 +347,7 @@ impl Outcome {
         }
     }
 
-    /// The one that is written so.
+    /// The outcome with this word.
     pub fn of_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|outcome| outcome.word() == word)
     }

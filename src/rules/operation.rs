@@ -1,4 +1,4 @@
-//! What can be asked of a lock? The operations' arguments, as the law, the stores and the commands share them.
+//! The arguments of the operations on a lock, for the lock rules, the stores and the commands.
 
 use super::answer::Outcome;
 use crate::exit::Ended;
@@ -6,35 +6,38 @@ use crate::lock::{Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What `acquire` asks for.
+/// The arguments of `acquire`.
 #[derive(Debug, Clone)]
 pub struct Ask {
-    /// Names the hold, from the first call to the last.
+    /// Names the hold, from the first request to the last.
     pub token: Token,
-    /// With whom the lock may be shared.
+    /// Exclusive, shared, or slots.
     pub mode: Mode,
     pub ttl: Duration,
-    /// How long after the grant the lock is kept at least.
+    /// The shortest time for which the lock is kept after the grant.
     pub min_hold: Duration,
     pub owner: Owner,
-    /// Whether to stand in the queue if the lock is not to be had now.
+    /// Whether to wait in the queue if the lock cannot be granted now.
     pub patience: Patience,
     pub terms: Terms,
-    /// How long its owner has been asking. With [`Terms::replaces`] it says who came last, also to a store that was away.
+    /// How long the caller has been asking. With [`Terms::replaces`] the newest caller is found by
+    /// it, also on a store that was away.
     pub waited: Duration,
 }
 
-/// On which terms a lock is asked for.
+/// Conditions of an acquire.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Terms {
-    /// Only if no hold that was granted within so long ago has succeeded since: once per tick of a timetable.
+    /// Grant only if no hold that was granted within this time has succeeded: one run per tick of a
+    /// timetable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub once_per: Option<Duration>,
-    /// The newest wins: whoever holds a lock is asked to end, and whoever waits on the same terms is sent home.
+    /// The newest wins: holders are asked to end, and the older waiter with `--replace` is
+    /// superseded.
     #[serde(skip_serializing_if = "is_not")]
     pub replaces: bool,
-    /// Once it is granted, it is not asked to end by one that replaces.
+    /// Once granted, the hold is not asked to end by a run with `--replace`.
     #[serde(skip_serializing_if = "is_not")]
     pub stays: bool,
 }
@@ -45,16 +48,16 @@ pub(super) const fn is_not(flag: &bool) -> bool {
 }
 
 impl Terms {
-    /// Whether they ask for nothing special.
+    /// Whether all of them are the defaults.
     pub fn is_plain(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Whether to stand in the queue.
+/// Whether to wait in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patience {
-    /// Take it now or not at all.
+    /// Do not wait.
     None,
     Queue,
 }
@@ -62,26 +65,28 @@ pub enum Patience {
 /// How a hold ended, for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct End {
-    /// Whether CMD ran, and what ended it; if it did not, no min-hold is kept and nothing is logged.
+    /// Whether CMD ran, and what ended it. If it did not run, no min-hold is kept and nothing is
+    /// logged.
     pub ran: Ran,
     /// CMD's exit status or signal, where known.
     pub job: Option<Ended>,
-    /// Whether the lock was asked for with [`Terms::once_per`]: only then a success counts for a later run with it.
+    /// Whether the lock was acquired with [`Terms::once_per`]. A success counts for later runs only
+    /// then.
     pub once_per: bool,
 }
 
 /// Whether the command was started under the hold, and what ended it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ran {
-    /// It was, and ended by itself.
+    /// It ran, and ended by itself.
     Yes,
-    /// It was, and something else ended it.
+    /// It ran, and was ended: this is why.
     Cut(Outcome),
     No,
 }
 
 impl Ran {
-    /// What the log says of it, if anything.
+    /// The outcome in the log, if the end is logged.
     pub const fn outcome(self) -> Option<Outcome> {
         match self {
             Self::Yes => Some(Outcome::Released),
@@ -91,10 +96,10 @@ impl Ran {
     }
 }
 
-/// A pause to begin now.
+/// A pause that begins now.
 #[derive(Debug, Clone, Copy)]
 pub struct NewPause<'a> {
-    /// Who does it; the reason is there.
+    /// The operator, with the reason.
     pub by: &'a Owner,
     pub lasts: Duration,
 }
@@ -104,14 +109,14 @@ pub struct NewPause<'a> {
 pub struct Revoke {
     /// When the next grant may come.
     pub when: When,
-    /// Who does it, for the log.
+    /// The operator, for the log.
     pub by: Owner,
 }
 
 /// When the next grant may come after a revocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// When the old job is known dead, or its lease ends.
+    /// When the old job is known to be dead, or its lease ends.
     Safe,
     /// At once; both may run.
     Now,

@@ -1,14 +1,15 @@
-//! What is kept of one lock, and how does it change? The record of a lock: who holds it, who waits, what was. Each step
-//! here looks at one lock only; what concerns several at once (the queue of who wants more than one) is [`super::LockTable`]'s.
+//! The record of one lock (holders, waiters, history), and the changes that concern one lock only.
+//! [`super::LockTable`] does what concerns several locks at once.
 //!
 //! Invariants between two operations:
-//! - `holds` is what dlock knows of the holders; `lock` is the truth (I12). A hold that `lock` no longer bears out has
-//!   ended, and the next operation says so in the log.
-//! - A waiter is in `queue` while it is heard of. A silent one is *parked*: out of the queue, its ticket kept for
-//!   [`super::TICKET_KEPT`], so that it comes back to its old place. A waiter that was granted the lock is parked too,
-//!   until it confirms; if it never does, the next one is served.
-//! - One whose ticket is forgotten while it stands between others counts as before them until the queue comes to it: to look
-//!   for such in the middle would cost every waiter's heartbeat a look at all of them.
+//! - `holds` is what dlock knows of the holders; `lock` is the truth (I12). A hold that `lock`
+//!   contradicts has ended, and the next operation logs that.
+//! - A waiter is in `queue` while its heartbeats arrive. A stale waiter is *suspended*: out of the
+//!   queue, but its ticket is retained for [`super::TICKET_KEPT`], so that it can return to its old
+//!   place. A waiter that was granted the lock is suspended too, until it confirms; if it never
+//!   does, the next waiter is granted the lock.
+//! - A waiter in the middle of the queue whose ticket is forgotten counts as before the others
+//!   until it is the head. To find it earlier, each heartbeat would have to read the whole queue.
 
 use super::answer::{Left, LoggedEnd, Outcome, Pause, Success};
 use super::operation::{Ask, End, Terms, is_not};
@@ -24,39 +25,39 @@ use std::time::Duration;
 
 mod operator;
 
-/// Everything kept of one lock.
+/// Everything stored about one lock.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
     /// What the lock key says.
     pub lock: Lock,
-    /// Who holds it, is kept in it by a min-hold, or was revoked.
+    /// The holds: held, cooling or revoked.
     pub holds: BTreeMap<Token, Hold>,
-    /// Tickets of the waiters that are heard of, in order of service.
+    /// Tickets of the waiters that are not suspended, in the order in which they are granted.
     pub queue: BTreeSet<(u64, Token)>,
-    /// The waiters, parked ones included.
+    /// All waiters, including suspended ones.
     pub waiters: BTreeMap<Token, Waiter>,
-    /// When waiters were heard of, and when nobody was.
+    /// When heartbeats arrived, and the last gaps between them.
     pub absence: Absence,
     /// The last fence given out.
     pub fence: u64,
-    pub spent: BTreeMap<Token, Spent>,
+    pub spent: BTreeMap<Token, Tombstone>,
     /// The last ends, newest first.
     pub log: VecDeque<LoggedEnd>,
-    /// The last hold that succeeded of those that were asked for with [`Terms::once_per`].
+    /// The last successful hold that was acquired with [`Terms::once_per`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub success: Option<Success>,
-    /// Who has paused it.
+    /// The pause, if the lock is paused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused: Option<Pause>,
-    /// Who came last of those that replace others.
+    /// The newest caller with `--replace`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub newest: Option<Newest>,
-    /// Who did not get a lock, newest first; in a record of its own beside that of the lock, so that those who are refused
-    /// change nothing that a holder has to write.
+    /// Callers that were refused, newest first. They are in a record of their own beside that of
+    /// the lock, so that a refusal changes nothing that a holder has to write.
     #[serde(skip_serializing_if = "VecDeque::is_empty")]
     pub refusals: VecDeque<Refusal>,
-    /// Who is to be woken when something changes, and until when.
+    /// Tokens to wake when something changes, and until when.
     pub watchers: BTreeMap<Token, Due>,
     pub stat: Stat,
 }
@@ -66,27 +67,27 @@ pub struct Record {
 pub enum Lock {
     #[default]
     Free,
-    /// The token of the one holder, until both its lease and its min-hold have run out.
+    /// Held by one token.
     Exclusive {
         token: Token,
-        /// Until when.
+        /// When its lease and its min-hold are both over.
         until: Due,
     },
     /// A marker: shared by all that are in `holds`.
     Shared {
-        /// Not before the last of them has run out.
+        /// The end of the last of them, or later.
         until: Due,
     },
     /// A marker: held in slots, each by one of `holds`.
     Slots {
-        /// How many there are.
+        /// Number of slots.
         slots: u32,
-        /// Not before the last of them has run out.
+        /// The end of the last of them, or later.
         until: Due,
     },
     /// A marker: an exclusive lock given back, kept for the rest of a min-hold.
     Cooling {
-        /// Until when.
+        /// The end of the min-hold.
         until: Due,
     },
     /// A marker: an exclusive lock taken away by an operator while the old job may live.
@@ -94,19 +95,19 @@ pub enum Lock {
         /// The end of the old lease.
         until: Due,
     },
-    /// Something that dlock did not write.
+    /// A value that dlock did not write.
     Foreign {
-        /// Its end, if it has one.
+        /// When it expires, if it does.
         until: Option<Due>,
     },
 }
 
-/// What is kept of a hold.
+/// What is stored about a hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
-    /// What has become of it.
+    /// Whether it is held, cooling or revoked.
     pub phase: Phase,
-    /// Its slot, of a lock with slots.
+    /// Its slot, if the lock has slots.
     pub slot: Option<u32>,
     pub fence: u64,
     pub since: Time,
@@ -114,23 +115,23 @@ pub struct Hold {
     pub until: Due,
     /// The end of its min-hold; the past if it has none.
     pub cool: Due,
-    /// Whether the holder has heard of the grant.
+    /// Whether the holder knows of the grant.
     pub confirmed: bool,
     /// How long it waited, in whole milliseconds.
     pub waited: u64,
     /// Who asked it to end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Owner>,
-    /// Whether that is one that replaces it, not an operator.
+    /// Whether a newer run with `--replace` asked, not an operator.
     #[serde(default, skip_serializing_if = "is_not")]
     pub superseded: bool,
-    /// Whether it is not to be asked by such a one.
+    /// Whether a run with `--replace` may not ask it to end (`--no-replace`).
     #[serde(default, skip_serializing_if = "is_not")]
     pub stays: bool,
     pub owner: Owner,
 }
 
-/// The one that came last of those that replace others, whatever has become of it.
+/// The newest caller with `--replace`, whatever has become of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Newest {
     pub token: Token,
@@ -143,19 +144,21 @@ pub struct Newest {
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
     Held,
-    /// Given back, and kept for the rest of a min-hold. (Of an exclusive lock the lock key alone says so.)
+    /// Given back, and kept for the rest of a min-hold. An exclusive lock has no such hold: its
+    /// lock key says so.
     Cooling,
-    /// Taken away by an operator while the job may live; its end is in the log already.
+    /// Taken away by an operator while the job may live; its end is already logged.
     Revoked,
 }
 
 impl Hold {
-    /// A grant that nobody heard of leaves no trace, and an end is logged once.
+    /// Whether its end must be logged. An unconfirmed grant leaves no trace, and an end is logged
+    /// once.
     fn is_logged(&self) -> bool {
         self.confirmed && self.phase == Phase::Held
     }
 
-    /// When nothing is left of it: neither lease nor min-hold.
+    /// When it no longer keeps the lock.
     pub(super) fn due(&self) -> Due {
         match self.phase {
             Phase::Held => self.until.max(self.cool),
@@ -165,18 +168,18 @@ impl Hold {
     }
 }
 
-/// What is kept of a waiter, at each of its locks.
+/// What is stored about a waiter, in the record of each of its locks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiter {
-    /// Its place, the same in all its queues: tickets are served in ascending order.
+    /// Its place, the same in all its queues: the lowest ticket is granted first.
     pub ticket: u64,
     /// When it came.
     pub since: Time,
-    /// When it counts as silent.
+    /// When it becomes stale.
     pub silent: Due,
     /// When its ticket is forgotten.
     pub forget: Due,
-    /// How it wants the locks.
+    /// The mode that it wants.
     pub mode: Mode,
     /// The full names of all locks that it waits for.
     pub names: Vec<String>,
@@ -185,34 +188,34 @@ pub struct Waiter {
     pub terms: Terms,
 }
 
-/// When waiters were heard of, and the last time in which none was: see [`super::ABSENCE`]. In whole milliseconds, zero
-/// where there was no such time.
+/// When heartbeats of waiters arrived, and the last gaps between them: see [`super::ABSENCE`]. In
+/// whole milliseconds; zero if there was no such gap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Absence {
-    /// When one was heard of last.
+    /// When the last heartbeat arrived.
     pub heard: Due,
-    /// When one was heard of last before that time.
+    /// When the last heartbeat before the gap arrived.
     pub from: Due,
-    /// When that time was noticed to be over.
+    /// When the end of the gap was noticed.
     pub back: Due,
-    /// When the time before that one, in which none was heard of either, was noticed to be over.
+    /// When the end of the gap before that one was noticed.
     #[serde(default)]
     pub back_before: Due,
 }
 
-/// What is kept of a token that was given back.
+/// What is stored about a token that was given back or superseded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spent {
-    /// Whether it held something then.
+pub struct Tombstone {
+    /// Whether it held a lock then.
     pub released: bool,
-    /// Whether one that came later sent it home.
+    /// Whether a newer run with `--replace` superseded it.
     #[serde(default, skip_serializing_if = "is_not")]
     pub superseded: bool,
     /// When this is forgotten.
     pub until: Due,
 }
 
-/// What is granted, and to whom.
+/// A grant to write into the records.
 pub(super) struct Granted {
     pub(super) token: Token,
     pub(super) mode: Mode,
@@ -238,7 +241,7 @@ impl Record {
         self.holds.get(token).is_some_and(|hold| hold.phase == Phase::Revoked)
     }
 
-    /// How it is held or kept, if by dlock.
+    /// The mode in which dlock holds or keeps it; None if it is free or foreign.
     pub(super) fn mode(&self) -> Option<Mode> {
         match self.lock {
             Lock::Free | Lock::Foreign { .. } => None,
@@ -248,13 +251,14 @@ impl Record {
         }
     }
 
-    /// Whether one more may hold it in this mode, the queue aside.
+    /// Whether one more may hold it in this mode, regardless of the queue.
     pub(super) fn admits(&self, mode: Mode) -> bool {
         self.paused.is_none() && self.has_room(mode)
     }
 
-    /// The same, whether it is paused or not. Where the key says that several hold it and nobody is
-    /// known to, the server has lost who does: then nobody may before the key itself runs out.
+    /// Like [`Self::admits`], regardless of a pause. If the lock key says that several hold the
+    /// lock and no hold is recorded, the server has lost the holds: nobody is admitted before the
+    /// key itself expires.
     fn has_room(&self, mode: Mode) -> bool {
         match (&self.lock, mode) {
             (Lock::Free, _) => true,
@@ -266,7 +270,7 @@ impl Record {
         }
     }
 
-    /// Whether a waiter is known and not silent.
+    /// Whether this token waits and is not stale.
     pub(super) fn is_heard(&self, now: Time, token: &Token) -> bool {
         self.waiters.get(token).is_some_and(|waiter| self.is_there(now, waiter))
     }
@@ -275,9 +279,9 @@ impl Record {
         !self.silent_at(waiter).passed(now) && !waiter.forget.is_past(now)
     }
 
-    /// When a waiter counts as silent. One that was not silent when nobody could be heard any more, and was not heard of
-    /// since, has a whole silence from when that was over; unless its ticket is forgotten before, or it was not heard of
-    /// since the time before that one either.
+    /// When a waiter becomes stale. A waiter that was not stale when a gap began, and sent no
+    /// heartbeat since, has a whole [`SILENCE`] from the end of the gap. Not if its ticket
+    /// is forgotten before, nor if it sent no heartbeat since the gap before that one either.
     pub(super) fn silent_at(&self, waiter: &Waiter) -> Due {
         let Absence { from, back, back_before, .. } = self.absence;
         let silence = millis(SILENCE);
@@ -287,7 +291,8 @@ impl Record {
         if was_heard && again <= waiter.forget { waiter.silent.max(again) } else { waiter.silent }
     }
 
-    /// To be called before it is asked who is silent. What was noticed is not noticed again, or the dead would stay.
+    /// Must be called before waiters are checked for being stale. A gap is noticed only once, or
+    /// dead waiters would never become stale.
     pub(super) fn notice_absence(&mut self, now: Time) {
         let Absence { heard, from, back, .. } = self.absence;
         if heard.0 > 0 && heard != from && now.millis().saturating_sub(heard.0) > millis(ABSENCE) {
@@ -295,7 +300,7 @@ impl Record {
         }
     }
 
-    /// Forgets a waiter and its place; whether there was one.
+    /// Removes a waiter and its place. Returns whether there was one.
     pub(super) fn remove_waiter(&mut self, token: &Token) -> bool {
         let waiter = self.waiters.remove(token);
         if let Some(waiter) = &waiter {
@@ -307,7 +312,7 @@ impl Record {
         waiter.is_some()
     }
 
-    /// The slots that a hold has, or a min-hold keeps.
+    /// The slots in use, also by cooling holds.
     pub(super) fn taken(&self) -> impl Iterator<Item = u32> {
         self.holds.values().filter_map(|hold| hold.slot)
     }
@@ -322,8 +327,9 @@ impl Record {
             .take_if(|newest| now.millis().saturating_sub(newest.came.millis()) > millis(HISTORY_KEPT));
     }
 
-    /// For how long what is wanted once per `span` is done; nothing if it is due. A success in the future is believed
-    /// for as long as one in the past: clocks are set back by a little, and some begin at zero.
+    /// How long the last success still counts for `--once-per span`; None if the job is due. A
+    /// success in the future counts for as long as one in the past: clocks are set back by a
+    /// little, and some begin at zero.
     pub(super) fn done_for(&self, now: Time, span: Duration) -> Option<Duration> {
         let success = self.success.as_ref()?;
         let (now, span) = (now.millis(), millis(span));
@@ -333,25 +339,25 @@ impl Record {
 
     pub(super) fn spend(&mut self, now: Time, token: Token, released: bool) {
         let until = Due::after(now, SPENT_KEPT);
-        self.spent.insert(token, Spent { released, superseded: false, until });
+        self.spent.insert(token, Tombstone { released, superseded: false, until });
     }
 
-    /// One that came later sends it home.
-    pub(super) fn send_home(&mut self, now: Time, token: Token) {
+    /// Records that a newer run with `--replace` superseded this token.
+    pub(super) fn supersede(&mut self, now: Time, token: Token) {
         count(&mut self.stat.superseded);
         let until = Due::after(now, SPENT_KEPT);
-        self.spent.insert(token, Spent { released: false, superseded: true, until });
+        self.spent.insert(token, Tombstone { released: false, superseded: true, until });
     }
 
-    /// Who sends home one that came then: it came later, and that is not in the future, where a clock that was set back
-    /// would have it.
+    /// The newer run that supersedes a caller that came at `came`. One that came in the future does
+    /// not count: the clock was set back since.
     pub(super) fn superseded_by(&self, now: Time, token: &Token, came: Time) -> Option<&Newest> {
         self.newest
             .as_ref()
             .filter(|newest| newest.token != *token && newest.came > came && newest.came <= now)
     }
 
-    /// What has run out, or is no longer borne out by the lock key, is over.
+    /// Ends what has run out, and what the lock key contradicts.
     pub(super) fn expire(&mut self, now: Time) {
         let over = match &self.lock {
             Lock::Free => false,
@@ -365,14 +371,15 @@ impl Record {
         if over {
             self.lock = Lock::Free;
         }
-        // One that ends later than any may was made by a clock that was wrong: it would never end.
+        // A pause that ends later than the longest one allowed was made by a wrong clock, and would
+        // never end.
         let is_in_force =
             |pause: &Pause| (1..=millis(PAUSE_MOST)).contains(&pause.until.saturating_sub(now.millis()));
         self.paused.take_if(|pause| !is_in_force(pause));
         let mut ended: Vec<(Due, Token)> = self
             .holds
             .iter()
-            .filter(|(token, hold)| !self.bears_out(now, token, hold))
+            .filter(|(token, hold)| !self.lock_confirms(now, token, hold))
             .map(|(token, hold)| (hold.due(), token.clone()))
             .collect();
         ended.sort();
@@ -381,11 +388,11 @@ impl Record {
             self.end(now, token, outcome, None, None);
         }
         if !ended.is_empty() {
-            self.free_if_left();
+            self.free_if_empty();
         }
     }
 
-    fn bears_out(&self, now: Time, token: &Token, hold: &Hold) -> bool {
+    fn lock_confirms(&self, now: Time, token: &Token, hold: &Hold) -> bool {
         match &self.lock {
             Lock::Exclusive { token: holder, .. } => holder == token,
             Lock::Revoked { .. } => hold.phase == Phase::Revoked,
@@ -394,8 +401,8 @@ impl Record {
         }
     }
 
-    /// A lock of several is free when the last of them has gone.
-    fn free_if_left(&mut self) {
+    /// A shared lock or one with slots is free once its last hold is gone.
+    fn free_if_empty(&mut self) {
         if self.holds.is_empty() && matches!(self.lock, Lock::Shared { .. } | Lock::Slots { .. }) {
             self.lock = Lock::Free;
         }
@@ -427,7 +434,7 @@ impl Record {
         self.outlast();
     }
 
-    /// The waiter has heard of its grant: it holds now, by its own lease.
+    /// The waiter confirms its grant, and from now on has its own lease.
     pub(super) fn confirm(&mut self, now: Time, ask: &Ask) {
         if let Some(hold) = self.holds.get_mut(&ask.token) {
             hold.owner = ask.owner.clone();
@@ -438,7 +445,7 @@ impl Record {
         self.extend(now, &ask.token, ask.ttl);
     }
 
-    /// Whoever asks for more of the lease has heard of the grant, and waits no more.
+    /// Extends the lease. A first extension also confirms the grant, and removes the waiter.
     pub(super) fn extend(&mut self, now: Time, token: &Token, ttl: Duration) {
         let Some(hold) = self.holds.get_mut(token) else { return };
         let is_new = !std::mem::replace(&mut hold.confirmed, true);
@@ -450,7 +457,8 @@ impl Record {
         self.outlast();
     }
 
-    /// Its holder has said, where only the store can see it, that its lease lasts until then.
+    /// Extends a lease whose new end the holder wrote outside the record, where only the store sees
+    /// it.
     pub fn lasts(&mut self, token: &Token, until: Due) {
         let Some(hold) = self.holds.get_mut(token) else { return };
         hold.until = hold.until.max(until);
@@ -460,9 +468,10 @@ impl Record {
         self.outlast();
     }
 
-    /// Where a store knows by itself which leases are over, whatever the record says of their ends. `lives` tells it of a hold
-    /// that its holder knows of, or that was revoked; of a grant that nobody has heard of, whether its waiter is there. The
-    /// leases of those that live last for a while from now on, and the others end now.
+    /// Sets the ends of all leases, for a store that knows by itself which ones are over, whatever
+    /// the record says. `lives` returns how long a hold lasts from now on, or None if it is over.
+    /// For a grant that is not confirmed it tells whether the waiter is there; that only ever
+    /// shortens the grant.
     pub fn judge(&mut self, now: Time, mut lives: impl FnMut(&Token, &Hold) -> Option<Duration>) {
         for (token, hold) in self.holds.iter_mut().filter(|(_, hold)| hold.phase != Phase::Cooling) {
             let left = lives(token, hold);
@@ -478,7 +487,7 @@ impl Record {
         self.outlast();
     }
 
-    /// The lock key lasts as long as the last of the holds.
+    /// Makes the lock key last as long as the last hold.
     fn outlast(&mut self) {
         let last = self.holds.values().map(Hold::due).max();
         if let Lock::Exclusive { until, .. } | Lock::Shared { until } | Lock::Slots { until, .. } =
@@ -489,7 +498,7 @@ impl Record {
         }
     }
 
-    /// Gives back a hold, and answers what is left of its min-hold.
+    /// Gives back a hold. Returns the rest of its min-hold.
     pub(super) fn release(&mut self, now: Time, token: &Token, end: &End) -> Duration {
         match end.ran.outcome() {
             Some(outcome) => {
@@ -505,8 +514,8 @@ impl Record {
         }
     }
 
-    /// What the lock was wanted for once in a while is done. Of several that hold it together the one counts that was granted
-    /// it last.
+    /// Records a success for `--once-per`. If several hold the lock together, the one that was
+    /// granted last counts.
     fn remember_success(&mut self, now: Time, token: &Token) {
         let Some(hold) = self.holds.get(token).filter(|hold| hold.is_logged()) else { return };
         let is_many = matches!(self.lock, Lock::Shared { .. } | Lock::Slots { .. });
@@ -515,7 +524,7 @@ impl Record {
         self.success.get_or_insert(Success { owner, fence, since, ended: now.millis() });
     }
 
-    /// Ends a hold; its min-hold stands. Answers what is left of that.
+    /// Ends a hold, but not its min-hold. Returns the rest of that.
     fn close(&mut self, now: Time, token: &Token, outcome: Outcome, job: Option<Ended>) -> Duration {
         let kept = self.holds.get(token).filter(|hold| !hold.cool.passed(now)).cloned();
         let exclusive = matches!(self.lock, Lock::Exclusive { .. });
@@ -533,24 +542,24 @@ impl Record {
         cool.left(now)
     }
 
-    /// Takes a hold out, without a trace.
+    /// Removes a hold, if there is one, without logging it.
     pub(super) fn drop_hold_of(&mut self, token: &Token) {
         if self.holds.contains_key(token) {
             self.drop_hold(token);
         }
     }
 
-    /// Takes a hold out, and frees the lock if it was the only one.
+    /// Removes a hold, and frees the lock if it was the only one.
     pub(super) fn drop_hold(&mut self, token: &Token) {
         self.holds.remove(token);
         match &self.lock {
             Lock::Exclusive { token: holder, .. } if holder == token => self.lock = Lock::Free,
             Lock::Revoked { .. } => self.lock = Lock::Free,
-            _ => self.free_if_left(),
+            _ => self.free_if_empty(),
         }
     }
 
-    /// Drops a hold and logs its end, once. A grant that nobody heard of leaves no trace.
+    /// Removes a hold and logs its end, once. An unconfirmed grant leaves no trace.
     pub(super) fn end(
         &mut self,
         now: Time,
@@ -579,7 +588,7 @@ impl Record {
         self.log.truncate(LOG_KEPT);
     }
 
-    /// Whoever had this token is known to be dead, with everything that ran under it.
+    /// Ends what a token has whose process, with everything that ran under it, is known to be dead.
     pub fn reap(&mut self, now: Time, token: &Token) {
         self.expire(now);
         self.remove_waiter(token);
@@ -590,8 +599,8 @@ impl Record {
         }
     }
 
-    /// Whether nothing depends on it any more but what is remembered of the past. A hold whose end has passed may still be one:
-    /// a store may keep that end elsewhere.
+    /// Whether only history is left. A hold whose recorded end has passed still counts: a store may
+    /// keep a later end elsewhere.
     pub fn is_vacant(&self, now: Time) -> bool {
         let is_free = match self.lock {
             Lock::Free => true,
@@ -603,7 +612,7 @@ impl Record {
         is_free && self.holds.values().all(is_over) && is_open
     }
 
-    /// Whether anybody at all may be admitted.
+    /// Whether anybody at all may be admitted, regardless of a pause.
     pub fn is_open(&self) -> bool {
         match self.mode() {
             None => self.lock == Lock::Free,
@@ -612,8 +621,8 @@ impl Record {
     }
 }
 
-/// What became of leaving.
-pub(super) fn left(released: Option<Duration>, spent: Option<Spent>, queued: bool) -> Left {
+/// The answer to `leave`.
+pub(super) fn left(released: Option<Duration>, spent: Option<Tombstone>, queued: bool) -> Left {
     match (released, spent) {
         (Some(cooling), _) => Left::Released { cooling },
         (None, Some(spent)) if spent.released => Left::Already,

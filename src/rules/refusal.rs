@@ -1,5 +1,5 @@
-//! The last refusals of a lock: who asked, and why it was refused. They answer "why did the job not run?". No decision depends
-//! on them.
+//! The last refusals of a lock: which caller was refused, and why. They answer "why did the job not
+//! run?". No decision depends on them.
 
 use super::answer::{Blocker, Done, State, Superseded};
 use super::time::millis;
@@ -20,7 +20,7 @@ pub struct Refusal {
     pub at: u64,
     pub owner: Owner,
     pub why: Why,
-    /// Who holds the lock, did the work, has paused it or is newer; none where nobody knows.
+    /// The owner of the hold, the success, the pause or the newer run; none if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Owner>,
     /// How long it had waited, in milliseconds.
@@ -28,13 +28,13 @@ pub struct Refusal {
     pub waited: u64,
 }
 
-/// Why somebody did not get a lock.
+/// Why a caller did not get the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Why {
-    /// Somebody had it.
+    /// Another holder had it.
     Busy,
-    /// What it was wanted for is done (`--once-per`).
+    /// The job is done already (`--once-per`).
     Done,
     /// An operator has paused it.
     Paused,
@@ -45,7 +45,7 @@ pub enum Why {
 }
 
 impl Why {
-    /// As it is written everywhere.
+    /// The word for it in records and output.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Busy => "busy",

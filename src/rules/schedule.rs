@@ -1,12 +1,13 @@
-//! When does a holder do what? The holder's own machine (I6): from the moment its last successful renewal was sent,
-//! and the ttl, to the moments of the next renewal, of TERM, of KILL and of the deadline. Reads no clock.
+//! When a holder renews, sends TERM and KILL, and must be done (I6). Computed from the time at
+//! which its last successful renewal was sent, and the ttl. Reads no clock.
 
 use crate::clock::Moment;
 use crate::lock::Ttl;
 use std::time::Duration;
 
-/// The plan of a holder. All moments count from `sent`, read *before* the send of the last acquire or renewal that
-/// succeeded: the store's own count began later, so the store outlasts every one of them.
+/// The timetable of a holder. All times count from `sent`, read *before* the last acquire or
+/// renewal that succeeded was sent. The store began to count later, so its lease outlasts every one
+/// of them.
 #[derive(Debug, Clone, Copy)]
 pub struct Schedule {
     ttl: Duration,
@@ -14,14 +15,15 @@ pub struct Schedule {
     op_timeout: Duration,
 }
 
-/// From here on a lease is no longer relied on that was asked for at `sent`. 1 % and 2 ms are kept for two clocks that do not
-/// run alike.
+/// End of a lease that was requested at `sent`, for its holder. 1 % and 2 ms are taken off, because
+/// two clocks do not run alike.
 pub fn deadline(sent: Moment, ttl: Duration) -> Moment {
     sent.after(ttl.saturating_sub(ttl / 100 + Duration::from_millis(2)))
 }
 
 impl Schedule {
-    /// For a lease of `ttl`, a job that gets `grace` between TERM and KILL, and a store that answers in `op_timeout`.
+    /// For a lease of `ttl`, a job that gets `grace` between TERM and KILL, and a store that
+    /// answers within `op_timeout`.
     pub const fn new(ttl: Ttl, grace: Duration, op_timeout: Duration) -> Self {
         Self { ttl: ttl.get(), grace, op_timeout }
     }
@@ -41,13 +43,14 @@ impl Schedule {
         self.deadline(sent).before(self.grace.min(self.ttl / 5)).min(self.kill_at(sent))
     }
 
-    /// How much earlier than [`Schedule::kill_at`] the killing may begin: not so early that an outage of half the ttl would
-    /// disturb the job.
+    /// How much earlier than [`Schedule::kill_at`] the killing may begin without an outage of half
+    /// the ttl disturbing the job.
     pub fn spare(&self) -> Duration {
         (self.ttl / 5).saturating_sub((self.ttl / 50).max(Duration::from_millis(20)))
     }
 
-    /// When a job gets KILL whose lock was found lost at `now`, counting from the last success at `sent`.
+    /// When a job gets KILL if its lock was found lost at `now`, and the last success was sent at
+    /// `sent`.
     pub fn kill_of_lost(&self, now: Moment, sent: Moment) -> Moment {
         now.after(self.grace.min(self.ttl / 5)).min(self.kill_at(sent))
     }
@@ -56,9 +59,10 @@ impl Schedule {
         sent.after(self.ttl / 4)
     }
 
-    /// How long an attempt may take, connecting included. One that follows a failure gets half of what the first gets:
-    /// with attempts back to back, an outage of half the ttl that began just before a renewal is over in time, whatever
-    /// it does to the attempt in flight (1/4 + 1/2 + 1/32 of the ttl lie before TERM, 1/4 + 1/2 + 1/16 do not).
+    /// How long an attempt may take, connecting included. After a failure it gets half as long as
+    /// the first one. With attempts back to back, an outage of half the ttl that begins just before
+    /// a renewal is then over in time, whatever it does to the attempt in flight: 1/4 + 1/2 + 1/32
+    /// of the ttl lie before TERM, 1/4 + 1/2 + 1/16 do not.
     pub fn attempt(&self, failed_before: FailedBefore) -> Duration {
         let share = match failed_before {
             FailedBefore::No => self.ttl / 16,
@@ -67,33 +71,35 @@ impl Schedule {
         share.min(self.op_timeout)
     }
 
-    /// How long an attempt may take that would cost the server a new connection if it were made again. Three of them cover
-    /// an outage of half the ttl: the third one begins before it ends (1/4 + 2 * 3/16 < 1/4 + 1/2) and may go on until
-    /// TERM. `usual` is how long a renewal took last: connecting anew takes some round trips more.
+    /// How long an attempt may take where a retry would need a new connection. Three of them cover
+    /// an outage of half the ttl: the third one begins before the outage ends (1/4 + 2 * 3/16 < 1/4
+    /// + 1/2) and may go on until TERM. `usual` is how long the last renewal took; connecting takes
+    /// a few round trips more.
     pub fn long_attempt(&self, usual: Duration) -> Duration {
         (self.ttl * 3 / 16).max(usual.saturating_mul(8))
     }
 
-    /// When a second attempt begins beside one that began then and is not answered.
+    /// When a second attempt begins beside one that began at `began` and has no answer.
     pub fn beside_at(&self, began: Moment, usual: Duration) -> Moment {
         began.after(usual.saturating_mul(3).clamp(self.ttl * 3 / 16, self.ttl * 5 / 16))
     }
 
-    /// Until when the second attempt lasts that begins now; the first one began at `first`. A server that stood still answers
-    /// the first one. What the network has lost needs a new connection. So the second one lasts about as long as an outage of
-    /// half the ttl; each one after it lasts a thirty-second of the ttl.
+    /// The deadline of a second attempt that begins now beside one that began at `first`. A server
+    /// that stood still answers the first attempt; a request that the network has lost needs a new
+    /// connection. So the second attempt lasts about as long as an outage of half the ttl, and each
+    /// one after it a thirty-second of the ttl.
     pub fn beside_until(&self, first: Moment, now: Moment, usual: Duration) -> Moment {
         let share = (self.ttl / 32).max(usual.saturating_mul(8));
         first.after(self.ttl * 15 / 32).max(now.after(share))
     }
 
-    /// When an attempt that began then counts as late, so that a person hears of it.
+    /// When an attempt that began at `began` counts as late and is reported.
     pub fn late_at(&self, began: Moment, usual: Duration) -> Moment {
         began.after(usual.saturating_mul(2).clamp(self.ttl * 3 / 32, self.ttl * 5 / 16))
     }
 
-    /// When the attempt after a failed one follows: at once after one that timed out, and never faster than every
-    /// fiftieth of the ttl.
+    /// When to retry after a failure: at once after a timeout, and at most once per fiftieth of the
+    /// ttl.
     pub fn retry_at(&self, attempt_began: Moment) -> Moment {
         attempt_began.after(self.ttl / 50)
     }
@@ -131,9 +137,9 @@ mod tests {
         }
     }
 
-    /// However long it takes to kill the job.
+    /// This must hold however long it takes to kill the job.
     #[test]
-    fn nor_is_the_kill_anticipated_before_that() {
+    fn an_outage_of_half_the_ttl_is_over_before_the_earliest_kill() {
         let sent = Moment::from_boot(Duration::from_secs(1000));
         for (ttl, plan) in plans() {
             let worst = plan.renew_at(sent).after(ttl / 2).after(plan.attempt(FailedBefore::Yes));

@@ -1,5 +1,5 @@
-//! What is counted of a lock? Totals since it was first used (or last forgotten), for `dlock metrics`: how often it was
-//! granted and refused, how long people waited and held, how it ended. Nothing here decides anything.
+//! The totals of a lock since it was first used (or last forgotten), for `dlock metrics`: grants,
+//! refusals, times waited and held, outcomes. No decision depends on them.
 
 use super::answer::Outcome;
 use super::time::millis;
@@ -11,29 +11,29 @@ use std::time::Duration;
 /// The upper bounds of the histograms' buckets, in milliseconds; the last bucket has none.
 pub const BOUNDS: [u64; 8] = [10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000];
 
-/// The totals of one lock.
+/// The totals of one lock since it was first used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stat {
-    /// How long whoever was granted the lock had waited; its count is that of the grants.
+    /// How long the granted callers had waited; its count is the number of grants.
     pub waited: Histogram,
-    /// How long it was held; its count is that of the ends.
+    /// How long the lock was held; its count is the number of ends.
     pub held: Histogram,
-    /// How often somebody who did not wait was refused.
+    /// How often a caller that does not wait was refused.
     pub busy: u64,
-    /// How often somebody found done what it wanted the lock for.
+    /// How often `--once-per` skipped a run.
     pub done: u64,
-    /// How often a waiter was sent home by one that came later.
+    /// How often a run with `--replace` superseded an older one.
     pub superseded: u64,
     /// How often a waiter left the queue without the lock.
     pub given_up: u64,
-    /// How often a hold ended so.
+    /// How often a hold ended with each outcome.
     pub ends: BTreeMap<Outcome, u64>,
-    /// When a hold last ended so, in milliseconds since 1970.
+    /// When a hold last ended with each outcome, in milliseconds since 1970.
     pub last: BTreeMap<Outcome, u64>,
     /// How many jobs ended by themselves with status 0.
     pub succeeded: u64,
-    /// How many jobs ended with another status or of a signal, or not by themselves.
+    /// How many jobs ended with another status or by a signal, or were ended.
     pub failed: u64,
     /// When a job last succeeded, in milliseconds since 1970.
     pub last_success: Option<u64>,
@@ -45,13 +45,13 @@ pub struct Stat {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Histogram {
-    /// How many fell into each bucket: not above its bound, and above that of the one before.
+    /// How many fell into each bucket: at most its bound, and more than the bound before it.
     pub buckets: [u64; BOUNDS.len() + 1],
-    /// All together, in milliseconds.
+    /// Their sum, in milliseconds.
     pub sum: u64,
 }
 
-/// One more; a record that somebody else wrote may have a total that has no next one.
+/// Adds one. Stops at the greatest number, because another program may have written the record.
 pub(super) fn count(total: &mut u64) {
     *total = total.saturating_add(1);
 }
@@ -64,15 +64,15 @@ impl Histogram {
         self.sum = self.sum.saturating_add(ms);
     }
 
-    /// How many there are.
+    /// Number of spans.
     pub fn count(&self) -> u64 {
         self.buckets.iter().fold(0, |sum: u64, count| sum.saturating_add(*count))
     }
 }
 
 impl Stat {
-    /// Joins the totals with those of another lock, or of the same one elsewhere: each count by `join`, and of each time the
-    /// later one. The histograms are left to who knows how they go together.
+    /// Joins the totals with those of another lock, or of the same lock on another server: each
+    /// count by `join`, each time to the later one. The caller joins the histograms.
     pub fn join(&mut self, other: &Self, join: impl Fn(u64, u64) -> u64) {
         for (all, one) in [
             (&mut self.busy, other.busy),
@@ -106,7 +106,7 @@ impl Stat {
                 count(&mut self.succeeded);
                 self.last_success = Some(ended);
             }
-            // What a script gave back, who knows.
+            // A script gave it back: the result of its job is unknown.
             (Outcome::Released, None) => {}
             _ => {
                 count(&mut self.failed);

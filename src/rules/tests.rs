@@ -1,4 +1,5 @@
-//! What must the law never do, and do in the end? Here the rules one by one; random histories are next door.
+//! What the lock rules must never do, and must do in the end: one rule a test. Random histories are
+//! in `tests/histories.rs`.
 
 use super::view::View;
 use super::*;
@@ -26,7 +27,7 @@ const X: Mode = Mode::Exclusive;
 const S: Mode = Mode::Shared;
 const RAN: End = End { ran: Ran::Yes, job: None, once_per: false };
 
-/// A table at a time. Each number is an asker; locks are named by one letter each.
+/// A table and a clock. A caller is a number (`who`), a lock a letter.
 struct Scene {
     table: LockTable,
     now: Time,
@@ -61,12 +62,12 @@ impl Scene {
         self.table.acquire(self.now, &Self::names(locks), &ask)
     }
 
-    /// Asks and queues up; whether it was granted.
+    /// Acquires, waiting in the queue. Returns whether it was granted.
     fn queue(&mut self, who: u32, locks: &str, mode: Mode) -> bool {
         matches!(self.acquire(who, locks, mode, Patience::Queue), Acquired::Granted(_))
     }
 
-    /// Asks without waiting; whether it was granted.
+    /// Acquires without waiting. Returns whether it was granted.
     fn ask(&mut self, who: u32, locks: &str, mode: Mode) -> bool {
         matches!(self.acquire(who, locks, mode, Patience::None), Acquired::Granted(_))
     }
@@ -134,7 +135,8 @@ fn all_readers_at_the_head_are_granted_in_one_step() {
     assert_eq!(seen.waiters.len(), 2);
 }
 
-/// A writer has held some locks and left, and so many times as many readers as are granted a lock at once were waiting.
+/// A writer has held the locks and left, while `times` as many readers were waiting as one
+/// operation grants.
 fn crowd(locks: &'static str, times: u32) -> (Scene, Range<u32>) {
     let mut scene = Scene::new();
     assert!(scene.queue(1, locks, X));
@@ -151,8 +153,8 @@ fn a_crowd_of_readers_is_granted_step_by_step() {
     let (mut scene, mut readers) = crowd("a", 3);
     assert_eq!(scene.seen("a").holders.len(), GRANTED_AT_ONCE);
     assert!(scene.queue(2, "a", S));
-    assert_eq!(scene.seen("a").holders.len(), 2 * GRANTED_AT_ONCE, "who confirms has others come in");
-    // The others were granted it and are silent: who waits behind them does not wait for ever.
+    assert_eq!(scene.seen("a").holders.len(), 2 * GRANTED_AT_ONCE, "a confirmation grants more");
+    // The others were granted it and do not confirm: a waiter behind them does not wait for ever.
     scene.pass(CONFIRM_WITHIN.as_secs() * 1000);
     assert!(scene.queue(readers.end - 1, "a", S));
     assert!(readers.all(|who| scene.queue(who, "a", S)));
@@ -166,7 +168,7 @@ fn a_crowd_that_wants_several_locks_is_granted_step_by_step() {
 }
 
 #[test]
-fn a_store_that_is_full_lets_go_of_whom_it_has() {
+fn holders_can_leave_a_full_store() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", S) && scene.queue(2, "a", S));
     assert!(!scene.queue(3, "a", X) && !scene.queue(4, "a", S));
@@ -272,7 +274,7 @@ fn a_silent_waiter_is_passed_over_at_all_its_locks_in_one_step() {
 }
 
 #[test]
-fn a_waiter_watches_the_one_before_and_who_leaves_is_no_longer_counted() {
+fn next_follows_the_waiter_before_and_ahead_drops_when_it_leaves() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X) && !scene.queue(2, "ab", X) && !scene.queue(3, "a", X));
     scene.pass(2000);
@@ -285,7 +287,7 @@ fn a_waiter_watches_the_one_before_and_who_leaves_is_no_longer_counted() {
 }
 
 #[test]
-fn who_died_together_cost_ten_seconds_at_most() {
+fn waiters_that_died_together_cost_ten_seconds_at_most() {
     for mode in [X, S, Mode::Slots(2)] {
         let mut scene = Scene::new();
         scene.ttl = Duration::from_millis(500);
@@ -305,7 +307,7 @@ fn who_died_together_cost_ten_seconds_at_most() {
     }
 }
 
-/// The store was away: nobody could be heard, so nobody was silent.
+/// The store was away and received no heartbeat, so no waiter became stale.
 #[test]
 fn after_an_absence_of_the_store_the_order_is_what_it_was() {
     for away in [3_300, 4_500, 7_000, 30_000, 50_000] {
@@ -332,9 +334,10 @@ fn after_an_absence_of_the_store_the_order_is_what_it_was() {
     }
 }
 
-/// That all who waited are dead looks the same, and costs the next one no more than one of them does. Once.
+/// If all waiters are dead, that looks like an absence of the store: it costs the next one as much
+/// as one dead waiter, once.
 #[test]
-fn who_is_dead_is_not_waited_for_again_and_again() {
+fn dead_waiters_are_waited_for_once() {
     for late in [3_300, 7_000, 50_000] {
         let mut scene = Scene::new();
         scene.ttl = Duration::from_secs(2);
@@ -342,7 +345,7 @@ fn who_is_dead_is_not_waited_for_again_and_again() {
         assert!((2..8).all(|who| !scene.queue(who, "a", X)));
         scene.pass(late);
         let came = scene.now;
-        // Who does not wait asks again and again, so that nobody is ever heard of.
+        // A caller that does not wait asks repeatedly, so no heartbeat ever arrives.
         while !scene.ask(9, "a", X) {
             scene.pass(500);
             assert!(scene.now.millis() - came.millis() <= 10_000, "{late}");
@@ -350,9 +353,10 @@ fn who_is_dead_is_not_waited_for_again_and_again() {
     }
 }
 
-/// One absence after the other: who was not heard of before the first has its whole silence once more, and not twice.
+/// Two absences: a waiter without a heartbeat since before the first one is excused once, not
+/// twice.
 #[test]
-fn who_is_dead_is_excused_by_one_absence_only() {
+fn a_dead_waiter_is_excused_by_one_absence_only() {
     let mut scene = Scene::new();
     scene.ttl = Duration::from_secs(60);
     assert!(scene.queue(1, "a", X) && !scene.queue(2, "a", X));
@@ -367,7 +371,7 @@ fn who_is_dead_is_excused_by_one_absence_only() {
 }
 
 #[test]
-fn next_is_when_what_is_in_the_way_ends() {
+fn next_is_when_the_blocking_hold_ends() {
     let mut scene = Scene::new();
     scene.ttl = Duration::from_millis(700);
     assert!(scene.queue(1, "a", S));
@@ -415,7 +419,7 @@ fn a_hold_without_one_of_its_locks_neither_renews_nor_proves_anything() {
             assert_eq!(scene.table.prove(scene.now, &Scene::names("ab"), &token(1)), None);
             assert_eq!(scene.renew(1, "ab"), Renewal::NotHeld, "{mode}");
             assert!(!scene.ask(2, "b", X), "its job may still run");
-            assert_eq!(scene.acquire(1, "ab", mode, Patience::Queue), Acquired::Spent);
+            assert_eq!(scene.acquire(1, "ab", mode, Patience::Queue), Acquired::Released);
             assert_eq!((scene.leave(1, "ab"), scene.leave(1, "ab")), (GONE, Left::Already));
             assert!(scene.ask(2, "b", X));
         }
@@ -463,7 +467,7 @@ fn a_safe_revocation_waits_for_the_job_and_no_renewal_undoes_it() {
         assert!(matches!(scene.revoke("a", When::Safe), Revoked::Holds { left: TTL, .. }));
         assert!(matches!(scene.revoke("a", When::Safe), Revoked::AlreadyRevoked { left: TTL, .. }));
         assert_eq!(scene.renew(1, "ab"), Renewal::Revoked);
-        assert_eq!(scene.acquire(1, "ab", mode, Patience::Queue), Acquired::Spent);
+        assert_eq!(scene.acquire(1, "ab", mode, Patience::Queue), Acquired::Released);
         assert!(!scene.queue(2, "ab", X), "{mode}");
         assert_eq!((scene.leave(1, "ab"), scene.leave(1, "ab")), (GONE, Left::Already));
         assert!(scene.queue(2, "ab", X), "{mode}");
@@ -494,7 +498,7 @@ fn the_dead_are_reaped_in_all_their_locks_and_queues() {
 }
 
 #[test]
-fn when_the_server_lost_who_holds_the_key_still_counts() {
+fn when_the_server_lost_the_holds_the_key_still_counts() {
     for mode in [X, S, Mode::Slots(2)] {
         let mut scene = Scene::new();
         assert!(scene.queue(1, "a", mode));
@@ -509,12 +513,12 @@ fn when_the_server_lost_who_holds_the_key_still_counts() {
 }
 
 #[test]
-fn a_token_given_back_is_refused_for_ten_minutes_at_any_of_its_locks() {
+fn a_released_token_is_refused_for_ten_minutes_at_any_of_its_locks() {
     let mut scene = Scene::new();
     assert_eq!((scene.leave(1, "ab"), scene.leave(1, "ab")), (Left::NotHeld, Left::NotHeld));
-    assert_eq!(scene.acquire(1, "ab", X, Patience::Queue), Acquired::Spent);
+    assert_eq!(scene.acquire(1, "ab", X, Patience::Queue), Acquired::Released);
     scene.pass(599_999);
-    assert_eq!(scene.acquire(1, "ab", X, Patience::Queue), Acquired::Spent);
+    assert_eq!(scene.acquire(1, "ab", X, Patience::Queue), Acquired::Released);
     scene.pass(2);
     assert!(scene.queue(1, "ab", X));
 }
@@ -533,14 +537,15 @@ fn a_fence_outgrows_a_clock_that_goes_back() {
     }
 }
 
-/// A store whose leases are sessions says which of them are over, whatever a record or a clock does.
+/// A store whose leases are sessions decides which leases are over, whatever a record or a clock
+/// says.
 #[test]
-fn sessions_decide_whose_lease_is_over() {
+fn sessions_decide_which_leases_are_over() {
     for (mode, when) in [(X, None), (S, None), (Mode::Slots(1), None), (X, Some(When::Safe))] {
         let mut scene = Scene::new();
         assert!(scene.queue(1, "a", mode) && !scene.queue(2, "a", X));
         when.map(|when| scene.revoke("a", when));
-        // By the record its lease is long over, and the waiter silent.
+        // By the record, its lease is over for long, and the waiter is stale.
         scene.pass(100_000);
         let (now, heard) = (scene.now, Due::after(scene.now, SILENCE));
         let record = scene.record("a");
@@ -558,7 +563,7 @@ fn sessions_decide_whose_lease_is_over() {
     }
 }
 
-/// A grant that nobody has heard of does not last for as long as its waiter lives.
+/// An unconfirmed grant does not last as long as its waiter lives.
 #[test]
 fn a_grant_that_is_not_confirmed_ends_in_a_session_too() {
     let mut scene = Scene::new();

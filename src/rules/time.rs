@@ -1,5 +1,5 @@
-//! Which time does the law count in? Readings of the store's own clock, and when something ends by it. No clock is read
-//! here.
+//! The times of the lock rules: readings of the store's clock, and deadlines on it. No clock is
+//! read here.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -15,28 +15,28 @@ impl Time {
     }
 }
 
-/// When something ends, by the store's clock, in whole milliseconds since 1970: what a Redis TTL can express.
+/// A deadline on the store's clock, in whole milliseconds since 1970: what a Redis TTL can express.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Due(pub u64);
 
 impl Due {
-    /// `span` from `now`; the milliseconds of both are cut before they are added, as the scripts do.
+    /// `span` after `now`. Both are cut to milliseconds before they are added, as in the scripts.
     pub fn after(now: Time, span: Duration) -> Self {
         Self(now.millis().saturating_add(millis(span)))
     }
 
-    /// Whether it has come.
+    /// Whether it is reached.
     pub const fn passed(self, now: Time) -> bool {
         now.millis() >= self.0
     }
 
-    /// Whether it lies behind. So ends what Redis alone ends, a foreign lock and what is only remembered: it drops a key
-    /// one tick after its expiry.
+    /// Whether it is past by a millisecond. Redis drops a key one millisecond after its expiry; so
+    /// this is used for what only Redis ends: foreign locks, and what is merely remembered.
     pub const fn is_past(self, now: Time) -> bool {
         now.millis() > self.0
     }
 
-    /// What is left of it.
+    /// Time left.
     pub const fn left(self, now: Time) -> Duration {
         Duration::from_millis(self.0.saturating_sub(now.millis()))
     }

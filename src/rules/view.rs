@@ -1,5 +1,4 @@
-//! What does a record say to those who look at it? The view of `status`, and what is in the way of one who wants the lock.
-//! Nothing is changed here.
+//! What a record shows: the view of `status`, and what blocks a caller. Nothing is changed here.
 
 use super::answer::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success};
 use super::record::{Hold, Lock, Phase, Record};
@@ -8,37 +7,37 @@ use super::time::{Due, Time, millis};
 use crate::lock::{Fence, Mode, Name, ONCE_PER_MOST, Owner, Token};
 use std::time::Duration;
 
-/// All that is known of one lock, as who looks at it is shown it.
+/// Everything known of one lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
     pub name: Name,
     pub now: u64,
     /// What the lock key says; a foreign value counts as held.
     pub state: State,
-    /// How it is held or kept; null for a foreign holder and where it is free.
+    /// Its mode while it is held, cooling or revoked; none if it is foreign or free.
     pub mode: Option<Mode>,
     /// The holds (held or revoked), the oldest first.
     pub holders: Vec<Holder>,
-    /// How long until the lock is free if nobody does anything more; null where it has no end.
+    /// How long until the lock is free if nothing more happens; none if it has no end.
     pub left: Option<Duration>,
-    /// The foreign value, if it is one.
+    /// The foreign value, if there is one.
     pub foreign: Option<Foreign>,
     /// The last fence given out.
     pub fence: Option<Fence>,
-    /// Who waits, in order.
+    /// The waiters in order, without stale ones.
     pub waiters: Vec<Waiter>,
     /// The last ends, newest first, at most 64.
     pub log: Vec<LoggedEnd>,
     pub stat: Stat,
-    /// Who has paused it.
+    /// The pause, if the lock is paused.
     pub paused: Option<Pause>,
-    /// The last hold that succeeded of those that were asked for with `--once-per`, if it was granted within
+    /// The last successful hold that was acquired with `--once-per`, if it was granted within
     /// [`ONCE_PER_MOST`].
     pub success: Option<Success>,
 }
 
-/// How long a run mostly takes, by the last ends in the log: the middle of those that ended by themselves. Nothing where they
-/// are too few to say, or too different.
+/// How long a run usually takes: the median of the last runs that ended by themselves. None if they
+/// are too few, or too different.
 pub fn typical(log: &[LoggedEnd]) -> Option<Duration> {
     const LOOKED_AT: usize = 9;
     const ENOUGH: usize = 5;
@@ -50,25 +49,29 @@ pub fn typical(log: &[LoggedEnd]) -> Option<Duration> {
     (spans.len() >= ENOUGH && alike).then(|| spans.get(middle).copied().map(Duration::from_millis)).flatten()
 }
 
-/// How long until it is the turn of one who has so many before it, where a run takes so long and one has been under way for
-/// a while. A run that takes longer than usual is about to end, as far as anybody knows.
+/// Estimated time until a waiter is granted the lock. `typical` is how long a run takes, `ahead`
+/// the number of waiters before it, `held` the time that the current run has taken. A run that
+/// takes longer than usual is expected to end at once.
 pub fn turn_in(typical: Duration, ahead: u64, held: Option<Duration>) -> Duration {
     let rest = held.map_or(Duration::ZERO, |held| typical.saturating_sub(held));
     rest.saturating_add(typical.saturating_mul(u32::try_from(ahead).unwrap_or(u32::MAX)))
 }
 
-/// The last hold that succeeded, whether it was asked for with `--once-per` or not.
+/// The last hold that succeeded, with `--once-per` or without.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LastSuccess {
     Known(Success),
-    /// So many have ended since that only the time of its end is known, in milliseconds since 1970.
+    /// Only the time of its end is known, in milliseconds since 1970: too many holds have ended
+    /// since.
     EndedAt(u64),
 }
 
 impl View {
-    /// The last hold that succeeded: as the log tells it, or what is kept for `--once-per`, or the totals.
+    /// The last successful hold: from the log, from the record for `--once-per`, or from the
+    /// totals.
     pub fn last_success(&self) -> Option<LastSuccess> {
-        /// The masters of a quorum tell of one end by clocks of their own.
+        /// Masters of a quorum record the same end by their own clocks. Closer than this, in
+        /// milliseconds, two times are one end.
         const ALIKE: u64 = 1000;
         let is_success = |end: &&LoggedEnd| end.is_success();
         let logged = self.log.iter().find(is_success).map(LoggedEnd::success);
@@ -84,8 +87,8 @@ impl View {
 }
 
 impl View {
-    /// How long until each of those who wait may have the lock, as far as its history tells. Only where all want it alone: how
-    /// many run at a time is not known elsewhere.
+    /// Estimated time until each waiter is granted the lock. Only if all waiters want it
+    /// exclusively: elsewhere it is unknown how many runs go on at a time.
     pub fn turns(&self) -> Vec<Option<Duration>> {
         let alone = self.state != State::Paused
             && self.mode.is_none_or(|mode| mode == Mode::Exclusive)
@@ -100,16 +103,16 @@ impl View {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiter {
     pub owner: Owner,
-    /// How it wants the lock.
+    /// The mode that it wants.
     pub mode: Mode,
-    /// Whether it replaces others, and is sent home by the next one that does.
+    /// Whether it waits with `--replace`. The next one with `--replace` supersedes it.
     pub replaces: bool,
     /// How long it has been waiting.
     pub waiting: Duration,
 }
 
 impl View {
-    /// Whether there is anything to tell of the lock: if not, nobody has used it in the last 40 days.
+    /// Whether there is anything to show. If not, the lock was not used in the last 40 days.
     pub fn is_used(&self) -> bool {
         let is_known = self.fence.is_some() || self.state != State::Free;
         is_known || !self.waiters.is_empty() || !self.log.is_empty() || self.stat != Stat::default()
@@ -117,7 +120,8 @@ impl View {
 }
 
 impl Record {
-    /// What the record of this lock says at `now`; ends that no operation has noticed yet are in its log already.
+    /// The view of this lock at `now`. Ends that no operation has recorded yet are in its log
+    /// already.
     pub fn inspect(&self, name: &Name, now: Time) -> View {
         let mut record = self.clone();
         record.expire(now);
@@ -155,14 +159,15 @@ impl Record {
         }
     }
 
-    /// Whether it counts as held. An exclusive lock is seen to cool when its lease has run out and a min-hold keeps it;
-    /// to know that of each of many holds would cost every waiter's heartbeat a look at all of them.
+    /// Whether the hold counts as held. An exclusive hold counts as cooling once its lease is over
+    /// and a min-hold keeps it. Where several hold the lock this is not checked: each heartbeat of
+    /// a waiter would have to read every hold.
     pub(super) fn is_live(&self, now: Time, hold: &Hold) -> bool {
         let exclusive = matches!(self.lock, Lock::Exclusive { .. });
         hold.phase == Phase::Held && !(exclusive && hold.until.passed(now))
     }
 
-    /// What the lock key and the holds say together.
+    /// The state, from the lock key and the holds.
     pub(super) fn state(&self, now: Time) -> State {
         match self.lock {
             Lock::Free if self.paused.is_some() => State::Paused,
@@ -197,14 +202,14 @@ impl Record {
         shown
     }
 
-    /// What is in the way of one who wants the lock in this mode.
+    /// What blocks a caller that wants the lock in this mode.
     pub(in crate::rules) fn blocker(&self, now: Time, wanted: Mode) -> Blocker {
         let state = self.state(now);
         let shown = self.shown(now, state);
         let by_due = |(token, hold): &(&Token, &Hold)| (hold.due(), (*token).clone());
         let dues = self.holds.values().map(Hold::due);
         let (first, known) = match (&self.lock, wanted) {
-            // The first slot to run out will do.
+            // The first slot to run out is enough.
             (Lock::Slots { slots, .. }, Mode::Slots(wanted)) if *slots == wanted => {
                 (shown.iter().copied().min_by_key(by_due), dues.min())
             }

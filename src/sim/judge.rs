@@ -1,4 +1,4 @@
-//! Was it right? What jobs did, in true time, against what is promised (docs/protocol.md, I1 to I13).
+//! Compares what jobs did, in true time, with what is promised (docs/protocol.md, I1 to I13).
 
 use super::time::{MS, MachineId, Nanos, ProcessId, Processes, SECOND};
 use crate::lock::{Fence, Mode, Names, Token};
@@ -14,7 +14,7 @@ pub struct Job {
     pub processes: Processes,
     pub ttl: Nanos,
     pub grace: Nanos,
-    /// When it had to be dead, by what its dlock had told its guard.
+    /// When it had to be dead, by what dlock had told the guard.
     pub due: Nanos,
     pub names: Vec<String>,
     pub mode: Mode,
@@ -24,11 +24,11 @@ pub struct Job {
     pub end: Option<Nanos>,
     /// Whether it ended by itself.
     pub was_left_alone: bool,
-    /// What it read of each register, to write one more.
+    /// The value that it read from each register, to write the next one.
     pub read: BTreeMap<String, u64>,
 }
 
-/// What the storage behind a lock keeps: it refuses whoever comes with a smaller fence than it has seen.
+/// The storage behind a lock. It refuses a writer with a smaller fence than it has seen.
 #[derive(Debug, Default)]
 struct Register {
     fence: u64,
@@ -36,18 +36,19 @@ struct Register {
     writes: u64,
 }
 
-/// What the server answered, as far as something follows from it.
+/// The part of a server's answer that can be judged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Said {
     Granted(Fence),
-    /// Who asks for the lock has not got it.
+    /// The caller did not get the lock.
     Refused,
     Renewed,
     Released,
     Nothing,
 }
 
-/// The server has forgotten everything, or its clock was stepped: then, and it could be heard again from then on.
+/// At `at` the server forgot everything, or its clock was stepped. It answered again from
+/// `heard_from` on.
 #[derive(Debug, Clone, Copy)]
 struct Upset {
     at: Nanos,
@@ -59,40 +60,42 @@ pub struct Judge {
     pub jobs: Vec<Job>,
     pub found: Vec<String>,
     pub grants: u64,
-    /// Nothing happens at all: no job may be disturbed.
+    /// No faults happen: no job may be disturbed.
     pub is_calm: bool,
-    /// Spans in which machines were suspended.
+    /// Times at which machines were suspended.
     pub suspended: Vec<(MachineId, Nanos, Nanos)>,
-    /// Spans in which processes were stopped, or dead because somebody killed them.
+    /// Times at which processes were stopped, or dead because they were killed.
     down: Vec<(ProcessId, Nanos, Nanos)>,
     upsets: Vec<Upset>,
     /// When the server last forgot everything.
     forgot: Option<Nanos>,
-    /// Who has ever stood in a queue, by lock.
+    /// All tokens that were ever in a queue, by lock.
     came: BTreeMap<String, BTreeSet<Token>>,
-    /// Tokens that were given back by themselves.
+    /// Tokens that were given back by their own run.
     left: BTreeSet<Token>,
-    /// When the server did nothing.
+    /// Times at which the server did not answer.
     pub away: Vec<(Nanos, Nanos)>,
-    /// When the server last heard of a token.
+    /// When the server last received a request with a token.
     heard: BTreeMap<Token, Nanos>,
-    /// When a token was granted its locks last, by the server's clock and in truth.
+    /// When a token was last granted its locks, by the server's clock and in true time.
     granted: BTreeMap<Token, (Time, Nanos)>,
-    /// What a token was told that it was granted.
+    /// The fence in the last grant that was answered, by token.
     told: BTreeMap<Token, Fence>,
-    /// When the lease of a token ends in truth, if nothing more is heard of it.
+    /// When the lease of a token ends in true time, without a further renewal.
     leases: BTreeMap<Token, Nanos>,
-    /// The greatest fence that was given out, by lock.
+    /// The greatest fence granted, by lock.
     fences: BTreeMap<String, u64>,
-    /// Those whose lock an operator has taken away, and with it their min-hold.
+    /// Tokens whose lock an operator has revoked, and with it their min-hold.
     revoked: BTreeSet<Token>,
-    /// Until when an exclusive hold is to be kept at least, in microseconds of the server, and whose it is.
+    /// Holder and end of the min-hold of each exclusive lock, in microseconds of the server's
+    /// clock.
     kept: BTreeMap<String, (Token, u64)>,
     registers: BTreeMap<String, Register>,
 }
 
 impl Judge {
-    /// Two of each kind are enough: what follows from one fault must not hide another.
+    /// Keeps two violations of each kind, so that the consequences of one fault do not hide
+    /// another.
     fn blame(&mut self, what: String) {
         let kind = what.split(':').next().unwrap_or_default();
         if self.found.iter().filter(|found| found.split(':').next() == Some(kind)).count() < 2 {
@@ -100,7 +103,7 @@ impl Judge {
         }
     }
 
-    /// At a step of the server. `truly` says how long a span of its clock takes.
+    /// Checks one operation of the server. `truly` converts a span of its clock to true time.
     pub fn looks_at(
         &mut self,
         before: &LockTable,
@@ -110,27 +113,28 @@ impl Judge {
         truly: impl Fn(Duration) -> Nanos,
     ) {
         if let Some((token, names, said)) = by {
-            self.answered(after, token, said, now);
-            self.spares_others(before, after, token, (time, now));
+            self.check_answer(after, token, said, now);
+            self.check_other_holds(before, after, token, (time, now));
             self.heard.insert(token.clone(), now);
-            // A renewal leaves the queue alone: nobody waits there who would not ask by himself.
+            // A renewal need not suspend stale waiters: waiters send requests of their own.
             if matches!(said, Said::Granted(_) | Said::Refused) {
-                self.passes_over_the_silent(after, names, now);
+                self.check_stale_waiters(after, names, now);
             }
         }
         for (name, record) in &after.records {
             let old = before.records.get(name);
-            self.newcomers(name, record, now);
+            self.check_newcomers(name, record, now);
             let is_new = |token: &Token| old.is_none_or(|old| !old.holds.contains_key(token));
             let mut granted: Vec<_> = record.holds.iter().filter(|(token, _)| is_new(token)).collect();
-            // One step may let several in.
+            // One operation may grant several.
             granted.sort_by_key(|(_, hold)| hold.fence);
             for (token, _) in granted {
                 self.grants += 1;
                 self.granted(name, (old, record), token, time, now);
             }
             for (token, hold) in &record.holds {
-                // An answer that is not heard counts, too: the holder may rely on less, not on more.
+                // An answer that was lost counts, too: the holder may assume a shorter lease, not a
+                // longer one.
                 if hold.phase == Phase::Held && hold.confirmed && by.is_some_and(|(who, ..)| who == token) {
                     let left = Duration::from_micros((hold.until.0 * 1000).saturating_sub(time.0));
                     self.leases.insert(token.clone(), now + truly(left));
@@ -139,8 +143,8 @@ impl Judge {
         }
     }
 
-    /// What is answered is what stands there from then on.
-    fn answered(&mut self, after: &LockTable, token: &Token, said: Said, now: Nanos) {
+    /// Checks that the answer agrees with the records.
+    fn check_answer(&mut self, after: &LockTable, token: &Token, said: Said, now: Nanos) {
         let mut holds = after.records.values().filter_map(|record| record.holds.get(token));
         let held = |hold: &Hold| hold.phase == Phase::Held;
         let is_so = match said {
@@ -160,8 +164,8 @@ impl Judge {
         }
     }
 
-    /// Who asks for something takes nothing from anybody whose lease lasts.
-    fn spares_others(
+    /// Checks that a request takes nothing from another holder whose lease lasts.
+    fn check_other_holds(
         &mut self,
         before: &LockTable,
         after: &LockTable,
@@ -181,15 +185,15 @@ impl Judge {
         }
     }
 
-    /// Whoever asks for a lock finds nobody in its queue that has long been silent.
-    fn passes_over_the_silent(&mut self, after: &LockTable, names: &Names, now: Nanos) {
+    /// Checks that after a request no waiter in its queues has been silent for long.
+    fn check_stale_waiters(&mut self, after: &LockTable, names: &Names, now: Nanos) {
         let queues = names.iter().filter_map(|name| after.records.get(name.as_str()));
         let waiting = queues.flat_map(|record| &record.queue).filter_map(|(_, token)| self.heard.get(token));
-        // A clock that was set back makes all of them young again.
+        // After a clock was set back, all of them count as recent again.
         let is_silent = |heard: Nanos| {
             let away =
                 self.away.iter().map(|(from, until)| until.min(&now).saturating_sub(*from.max(&heard)));
-            self.upsets.is_empty() && heard + SILENT + away.sum::<Nanos>() < now
+            self.upsets.is_empty() && heard + STALE_AFTER + away.sum::<Nanos>() < now
         };
         let silent = waiting.filter(|heard| is_silent(**heard)).count();
         if silent > 0 {
@@ -197,8 +201,8 @@ impl Judge {
         }
     }
 
-    /// Whoever comes goes to the end of the queue.
-    fn newcomers(&mut self, name: &str, record: &Record, now: Nanos) {
+    /// Checks that a new waiter goes to the end of the queue.
+    fn check_newcomers(&mut self, name: &str, record: &Record, now: Nanos) {
         let came = self.came.entry(name.to_owned()).or_default();
         let last =
             record.queue.iter().rev().find(|(_, token)| came.contains(token)).map(|(ticket, _)| *ticket);
@@ -240,7 +244,7 @@ impl Judge {
                 until - time.0
             ));
         }
-        // Whoever has an earlier ticket, is heard of, and wants this lock only.
+        // The first waiter in the queue that wants this lock only, exclusively.
         let waiter =
             |token: &Token| record.waiters.get(token).or_else(|| old.and_then(|old| old.waiters.get(token)));
         let is_plain = |token: &Token| {
@@ -260,35 +264,35 @@ impl Judge {
         }
     }
 
-    /// A hold was given back, and the server said so.
+    /// A release was confirmed by the server.
     pub fn left(&mut self, token: &Token) {
         self.left.insert(token.clone());
     }
 
-    /// An operator takes a lock away from whoever has it, and with it its min-hold; perhaps before its job starts.
+    /// An operator revokes a lock, and with it its min-hold; perhaps before its job starts.
     pub fn revoked(&mut self, name: &str, table: &LockTable) {
         self.kept.remove(name);
         let holders = table.records.get(name).into_iter().flat_map(|record| record.holds.keys());
         self.revoked.extend(holders.cloned());
     }
 
-    /// The server has lost everything, and comes back then.
+    /// The server loses everything, and answers again at `heard_from`.
     pub fn forgot(&mut self, at: Nanos, heard_from: Nanos) {
         self.upsets.push(Upset { at, heard_from });
         self.forgot = Some(at);
-        // What is not known any more cannot be kept to: neither min-holds, nor who has left.
+        // The server cannot honour what it forgot: min-holds and released tokens.
         self.kept.clear();
         self.left.clear();
     }
 
-    /// The server's clock, which said `time`, was set: leases may end for it at once. What it counts by that clock holds all
-    /// the same; what was over then may be forgotten.
+    /// The server's clock, which showed `time`, is set, so leases may end for it at once. Min-holds
+    /// still hold by that clock, except those that are over now.
     pub fn clock_stepped(&mut self, at: Nanos, time: Time) {
         self.kept.retain(|_, (_, until)| time.0 < *until);
         self.upsets.push(Upset { at, heard_from: at });
     }
 
-    /// A process is stopped until then, or killed.
+    /// A process is stopped until `until`, or killed.
     pub fn is_down(&mut self, process: ProcessId, from: Nanos, until: Nanos) {
         self.down.push((process, from, until));
     }
@@ -300,7 +304,7 @@ impl Judge {
                 "I10: a job of {names:?} starts with the fence {fence}, which was not granted"
             ));
         }
-        // Of a grant that the server has forgotten nothing is kept.
+        // The min-hold of a forgotten grant does not hold.
         let granted =
             self.granted.get(&job.token).filter(|(_, at)| self.forgot.is_none_or(|forgot| forgot < *at));
         let granted = granted.filter(|_| !self.revoked.contains(&job.token)).map(|(time, _)| time.0);
@@ -319,7 +323,7 @@ impl Judge {
         self.jobs.len() - 1
     }
 
-    /// The job's writes arrive, perhaps long after it.
+    /// The job's writes arrive, perhaps long after its end.
     pub fn write(&mut self, job: usize) {
         let job = self.jobs[job].clone();
         for (name, value) in &job.read {
@@ -367,7 +371,7 @@ impl Judge {
         }
     }
 
-    /// When everything has ended.
+    /// The checks at the end.
     pub fn sums_up(&mut self, table: &LockTable, time: Time, now: Nanos) {
         let jobs = self.jobs.clone();
         for (at, job) in jobs.iter().enumerate() {
@@ -390,12 +394,12 @@ impl Judge {
             }
             let end = job.end.unwrap_or(now);
             let lease = self.leases.get(&job.token).copied().unwrap_or(0);
-            let outlived = apart((lease.max(job.start), end), &self.unwatched(job));
+            let outlived = outside((lease.max(job.start), end), &self.unwatched(job));
             if outlived > 0 {
                 let (names, late) = (&job.names, outlived / 1000);
                 self.blame(format!("I6: a job of {names:?} outlives its lease by {late} us, until {end}"));
             }
-            let late = apart((job.due.saturating_add(GRANTED).max(job.start), end), &self.unwatched(job));
+            let late = outside((job.due.saturating_add(TOLERATED).max(job.start), end), &self.unwatched(job));
             if late > 0 {
                 let (names, late) = (&job.names, late / 1000);
                 self.blame(format!("I7: a job of {names:?} is killed {late} us too late, at {end}"));
@@ -419,7 +423,7 @@ impl Judge {
         }
     }
 
-    /// For how long two jobs ran at the same time, apart from what docs/guarantees.md grants.
+    /// How long two jobs ran at the same time, without the exceptions of docs/guarantees.md.
     fn together(&self, one: &Job, other: &Job, now: Nanos) -> Nanos {
         let span = |job: &Job| (job.start, job.end.unwrap_or(now));
         let (a, b) = (span(one), span(other));
@@ -429,29 +433,30 @@ impl Judge {
         }
         let mut granted = Vec::new();
         for job in [one, other] {
-            // As long as its lease lasts nobody else may run, whatever has become of its processes.
+            // While its lease lasts no other job may run, whatever has become of its processes.
             let lease = self.leases.get(&job.token).copied().unwrap_or(0);
             granted.extend(self.unwatched(job).into_iter().map(|(from, until)| (from.max(lease), until)));
-            // Where the server forgot, or its clock jumped, the holder finds out by its next heartbeat.
+            // After the server forgot, or its clock was stepped, the holder learns of it by its
+            // next renewal.
             let since = self.granted.get(&job.token).map_or(0, |(_, at)| *at).min(job.start);
-            let hears = job.ttl / 4 + job.ttl / 16 + job.grace.min(job.ttl / 5) + GRANTED;
+            let hears = job.ttl / 4 + job.ttl / 16 + job.grace.min(job.ttl / 5) + TOLERATED;
             let upsets = self.upsets.iter().filter(|upset| since <= upset.at);
             granted.extend(upsets.map(|upset| (upset.at, upset.heard_from.max(upset.at) + hears)));
         }
-        apart(both, &granted)
+        outside(both, &granted)
     }
 
-    /// When nobody was there to stop a job: its machine was suspended, or dlock and its guard were stopped or killed, both.
-    /// Whoever goes on needs a moment.
+    /// Times at which nothing could stop a job: its machine was suspended, or dlock and its guard
+    /// were both stopped or dead, and a moment after each.
     fn unwatched(&self, job: &Job) -> Vec<(Nanos, Nanos)> {
         let machine = self.suspended.iter().filter(|(machine, ..)| *machine == job.machine);
-        let mut spans: Vec<_> = machine.map(|&(_, from, until)| (from, until + GRANTED)).collect();
+        let mut spans: Vec<_> = machine.map(|&(_, from, until)| (from, until + TOLERATED)).collect();
         let down = |process| self.down.iter().filter(move |(who, ..)| *who == process);
         for &(_, from, until) in down(job.processes.dlock) {
             for &(_, since, till) in down(job.processes.guard) {
                 let (from, until) = (from.max(since), until.min(till));
                 if from < until {
-                    spans.push((from, until.saturating_add(GRANTED)));
+                    spans.push((from, until.saturating_add(TOLERATED)));
                 }
             }
         }
@@ -459,15 +464,16 @@ impl Judge {
     }
 }
 
-/// So long the job of a machine that was suspended may run before it is killed, or that of a guard that hangs.
-const GRANTED: Nanos = 15 * MS;
+/// How long a job may run before it is killed, after its machine was suspended or if its guard
+/// hangs.
+const TOLERATED: Nanos = 15 * MS;
 
-/// So long a waiter may have been silent while the server was there: 5 s, and 5 s again after a while in which that heard of
-/// nobody. The clocks do not run alike.
-const SILENT: Nanos = 11 * SECOND;
+/// How long a waiter may be silent while the server is there: 5 s, and 5 s again after a gap
+/// without heartbeats. The clocks run differently.
+const STALE_AFTER: Nanos = 11 * SECOND;
 
-/// How much of a span lies in none of the others.
-fn apart((from, until): (Nanos, Nanos), others: &[(Nanos, Nanos)]) -> Nanos {
+/// How much of a span is outside of all the others.
+fn outside((from, until): (Nanos, Nanos), others: &[(Nanos, Nanos)]) -> Nanos {
     let mut others = others.to_vec();
     others.sort_unstable();
     let (mut reached, mut sum) = (from, 0);

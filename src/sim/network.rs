@@ -1,5 +1,5 @@
-//! The store of a fleet: one server that runs the law, and a network between it and the machines that delays, loses, tears
-//! and delivers late.
+//! The store of a fleet: one server that runs the lock rules, and a network to the machines that
+//! delays, loses, cuts, repeats and delivers late.
 
 use super::Planted;
 use super::judge::{Judge, Said};
@@ -18,13 +18,13 @@ use std::time::Duration;
 /// What a network does to messages.
 #[derive(Debug, Clone, Copy)]
 pub struct Weather {
-    /// How long a message takes at most, mostly.
+    /// The longest delay of a message that is not late.
     pub delay: Nanos,
-    /// One in so many is lost; 0: none.
+    /// One of this many messages is lost; 0: none.
     pub lost: u64,
-    /// One in so many comes again, later.
+    /// One of this many messages comes again, later; 0: none.
     pub repeated: u64,
-    /// One in so many takes up to [`LATE`].
+    /// One of this many messages takes up to [`LATE`]; 0: none.
     pub late: u64,
 }
 
@@ -32,10 +32,10 @@ impl Weather {
     pub const FINE: Self = Self { delay: MS / 2, lost: 0, repeated: 0, late: 0 };
 }
 
-/// So late a message may come.
+/// Longest delay of a late message.
 const LATE: Nanos = 8 * SECOND;
 
-/// What the server's clock said when the fleet began, in microseconds since 1970.
+/// The server's clock at the start of the fleet, in microseconds since 1970.
 const BEGAN: u64 = 1_800_000_000_000_000;
 
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ enum Reply {
     Left(Left),
 }
 
-/// What somebody asks of the server.
+/// A request to the server.
 #[derive(Debug)]
 struct Step {
     names: Names,
@@ -77,7 +77,7 @@ impl Step {
 }
 
 impl Reply {
-    /// What follows from it for the judge.
+    /// What the judge learns from it.
     fn said(&self) -> Said {
         match self {
             Self::Acquired(answer) => match &**answer {
@@ -103,13 +103,13 @@ struct Inner {
     table: LockTable,
     dice: Dice,
     weather: Weather,
-    /// What was added to its clock by hand, in microseconds.
+    /// Sum of the steps of its clock, in microseconds.
     stepped: i64,
-    /// How much faster than the true time it goes, in millionths.
+    /// How much faster than true time its clock runs, in millionths.
     drift: i64,
     stopped_until: Nanos,
     down_until: Nanos,
-    /// Nothing gets to the server from a machine, or from there to it, until then.
+    /// No message between the server and a machine arrives in this direction before this time.
     cut: BTreeMap<(MachineId, Direction), Nanos>,
     sleepers: BTreeMap<Token, (MachineId, TaskId, Arc<Mutex<bool>>)>,
 }
@@ -161,7 +161,7 @@ impl Net {
         self.judge().away.push((self.sim.now(), until));
     }
 
-    /// It is killed, and started again then, with what it knew or without.
+    /// Kills the server. It starts again at `until`, with its records or without.
     pub fn restart_server(&self, until: Nanos, forgets: bool) {
         let mut inner = self.inner();
         inner.down_until = until;
@@ -183,12 +183,12 @@ impl Net {
         self.inner().time(self.sim.now())
     }
 
-    /// What is left of locks and queues when everything has ended.
+    /// The records at this moment.
     pub fn table(&self) -> LockTable {
         self.inner().table.clone()
     }
 
-    /// An operator's step.
+    /// An operator's request.
     pub fn operate(self: &Arc<Self>, step: impl FnOnce(&mut LockTable, Time)) {
         let net = Arc::clone(self);
         let mut inner = self.inner();
@@ -198,7 +198,7 @@ impl Net {
         net.changed(&mut inner, &before, time, None);
     }
 
-    /// A message to the server.
+    /// Sends a message to the server.
     fn send(
         self: &Arc<Self>,
         machine: MachineId,
@@ -256,7 +256,7 @@ impl Net {
         }
     }
 
-    /// Wakes whom a step concerns, and lets the judge look.
+    /// Wakes the waiters that a request concerns, and shows the change to the judge.
     fn changed(
         self: &Arc<Self>,
         inner: &mut Inner,
@@ -266,7 +266,7 @@ impl Net {
     ) {
         self.planted.spoil(&mut inner.table, before, time);
         let now = self.sim.now();
-        // How long a span of the server's clock takes in truth.
+        // How long a span of the server's clock lasts in true time.
         let drift = inner.drift;
         let truly = |span: Duration| {
             let span =
@@ -323,14 +323,14 @@ impl Inner {
     }
 }
 
-/// What one process has of the store.
+/// The store of one process.
 #[derive(Clone)]
 pub struct SimStore {
     pub net: Arc<Net>,
     pub machine: MachineId,
-    /// Who uses it.
+    /// The task that uses it.
     pub task: TaskId,
-    /// Whom to wake after an answer: it may be of interest.
+    /// The task to wake after an answer.
     pub observer: Option<TaskId>,
 }
 
@@ -410,7 +410,7 @@ impl Store for SimStore {
     }
 
     fn subscribe(&mut self, _: &[Name], _: &Token, _: Listener) -> Result<Box<dyn Subscription>, Error> {
-        Ok(Box::new(Deaf))
+        Ok(Box::new(NoNotifications))
     }
 
     fn inspect(&mut self, name: &Name, _: Moment) -> Result<View, Error> {
@@ -456,10 +456,10 @@ impl Store for SimStore {
     fn reset(&mut self) {}
 }
 
-/// A holder that hears of nothing between two renewals.
-struct Deaf;
+/// A holder that is notified of nothing between two renewals.
+struct NoNotifications;
 
-impl Subscription for Deaf {
+impl Subscription for NoNotifications {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
         clock::sleep_until(until);
         Ok(false)
@@ -467,13 +467,13 @@ impl Subscription for Deaf {
 }
 
 impl Planted {
-    /// Breaks what the law has just done.
+    /// Applies the fault to the records after an operation.
     fn spoil(self, table: &mut LockTable, before: &LockTable, now: Time) {
         for (name, record) in &mut table.records {
             let old = before.records.get(name);
             let is_new = |token: &Token| old.is_none_or(|old| !old.holds.contains_key(token));
             match self {
-                // A lease ends for others before its holder believes it.
+                // A lease ends for others before it ends for its holder.
                 Self::EndsLeasesEarly => {
                     for (token, hold) in &mut record.holds {
                         let left = hold.until.left(now);

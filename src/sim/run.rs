@@ -1,5 +1,5 @@
-//! One `dlock run` of a fleet: its main thread, its guard and its job. The thread that asks, waits and renews is the real one;
-//! what stands here for the rest keeps to the same moments.
+//! One `dlock run` of a fleet: its main thread, its guard and its job. The code that acquires,
+//! waits and renews is the real one; the rest is modelled here, with the same times.
 
 use super::Planted;
 use super::judge::Job;
@@ -19,10 +19,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long after the kill was due the guard may have given no sign of it, as in src/supervise.rs.
+/// How long after a due KILL the guard may show no progress, as in src/supervise.rs.
 const OVERDUE: Duration = Duration::from_millis(5);
 
-/// What a run is to do.
+/// What a run does.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub machine: MachineId,
@@ -32,11 +32,11 @@ pub struct Plan {
     pub until: Wants,
     pub schedule: Schedule,
     pub grace: Nanos,
-    /// How long the job runs if it is left alone.
+    /// How long the job runs if it is not disturbed.
     pub lasts: Nanos,
     /// How long it takes to end when it gets TERM.
     pub ends_in: Nanos,
-    /// When its writes arrive, after its beginning.
+    /// When its writes arrive, after its start.
     pub writes_after: Nanos,
 }
 
@@ -52,7 +52,7 @@ struct Link {
     /// Nanoseconds of the machine's clock.
     term_at: AtomicU64,
     kill_at: AtomicU64,
-    /// When nothing of a job may live whose lock is lost.
+    /// When the job must be dead after its lock was lost.
     kill_by: AtomicU64,
     start: Mutex<Option<Grant>>,
     stop: AtomicBool,
@@ -62,7 +62,7 @@ struct Link {
 }
 
 impl Link {
-    fn rely(&self, term_at: Moment, kill_at: Moment) {
+    fn on_renewed(&self, term_at: Moment, kill_at: Moment) {
         self.kill_at.fetch_max(nanos(kill_at), Ordering::Relaxed);
         self.term_at.fetch_max(nanos(term_at), Ordering::Relaxed);
     }
@@ -71,7 +71,7 @@ impl Link {
         *locked(&self.job)
     }
 
-    /// When nothing of the job may live any more, by what dlock last said.
+    /// When the job must be dead, by what dlock last told the guard.
     fn due(&self) -> Moment {
         let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         moment(read(&self.kill_at).min(read(&self.kill_by)))
@@ -90,7 +90,7 @@ fn moment(nanos: u64) -> Moment {
     Moment::from_boot(Duration::from_nanos(nanos))
 }
 
-/// Begins a run when it is time, unless its machine is no more.
+/// Begins a run when it is time, unless its machine is dead.
 pub fn begin(net: &Arc<Net>, plan: Plan, mut dice: Dice) -> Processes {
     let new = || net.sim.process(plan.machine);
     let processes = Processes { dlock: new(), guard: new(), job: new() };
@@ -147,9 +147,9 @@ impl Main {
         let keeper = Arc::new(Keeper {
             stores: Stores::new(Box::new(self.store(task))),
             request: self.request(),
-            rely: {
+            on_renewed: {
                 let link = Arc::clone(&self.link);
-                Box::new(move |term_at, kill_at| link.rely(term_at, kill_at))
+                Box::new(move |term_at, kill_at| link.on_renewed(term_at, kill_at))
             },
             reports: say,
             owner: EventFd::new().expect("a descriptor"),
@@ -168,7 +168,7 @@ impl Main {
         });
         self.supervise(task, &reports);
         keeper.stores.close();
-        // What is on its way is waited for, as the mutex does it.
+        // Waits for a request that is under way, as the real mutex does.
         while !keeper.stores.is_free() {
             self.sleep(task, MS);
         }
@@ -201,19 +201,19 @@ impl Main {
         }
     }
 
-    /// Until there is nothing more to supervise.
+    /// Supervises until nothing is left to supervise.
     fn supervise(&mut self, task: TaskId, reports: &Receiver<Report>) {
         let sim = Arc::clone(&self.net.sim);
         let mut is_ordered = false;
         loop {
             match reports.try_recv() {
                 Ok(Report::Granted { grant, sent }) => {
-                    // What a busy machine puts between two steps of a process.
+                    // A delay between two steps of a process, as on a busy machine.
                     let most = if self.dice.one_in(8) { 900 * MS } else { MS };
                     let hesitates = self.dice.below(most);
                     self.sleep(task, hesitates);
                     let schedule = &self.plan.schedule;
-                    self.link.rely(schedule.term_at(sent), schedule.kill_at(sent));
+                    self.link.on_renewed(schedule.term_at(sent), schedule.kill_at(sent));
                     *locked(&self.link.start) = Some(grant);
                     is_ordered = true;
                     sim.wake(self.guard);
@@ -237,7 +237,7 @@ impl Main {
                         return;
                     }
                     if sim.is_dead(self.processes.guard) {
-                        // The job, which nobody watches any more, is killed by dlock itself.
+                        // The guard is dead, so dlock kills the job.
                         let takes = self.dice.below(3 * MS);
                         self.sleep(task, takes);
                         if let Some(job) = self.link.job() {
@@ -246,7 +246,7 @@ impl Main {
                         }
                         return;
                     }
-                    // A guard that lets the time pass does not run. dlock does its work then.
+                    // A guard that misses its deadline does not run, so dlock does its work.
                     let trusted = job.is_none() || self.net.planted == Planted::TrustsTheGuard;
                     let overdue = self.link.due().after(OVERDUE);
                     if !trusted && overdue.passed() {
@@ -270,7 +270,7 @@ impl Main {
     }
 }
 
-/// Gives back, and notes what is known of it.
+/// Gives the lock back, and tells the judge if that succeeded.
 fn leave(net: &Arc<Net>, mut store: SimStore, plan: &Plan, ran: Ran) {
     let by = Moment::now().after(Duration::from_secs(1));
     let (token, end) = (&plan.ask.token, End { ran, job: None, once_per: false });
@@ -287,7 +287,7 @@ struct Guard {
     dice: Dice,
     processes: Processes,
     term_sent: bool,
-    /// When the job is killed that was asked to end, in nanoseconds of the machine's clock.
+    /// When a job that got TERM is killed, in nanoseconds of the machine's clock.
     kill_by: u64,
 }
 
@@ -323,20 +323,20 @@ impl Guard {
             };
             sim.park(task, next.unwrap_or(sim.now() + 3600 * SECOND));
         }
-        // What dlock held or asked for, by its token.
+        // Gives back what dlock held or asked for, by its token.
         let store = SimStore { net: Arc::clone(&self.net), machine: self.plan.machine, task, observer: None };
         let ran = if self.link.job().is_some() { Ran::Yes } else { Ran::No };
         leave(&self.net, store, &self.plan, ran);
     }
 
-    /// Asks the job to end, or kills it, if it is time. When to look again.
+    /// Sends TERM or KILL to the job, if it is time. Returns when to check again.
     fn watch(&mut self, task: TaskId, job: usize, is_orphaned: bool) -> Nanos {
         let (sim, now) = (Arc::clone(&self.net.sim), Moment::now());
         let (term_at, kill_at) = self.limits();
         let is_asked = is_orphaned || self.link.stop.load(Ordering::Relaxed);
         if !self.term_sent && (is_asked || now >= term_at) {
             self.term_sent = true;
-            // With TERM comes CONT.
+            // TERM is followed by CONT.
             sim.cont(self.processes.job);
             self.end_at(task, job, sim.now() + self.plan.ends_in, Ends::ByForce);
             self.kill_by = nanos(now.after(Duration::from_nanos(self.plan.grace)));
@@ -369,7 +369,7 @@ impl Guard {
                 return;
             }
             let later = Moment::now().after(self.plan.ask.ttl / 2);
-            self.link.rely(later, later);
+            self.link.on_renewed(later, later);
         }
         let now = sim.now();
         let job = Job {
@@ -409,8 +409,8 @@ enum Ends {
     ByForce,
 }
 
-/// The end of a job. Its guard and its dlock hear of it. While its machine is suspended nothing happens, and a job that is
-/// stopped does not end by itself.
+/// The end of a job; its guard and its dlock learn of it. On a suspended machine nothing happens,
+/// and a stopped job does not end by itself.
 struct Ending {
     job: usize,
     processes: Processes,
@@ -442,7 +442,7 @@ impl Ending {
     }
 }
 
-/// What a token of a fleet looks like.
+/// The token of a run.
 pub fn token(number: u64) -> Token {
     Token::parse(&format!("{:032x}", u128::from(Dice(number).next()))).expect("32 digits")
 }

@@ -1,6 +1,7 @@
-//! Whose turn is it? Virtual time: every process of the fleet is a thread, of which only one runs at a time, and time passes
-//! only when that one sleeps or waits. So a fleet needs no more time than its steps take, and the same seed gives the same
-//! history. Machines have clocks of their own; they and their processes may be stopped, suspended and killed.
+//! Virtual time. Every process of the fleet is a thread; only one of them runs at a time, and time
+//! passes only when that one sleeps or waits. So a fleet takes no longer than its computing, and
+//! the same seed gives the same history. Machines have clocks of their own. Machines and their
+//! processes may be stopped, suspended and killed.
 
 use crate::clock::{Moment, simulated};
 use std::collections::BTreeMap;
@@ -10,13 +11,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// The true time, which no machine knows: nanoseconds since the fleet began.
+/// True time, which no machine knows: nanoseconds since the start of the fleet.
 pub type Nanos = u64;
 
 pub const MS: Nanos = 1_000_000;
 pub const SECOND: Nanos = 1000 * MS;
 
-/// A thread that was killed unwinds with this.
+/// The panic payload that unwinds a killed thread.
 struct Killed;
 
 pub type TaskId = usize;
@@ -40,7 +41,7 @@ enum Event {
 
 struct Task {
     process: ProcessId,
-    /// Another one for each time that it waits: a wake-up for an earlier wait is void.
+    /// Counts the waits of the task: a wake-up for an earlier wait is ignored.
     turn: u64,
     signal: Arc<Condvar>,
     is_done: bool,
@@ -53,13 +54,13 @@ struct Process {
 }
 
 struct Machine {
-    /// What its clock said when the fleet began.
+    /// Its clock at the start of the fleet.
     began: Nanos,
-    /// How much faster than the true time its clock goes, in millionths.
+    /// How much faster than true time its clock runs, in millionths.
     drift: i64,
     is_dead: bool,
     suspended_until: Nanos,
-    /// For how long it was suspended before.
+    /// How long it has been suspended in all.
     suspended: Nanos,
 }
 
@@ -79,13 +80,14 @@ struct State {
 /// A fleet's time.
 pub struct Sim {
     state: Mutex<State>,
-    /// Whether the clocks of machines stand still while these are suspended, as CLOCK_MONOTONIC does: a planted fault.
+    /// Whether clocks stand still while their machine is suspended, as CLOCK_MONOTONIC does: a
+    /// planted fault.
     stands: bool,
-    /// Whether to tell what happens.
+    /// Whether to print what happens.
     is_told: bool,
 }
 
-/// The thread that runs, as the clock that it reads.
+/// The clock that a thread of the fleet reads.
 struct Clock {
     sim: Arc<Sim>,
     task: TaskId,
@@ -124,7 +126,7 @@ impl Sim {
         self.state().now
     }
 
-    /// Tells what happens, to whoever plays one fleet again.
+    /// Prints what happens, when one fleet is played again.
     pub fn tell(&self, what: impl FnOnce() -> String) {
         if self.is_told {
             println!("{:>10} us  {}", self.now() / 1000, what());
@@ -181,14 +183,14 @@ impl Sim {
         task
     }
 
-    /// Has something done then, whatever has become of the caller.
+    /// Runs `call` at this time, whatever has become of the caller.
     pub fn at(&self, at: Nanos, call: impl FnOnce(&Arc<Sim>) + Send + 'static) {
         let mut state = self.state();
         let at = at.max(state.now);
         state.push(at, Event::Call(Box::new(call)));
     }
 
-    /// Waits until somebody [wakes](Sim::wake) the task, at the latest until then.
+    /// Waits until the task is [woken](Sim::wake), or until `until`.
     pub fn park(self: &Arc<Self>, task: TaskId, until: Nanos) {
         let mut state = self.state();
         state.tasks[task].turn += 1;
@@ -205,7 +207,7 @@ impl Sim {
         state.push(now, Event::Wake { task, turn });
     }
 
-    /// Finds out whose turn is next, and tells that one.
+    /// Handles events until a task may run, and lets that task run.
     fn dispatch<'s>(self: &'s Arc<Self>, mut state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
         loop {
             let ((at, _), event) = state.events.pop_first().expect("somebody always waits");
@@ -245,7 +247,7 @@ impl Sim {
         }
     }
 
-    /// All threads of a process look whether there is something new.
+    /// Wakes all threads of a process.
     pub fn wake_process(&self, process: ProcessId) {
         self.state().wake_all(|task| task.process == process);
     }
@@ -261,7 +263,7 @@ impl Sim {
         self.state().is_dead(process)
     }
 
-    /// Stops a process until then, or longer if it is stopped already.
+    /// Stops a process until `until`, or longer if it is stopped for longer already.
     pub fn stop(&self, process: ProcessId, until: Nanos) {
         let process = &mut self.state().processes[process];
         process.stopped_until = process.stopped_until.max(until);
@@ -276,7 +278,7 @@ impl Sim {
         self.state().processes[process].stopped_until = 0;
     }
 
-    /// From when on a process does anything; now, if it does.
+    /// When a process runs again; now, if it runs.
     pub fn process_runs_from(&self, process: ProcessId) -> Nanos {
         let state = self.state();
         state.runs_from(process).max(state.now)
@@ -290,7 +292,7 @@ impl Sim {
         state.wake_all(|task| inhabitants[task.process]);
     }
 
-    /// Suspends a machine; false if it is already, or is no more.
+    /// Suspends a machine. Returns false if it is suspended already, or dead.
     pub fn suspend(&self, machine: MachineId, until: Nanos) -> bool {
         let mut state = self.state();
         let now = state.now;
@@ -303,7 +305,7 @@ impl Sim {
         true
     }
 
-    /// From when on a machine runs again; now, if it does.
+    /// When a machine runs again; now, if it runs.
     pub fn machine_runs_from(&self, machine: MachineId) -> Nanos {
         let state = self.state();
         state.machines[machine].suspended_until.max(state.now)
@@ -318,18 +320,18 @@ impl Sim {
         Moment::from_boot(Duration::from_nanos(u64::try_from(nanos).unwrap_or(0)))
     }
 
-    /// When a moment of the task's machine comes.
+    /// The true time of a moment on the task's machine.
     pub fn true_time(&self, task: TaskId, at: Moment) -> Nanos {
         let state = self.state();
         let machine = &state.machines[state.processes[state.tasks[task].process].machine];
         let stood = if self.stands { machine.suspended } else { 0 };
         let local = i128::try_from(at.since_boot().as_nanos()).unwrap_or(i128::MAX / 2_000_000);
         let passed = (local - i128::from(machine.began)) * 1_000_000 / i128::from(1_000_000 + machine.drift);
-        // One more: what is rounded away must not have it wake too early, again and again.
+        // Rounded up, so that the task does not wake too early again and again.
         u64::try_from(passed + i128::from(stood) + 2).unwrap_or(if passed < 0 { 0 } else { u64::MAX })
     }
 
-    /// Ends the fleet. What threads have panicked with.
+    /// Ends the fleet. Returns the panics of its threads.
     pub fn finish(self: &Arc<Self>, me: TaskId) -> Vec<String> {
         let others = {
             let mut state = self.state();
@@ -346,7 +348,7 @@ impl Sim {
         let later = self.now() + SECOND;
         self.park(me, later);
         for thread in others {
-            // What it panicked with is noted.
+            // Its panic is recorded already.
             let _ = thread.join();
         }
         std::mem::take(&mut self.state().panics)
@@ -364,7 +366,7 @@ impl State {
         process.is_dead || self.machines[process.machine].is_dead
     }
 
-    /// From when on a process runs. A dead one does at once, to its end.
+    /// When a process runs again. A dead one runs at once, to its end.
     fn runs_from(&self, process: ProcessId) -> Nanos {
         if self.is_dead(process) {
             return 0;
@@ -409,7 +411,7 @@ impl Dice {
         from + self.below(to.saturating_sub(from) + 1)
     }
 
-    /// Whether, once in so many times.
+    /// True once in this many times.
     pub fn one_in(&mut self, times: u64) -> bool {
         times > 0 && self.below(times) == 0
     }

@@ -1,17 +1,21 @@
-//! How does a store keep locks that has nowhere to run the law? The engine runs it here, over records that a coordinator
-//! keeps: which records an operation needs, who is dead, what the law says, what is written, who is woken and who watches
-//! whom. What the coordinator must do for that is an [`Adapter`].
+//! Runs the lock rules for the stores that cannot run them, over records that a coordinator keeps.
+//! The engine decides which records an operation needs, which processes are dead, what is written
+//! and who is woken. What the coordinator must do for that is an [`Adapter`].
 //!
-//! An operation on one or several locks is a [`Transaction`]. A renewal and a waiter's heartbeat are none, as long as nothing
-//! is new: the holder or waiter says in its own place until when it is to be believed, and looks at the records. Nothing is
-//! kept in memory between two operations but this process' own life, what it last said there, and those it watches, so a
-//! forked copy of the store, the guard's, is as good as the original.
+//! An operation on one or several locks is a [`Transaction`]. A renewal or a heartbeat that changes
+//! nothing else needs none: the holder or waiter publishes its new deadline outside the record, and
+//! reads the records. Between two operations the engine keeps in memory only the liveness of its
+//! own token, the deadline it last published, and its watches. So the guard's forked copy of the
+//! store works as well as the original.
 //!
-//! Who watches whom: a waiter watches the life of the one directly before it in each of its queues, and where it is the
-//! head, those of the holders in its way. Who is granted the lock is woken by the one whose operation granted it; if that
-//! one is killed before it can, its own death wakes the head, for that watched it, and others that were granted the lock
-//! with it ask by themselves soon. So every release wakes one, and every death the one behind. What ends without anybody's
-//! doing, a lease or a min-hold, is met by `next`, as everywhere.
+//! Watching and waking:
+//! - A waiter watches the liveness of its predecessor in each of its queues. The head of a queue
+//!   watches the holders that block it.
+//! - The operation that grants a lock wakes the new holder. If the granting process is killed
+//!   before that, the head of the queue notices the death, because it watched that process. Others
+//!   that were granted the lock in the same operation find out when they next ask.
+//! - So each release wakes one waiter, and each death the waiter behind.
+//! - Nothing wakes a waiter when a lease or a min-hold runs out: it asks again at `next`.
 
 mod adapter;
 pub mod bounds;
@@ -35,63 +39,71 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 use transaction::{Look, Transaction};
 
-/// Watched at the same time are at most so many: each takes a descriptor, of which a process often has 1024.
-const WATCHED_MOST: usize = 256;
+/// Most processes that are watched at the same time: each watch takes a descriptor, and a process
+/// often may open only 1024.
+const WATCHES_MAX: usize = 256;
 
-/// After a conflict it is tried again after a time up to this, twice as much after each further one.
-const GIVES_WAY: Duration = Duration::from_micros(500);
-/// At most that, if one asks for the lock,
-const ASKS_AGAIN: Duration = Duration::from_millis(500);
-/// confirms that it was granted it: a crowd that comes must not keep it from that for [`crate::rules::CONFIRM_WITHIN`],
-const CONFIRMS_AGAIN: Duration = Duration::from_millis(10);
-/// or renews it or gives it back: nor a holder from its lease.
-const HOLDS_AGAIN: Duration = Duration::from_millis(1);
-/// Where several hold it, they are in each other's way: all at once they would ask for more than a store can answer in time.
-const SHARES_AGAIN: Duration = Duration::from_millis(20);
-/// Who alone holds a lock and has lost so many races for it has those wait who only wait for it: see [`Adapter::insist`].
-const INSISTS_AFTER: u32 = 2;
-/// After so many conflicts the answer that a lock is busy stands, although it is not counted in the record. Of a crowd that comes
-/// at once each would else lose race after race until its time is over, for nothing but that count.
-const COUNTED_WITHIN: u32 = 2;
-/// How long it may take to name all locks.
-const LISTED_WITHIN: Duration = Duration::from_secs(60);
-/// Of a server at most as long as so many operations: whoever set them short is not kept a minute by one that is silent.
+/// Base of the back-off after a write conflict. The longest back-off is twice this after the first
+/// conflict, and doubles with each further one.
+const BACK_OFF_FIRST: Duration = Duration::from_micros(500);
+/// Longest back-off after a write conflict when acquiring.
+const BACK_OFF_ACQUIRE: Duration = Duration::from_millis(500);
+/// Longest back-off after a write conflict when confirming a grant: shorter, because the grant
+/// lapses after [`crate::rules::CONFIRM_WITHIN`].
+const BACK_OFF_CONFIRM: Duration = Duration::from_millis(10);
+/// Longest back-off after a write conflict when the only holder renews or releases: shorter still,
+/// because the lease is running out.
+const BACK_OFF_HOLD: Duration = Duration::from_millis(1);
+/// Longest back-off after a write conflict when one of several holders renews or releases. They
+/// conflict with each other, and shorter back-offs would overload the store.
+const BACK_OFF_SHARED: Duration = Duration::from_millis(20);
+/// Number of conflicts after which the only holder reserves the record: see [`Adapter::reserve`].
+const RESERVE_AFTER: u32 = 2;
+/// Number of conflicts after which a refusal is no longer counted in the record. Otherwise the
+/// callers of a crowd would lose race after race until they time out, only for that count.
+const UNCOUNTED_AFTER: u32 = 2;
+/// Longest time that listing all locks may take.
+const LIST_WITHIN: Duration = Duration::from_secs(60);
+/// Longest time that listing all locks of a server may take, in operations: with a short
+/// `--op-timeout`, a silent server must not block the caller for a minute.
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
-const LISTED_AS: u32 = 10;
+const LIST_OPERATIONS: u32 = 10;
 
-/// By when a server has to have named all locks, if `by` is when it must be over and one operation may take `each`.
+/// The deadline for a server to list all locks: `by` at the latest, and earlier if one operation
+/// may only take `each`.
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 pub fn listed_by(by: Moment, each: Duration) -> Moment {
-    by.min(Moment::now().after(each.saturating_mul(LISTED_AS)))
+    by.min(Moment::now().after(each.saturating_mul(LIST_OPERATIONS)))
 }
 
-/// A store over an adapter. A clone shares the life that [`Store::prepare`] began.
+/// A store over an adapter. A clone shares the liveness that [`Store::prepare`] began.
 pub struct Engine<A: Adapter> {
     pub(super) adapter: A,
-    /// When the lease ends, as far as this process has seen to it.
+    /// End of the lease on [`Adapter::now`], if this process took or renewed it.
     lease: Option<Duration>,
-    /// It waits, and last made itself heard then.
+    /// Time of the last heartbeat on [`Adapter::now`], while this process waits.
     heard: Option<Duration>,
-    /// How many were before it then.
+    /// Number of waiters before this one when it last asked.
     ahead: u64,
-    /// It was woken since: there is something to change, and no use in only looking first.
+    /// Woken since the last request: something has changed, so the next request goes straight to a
+    /// transaction.
     is_woken: bool,
     watched: Watched<A::Watch>,
 }
 
-/// What `sleep` looks at besides this process' own life.
+/// The other processes that `sleep` watches.
 struct Watched<W> {
-    lives: BTreeMap<Token, W>,
-    /// One of them ended before it could be watched.
+    watches: BTreeMap<Token, W>,
+    /// One of them died or left before it could be watched.
     has_ended: bool,
-    /// Those of whom nothing could be told when they were to be watched. Most have left meanwhile, so it is worth asking
-    /// again; once.
+    /// Tokens that had no liveness left when they were to be watched. Most have released the lock,
+    /// so each is a reason to ask again, but only once.
     missing: BTreeSet<Token>,
 }
 
 impl<W> Default for Watched<W> {
     fn default() -> Self {
-        Self { lives: BTreeMap::new(), has_ended: false, missing: BTreeSet::new() }
+        Self { watches: BTreeMap::new(), has_ended: false, missing: BTreeSet::new() }
     }
 }
 
@@ -102,13 +114,13 @@ impl<A: Adapter> Clone for Engine<A> {
 }
 
 impl<A: Adapter> Engine<A> {
-    /// A store over this adapter.
     pub(super) fn new(adapter: A) -> Self {
         let watched = Watched::default();
         Self { adapter, lease: None, heard: None, is_woken: false, ahead: 0, watched }
     }
 
-    /// One operation of the law on behalf of `me`. It is applied again where it turned out to need more.
+    /// Applies `operation` as one transaction on behalf of `me`. Starts again after a write
+    /// conflict, or if the rules need a lock or a waiter that was not read.
     fn transact<R>(
         &self,
         names: &Names,
@@ -125,11 +137,11 @@ impl<A: Adapter> Engine<A> {
             transaction.reap(me, look)?;
             transaction.drop_spent(me);
             transaction.table.too_large = too_large;
-            transaction.may_go_uncounted = conflicts >= COUNTED_WITHIN;
+            transaction.may_go_uncounted = conflicts >= UNCOUNTED_AFTER;
             let is_granted = me.is_some_and(|me| transaction.is_held_by(me));
             let is_alone = is_granted && !transaction.is_held_by_others(me);
             if !is_alone {
-                self.adapter.insist(false);
+                self.adapter.reserve(false);
             }
             let answer = operation(&mut transaction);
             let missing = transaction.missing();
@@ -141,23 +153,24 @@ impl<A: Adapter> Engine<A> {
                 }
                 match transaction.commit(me)? {
                     Written::Yes => {
-                        self.adapter.insist(false);
+                        self.adapter.reserve(false);
                         return Ok(answer);
                     }
                     Written::Conflict => {
                         conflicts += 1;
                         let longest = match look {
-                            Look::Wants(_) if is_granted => CONFIRMS_AGAIN,
-                            Look::Wants(_) => ASKS_AGAIN,
-                            Look::Heads | Look::Holders if is_alone => HOLDS_AGAIN,
-                            Look::Heads | Look::Holders => SHARES_AGAIN,
+                            Look::Wants(_) if is_granted => BACK_OFF_CONFIRM,
+                            Look::Wants(_) => BACK_OFF_ACQUIRE,
+                            Look::Heads | Look::Holders if is_alone => BACK_OFF_HOLD,
+                            Look::Heads | Look::Holders => BACK_OFF_SHARED,
                         };
-                        if is_alone && conflicts >= INSISTS_AFTER {
-                            self.adapter.insist(true);
+                        if is_alone && conflicts >= RESERVE_AFTER {
+                            self.adapter.reserve(true);
                         }
-                        give_way(conflicts, longest, deadline)?;
+                        back_off(conflicts, longest, deadline)?;
                     }
-                    // Who renews or gives back must not depend on how many wait.
+                    // The rules then grant fewer waiters at once, and in the end none: a renewal or
+                    // a release must not fail because many wait.
                     Written::TooLarge(_) if too_large < 3 => too_large += 1,
                     Written::TooLarge(why) => return Err(why),
                 }
@@ -166,15 +179,16 @@ impl<A: Adapter> Engine<A> {
             transaction.abort();
             related.extend(missing);
             if is_short {
-                // So many are served in one step, and one more is looked at.
+                // One operation grants at most GRANTED_AT_ONCE waiters, and looks at one more.
                 let most = if shown > GRANTED_AT_ONCE { usize::MAX } else { GRANTED_AT_ONCE + 1 };
                 front = Some((8 * shown).clamp(2, most));
             }
         }
     }
 
-    /// What the operation would answer, if it would change nothing but how long this waiter is believed.
-    fn transact_idly<R>(
+    /// Applies `operation` to the records without writing them. Returns None if it would change
+    /// anything but the time of this waiter's heartbeat.
+    fn try_without_writing<R>(
         &self,
         names: &Names,
         me: &Token,
@@ -182,17 +196,17 @@ impl<A: Adapter> Engine<A> {
         operation: impl Fn(&mut Transaction<'_, A>) -> R,
     ) -> Result<Option<R>, Error> {
         let mut transaction = Transaction::look(&self.adapter, names, Some(me))?;
-        // What is being changed meanwhile may look damaged.
+        // A record that another process is writing may look damaged. A transaction then decides.
         let shown = transaction.reveal(1, Some(me), look).and_then(|()| transaction.reap(Some(me), look));
         let answer = operation(&mut transaction);
         let is_idle = shown.is_ok() && !transaction.has_come_too_far() && transaction.is_idle(me);
         Ok(is_idle.then_some(answer))
     }
 
-    /// What the next `sleep` looks at.
-    fn watch_lives(&mut self, whom: BTreeSet<Token>) {
-        let Watched { lives: mut before, missing, .. } = std::mem::take(&mut self.watched);
-        for token in whom {
+    /// Watches these tokens in the next `sleep`, and no others.
+    fn watch_tokens(&mut self, tokens: BTreeSet<Token>) {
+        let Watched { watches: mut before, missing, .. } = std::mem::take(&mut self.watched);
+        for token in tokens {
             let watch = match before.remove(&token) {
                 Some(watch) => watch,
                 None => match self.adapter.liveness(&token) {
@@ -209,69 +223,85 @@ impl<A: Adapter> Engine<A> {
                     Liveness::Unknown => continue,
                 },
             };
-            self.watched.lives.insert(token, watch);
+            self.watched.watches.insert(token, watch);
         }
     }
 
-    /// Makes a waiter heard in its own place, and answers when it was; nothing if nobody can hear it there, or if it was
-    /// not heard of for so long that the law has to see it.
+    /// Publishes the waiter's heartbeat outside the record. Returns its time, or None if a
+    /// transaction is needed: others cannot read the heartbeat there, or the last one is too old.
     fn beat(&self, names: &Names, token: &Token) -> Option<Duration> {
         let now = self.adapter.now();
         let is_late = self.heard.is_none_or(|heard| now > heard + ABSENCE);
         (!is_late && self.adapter.say_heard(names, token, now + SILENCE)).then_some(now)
     }
 
-    /// Its lease ends then, whatever it has said before: as a waiter, or of a longer one.
-    fn hold_until(&mut self, token: &Token, end: Duration) {
+    /// Sets the end of the lease. If this process has published another deadline (as a waiter, or
+    /// of an earlier lease), publishes the new one.
+    fn set_lease_end(&mut self, token: &Token, end: Duration) {
         if self.heard.take().is_some() || self.lease.is_some() {
             self.adapter.say_lease(token, end);
         }
         self.lease = Some(end);
     }
 
-    /// Renews the lease in the holder's own place, if that is enough. Who judges a lease reads the clock first and then what
-    /// the holder has said. Who renews says the new end and then reads the clock: if it is still before the old end, every
-    /// judge who could find the lease over reads later than that, and sees the new end. If it is not, the renewal counts
-    /// only as a transaction.
-    fn renew_alone(&mut self, names: &Names, token: &Token, ttl: Duration) -> Result<Option<Renewal>, Error> {
+    /// Renews the lease outside the record. Returns None if a transaction must renew it.
+    ///
+    /// A process that judges a lease reads first the clock and then the published end. The holder
+    /// publishes the new end first and then reads the clock. If the old end has not come by then,
+    /// any process that could find the old lease over reads later, and sees the new end.
+    fn renew_outside_record(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        ttl: Duration,
+    ) -> Result<Option<Renewal>, Error> {
         let Some(end) = self.lease else { return Ok(None) };
         let now = self.adapter.now();
         let until = now + ttl;
-        // A lease that is over is not made again by what its holder says.
+        // Publishing a new end never revives a lease that is over.
         if now >= end || until < end || !self.adapter.say_lease(token, until) || self.adapter.now() >= end {
             return Ok(None);
         }
-        let renewal = self.look_renewed(names, token, ttl)?;
+        let renewal = self.renewal_by_records(names, token, ttl)?;
         if renewal.is_some() {
             self.lease = Some(until);
         }
         Ok(renewal)
     }
 
-    /// Renews the lease that is a session. That is kept first, so that what the records say then is true of the lease that
-    /// was kept. Whoever did not take the locks itself looks before that, too: what an operator took away is not kept.
+    /// Renews a lease that is a session. Returns None if a transaction must renew it.
+    ///
+    /// The session is extended first, so the records read afterwards hold for the extended lease.
+    /// A process that did not take the locks itself also reads them before, so that it does not
+    /// extend the session of a hold that an operator revoked.
     fn renew_session(
         &mut self,
         names: &Names,
         token: &Token,
         ttl: Duration,
     ) -> Result<Option<Renewal>, Error> {
-        if self.lease.is_none() && self.look_renewed(names, token, ttl)?.is_none() {
+        if self.lease.is_none() && self.renewal_by_records(names, token, ttl)?.is_none() {
             return Ok(None);
         }
         let until = self.adapter.now() + ttl;
         if !self.adapter.extend(names, token, ttl)? {
             return Ok(None);
         }
-        let renewal = self.look_renewed(names, token, ttl)?;
+        let renewal = self.renewal_by_records(names, token, ttl)?;
         if renewal.is_some() {
             self.lease = Some(until);
         }
         Ok(renewal)
     }
 
-    /// What the law says of a renewal by the records as they are, if the token holds all of the locks and knows it.
-    fn look_renewed(&self, names: &Names, token: &Token, ttl: Duration) -> Result<Option<Renewal>, Error> {
+    /// Returns what the rules answer to a renewal by the records as they are, if the token holds
+    /// all of the locks and has confirmed them; otherwise None.
+    fn renewal_by_records(
+        &self,
+        names: &Names,
+        token: &Token,
+        ttl: Duration,
+    ) -> Result<Option<Renewal>, Error> {
         let mut transaction = Transaction::look(&self.adapter, names, Some(token))?;
         let is_known = names.iter().all(|name| {
             let record = transaction.table.records.get(name.as_str());
@@ -281,25 +311,27 @@ impl<A: Adapter> Engine<A> {
         Ok(Some(renewal).filter(|renewal| is_known && is_held(*renewal)))
     }
 
-    /// The records of these locks, only looked at, with the dead reaped: of `whom`, or all of them, and then with all who
-    /// wait. Who gives its token back changes the record before its life ends, so if one that seems dead is still named by
-    /// the same record afterwards, it is dead.
+    /// Reads the records of these locks without locking them, and removes the dead. With `only` it
+    /// checks that token only; without, all tokens, and it reads all waiters too.
+    ///
+    /// A process that releases its token writes the record before its liveness ends. So a token is
+    /// dead if it seems so and the record, read again, has not changed.
     fn read(
         &self,
         names: &Names,
-        whom: Option<&Token>,
+        only: Option<&Token>,
         deadline: Moment,
     ) -> Result<(Vec<A::Entry>, Time), Error> {
         let names = names.iter().map(|name| name.as_str().to_owned()).collect();
         let versions = |entries: &[A::Entry]| entries.iter().map(Entry::version).collect::<Vec<_>>();
-        let mut looked = self.adapter.look(&names, whom, CatchUp::All)?;
+        let mut looked = self.adapter.look(&names, only, CatchUp::All)?;
         loop {
             let (mut entries, now) = looked;
             let before = versions(&entries);
-            let shown = if whom.is_none() { self.show_all(&mut entries, now) } else { Ok(()) };
+            let shown = if only.is_none() { self.show_all(&mut entries, now) } else { Ok(()) };
             let mut dead = BTreeSet::new();
             for entry in &mut entries {
-                let named = whom.map_or_else(|| named(entry.record()), |token| vec![token.clone()]);
+                let named = only.map_or_else(|| named(entry.record()), |token| vec![token.clone()]);
                 let is_dead = |token: &Token| {
                     entry.tracked().contains_key(token)
                         && matches!(self.adapter.liveness(token), Liveness::Dead)
@@ -307,7 +339,7 @@ impl<A: Adapter> Engine<A> {
                 dead.extend(named.into_iter().filter(is_dead));
             }
             if (!dead.is_empty() || shown.is_err()) && !deadline.passed() {
-                looked = self.adapter.look(&names, whom, CatchUp::All)?;
+                looked = self.adapter.look(&names, only, CatchUp::All)?;
                 if versions(&looked.0) != before {
                     continue;
                 }
@@ -327,7 +359,7 @@ impl<A: Adapter> Engine<A> {
             while shown.is_ok() && at < entry.queue().len() {
                 let before = entry.queue().len();
                 shown = self.adapter.show(entry, at, &mut record, now).map(drop);
-                // One that has left meanwhile may not be there any more.
+                // The adapter removes a waiter that has left meanwhile.
                 at += usize::from(entry.queue().len() == before);
             }
             *entry.record() = record;
@@ -336,22 +368,22 @@ impl<A: Adapter> Engine<A> {
         Ok(())
     }
 
-    /// Sleeps until woken or `until`, or until there is an alarm, and makes itself heard meanwhile.
-    fn doze(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
+    /// Sleeps until woken, interrupted, or `until`, and sends heartbeats meanwhile.
+    fn sleep_with_heartbeats(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
         if self.watched.has_ended {
             return Ok(Slept::Woken);
         }
         loop {
             let beat = |heard: Duration| (heard + HEARTBEAT).saturating_sub(self.adapter.now());
             let next = self.heard.map_or(until, |heard| Moment::now().after(beat(heard)));
-            // Who asks again soon is heard then.
+            // If `until` follows soon, the caller's next request is the heartbeat.
             let next = if next.after(HEARTBEAT / 4) < until { next } else { until };
-            let others = self.watched.lives.values();
+            let others = self.watched.watches.values();
             if self.adapter.sleep(names, token, self.ahead, others, next.left())? {
                 self.is_woken = true;
                 return Ok(Slept::Woken);
             }
-            // Else it was an alarm, or the end.
+            // The sleep was interrupted, or `until` has come.
             if !next.passed() || next == until {
                 return Ok(Slept::Through);
             }
@@ -362,7 +394,7 @@ impl<A: Adapter> Engine<A> {
         }
     }
 
-    fn end_life(&mut self, token: &Token) {
+    fn end_liveness(&mut self, token: &Token) {
         self.adapter.end(token);
         (self.lease, self.heard) = (None, None);
         self.watched = Watched::default();
@@ -373,42 +405,43 @@ const fn is_held(renewal: Renewal) -> bool {
     matches!(renewal, Renewal::Renewed | Renewal::Asked | Renewal::Superseded)
 }
 
-/// Pauses after so many conflicts, some longer than others, or gives up.
-fn give_way(conflicts: u32, longest: Duration, deadline: Moment) -> Result<(), Error> {
-    // Never so long that it could not be tried again several times.
-    let most = GIVES_WAY.saturating_mul(1 << conflicts.min(10)).min(longest).min(deadline.left() / 4);
+/// Sleeps a random time that grows with the number of conflicts. Fails if the deadline has passed.
+fn back_off(conflicts: u32, longest: Duration, deadline: Moment) -> Result<(), Error> {
+    // At most a quarter of the time left, so that several attempts remain.
+    let most = BACK_OFF_FIRST.saturating_mul(1 << conflicts.min(10)).min(longest).min(deadline.left() / 4);
     if deadline.passed() {
-        return Err(Error::Unavailable("others have changed the lock each time before this could".into()));
+        return Err(Error::Unavailable("the lock was changed by others at each attempt".into()));
     }
     let chance = getrandom::u32().map_or(1.0, |chance| f64::from(chance) / f64::from(u32::MAX));
     std::thread::sleep(most.mul_f64(chance));
     Ok(())
 }
 
-/// Who holds a lock or waits for it, but for what a min-hold keeps.
+/// The waiters and holders of a lock, without holds that are cooling.
 fn named(record: &Record) -> Vec<Token> {
     let holders = record.holds.iter().filter(|(_, hold)| hold.phase != Phase::Cooling);
     record.waiters.keys().chain(holders.map(|(token, _)| token)).cloned().collect()
 }
 
 impl<A: Adapter> Store for Engine<A> {
-    /// The life ends with [`Store::leave`], and when `acquire` answers [`Acquired::Busy`], [`Acquired::Done`],
-    /// [`Acquired::Superseded`] or [`Acquired::Spent`]; a token that asks again after that has none. A token without a life
-    /// ends only by its lease, or by silence.
+    /// Begins the liveness of the token. It ends with [`Store::leave`], and when `acquire` answers
+    /// [`Acquired::Busy`], [`Acquired::Done`], [`Acquired::Superseded`] or [`Acquired::Released`];
+    /// a token that asks again after that has none. A token without liveness ends only when its
+    /// lease is over, or when it misses its heartbeats.
     fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
         let token = self.adapter.stored(token);
         self.adapter.begin(&token)
     }
 
     fn hand_over(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<(), Error> {
-        // A session does not end with the process that began it.
+        // A session outlives the process that began it.
         if self.adapter.has_sessions() {
             return Ok(());
         }
         self.adapter.refresh(deadline)?;
         let token = &self.adapter.stored(token);
         self.transact(names, Some(token), Look::Heads, deadline, |transaction| transaction.untrack(token))?;
-        self.end_life(token);
+        self.end_liveness(token);
         Ok(())
     }
 
@@ -423,30 +456,31 @@ impl<A: Adapter> Store for Engine<A> {
         let waits = self.heard.is_some() && ask.patience == Patience::Queue && !was_woken;
         let look = Look::Wants(ask.mode);
         let operation = |transaction: &mut Transaction<'_, A>| {
-            // Another thread of this process may have given the token back while this one waited for the others.
-            // And the guard, which is another process, may have: then nobody knows the token, and its life has ended.
+            // Another thread of this process may have released the token while this thread waited
+            // for the records. So may the guard, which is another process: then no record names the
+            // token, and its liveness has ended.
             let is_known = transaction.is_named(token);
             if self.adapter.is_given_up(token) || (!is_known && self.adapter.was_ended(token)) {
-                return (Acquired::Spent, BTreeSet::new(), false);
+                return (Acquired::Released, BTreeSet::new(), false);
             }
             if self.adapter.is_mine(token) {
                 transaction.track(token, ask.ttl);
             }
             let mut answer = transaction.table.acquire(transaction.now, names, ask);
-            // A caller that is in no record would only add that it was refused.
+            // If no record names the caller, only the count of refusals would change.
             let is_refused = !is_known && matches!(answer, Acquired::Busy(_) | Acquired::Done(_));
             transaction.is_only_count = transaction.may_go_uncounted && is_refused;
-            let whom = match &mut answer {
+            let to_watch = match &mut answer {
                 Acquired::Waiting(waiting) => {
                     waiting.ahead = transaction.ahead(token);
-                    transaction.whom_to_watch(token, WATCHED_MOST)
+                    transaction.whom_to_watch(token, WATCHES_MAX)
                 }
                 _ => BTreeSet::new(),
             };
-            (answer, whom, transaction.is_named(token))
+            (answer, to_watch, transaction.is_named(token))
         };
-        let idle = if waits { self.transact_idly(names, token, look, operation)? } else { None };
-        let (mut answer, whom, is_named) = match idle {
+        let idle = if waits { self.try_without_writing(names, token, look, operation)? } else { None };
+        let (mut answer, to_watch, is_named) = match idle {
             Some(answer @ (Acquired::Waiting(_), ..)) if self.beat(names, token).is_some() => answer,
             _ => self.transact(names, Some(token), look, deadline, operation)?,
         };
@@ -458,20 +492,20 @@ impl<A: Adapter> Store for Engine<A> {
                     waiting.next = HEARTBEAT * rarely.saturating_add(1).min(self.adapter.rarely());
                 }
                 (self.heard, self.ahead) = (Some(self.adapter.now()), waiting.ahead);
-                self.watch_lives(whom);
+                self.watch_tokens(to_watch);
             }
-            // Whom it watched is forgotten later: that takes time, and now the job is to be started.
-            Acquired::Granted(_) => self.hold_until(token, began + ask.ttl),
-            // Not that of a revoked holder, whose job may live.
-            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Spent
+            // The first renewal drops the watches. That takes time, and the job is to start now.
+            Acquired::Granted(_) => self.set_lease_end(token, began + ask.ttl),
+            // A revoked holder keeps its liveness, because its job may still run.
+            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Released
                 if !is_named =>
             {
-                self.end_life(token);
+                self.end_liveness(token);
             }
-            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Spent => {}
+            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Released => {}
         }
         if is_first {
-            self.adapter.tidy();
+            self.adapter.clean_up();
         }
         Ok(answer)
     }
@@ -489,7 +523,7 @@ impl<A: Adapter> Store for Engine<A> {
         let renewed = if self.adapter.has_sessions() {
             self.renew_session(names, token, ttl)?
         } else {
-            self.renew_alone(names, token, ttl)?
+            self.renew_outside_record(names, token, ttl)?
         };
         if let Some(renewal) = renewed {
             return Ok(renewal);
@@ -499,7 +533,7 @@ impl<A: Adapter> Store for Engine<A> {
             transaction.table.renew(transaction.now, names, token, ttl)
         })?;
         if is_held(renewal) {
-            self.hold_until(token, began + ttl);
+            self.set_lease_end(token, began + ttl);
         } else {
             self.lease = None;
         }
@@ -517,7 +551,7 @@ impl<A: Adapter> Store for Engine<A> {
         let left = self.transact(names, Some(token), Look::Heads, deadline, |transaction| {
             transaction.table.leave(transaction.now, names, token, end)
         })?;
-        self.end_life(token);
+        self.end_liveness(token);
         Ok(left)
     }
 
@@ -553,7 +587,7 @@ impl<A: Adapter> Store for Engine<A> {
         })
     }
 
-    /// It needs the life that [`Store::prepare`] began; without one it only sleeps.
+    /// Needs the liveness that [`Store::prepare`] began. Without it the subscription only sleeps.
     fn subscribe(
         &mut self,
         names: &[Name],
@@ -584,7 +618,7 @@ impl<A: Adapter> Store for Engine<A> {
         })
     }
 
-    /// In a crowd, some give up after a few conflicts.
+    /// After a few conflicts the refusal is not recorded.
     fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<(), Error> {
         self.adapter.refresh(deadline)?;
         let beside = name.of_refusals();
@@ -600,7 +634,7 @@ impl<A: Adapter> Store for Engine<A> {
         Ok(std::mem::take(&mut entries[0].record().refusals).into())
     }
 
-    /// Whoever else waits is not read.
+    /// Does not read the other waiters.
     fn ends(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<Vec<LoggedEnd>, Error> {
         self.adapter.refresh(deadline)?;
         let token = self.adapter.stored(token);
@@ -615,7 +649,7 @@ impl<A: Adapter> Store for Engine<A> {
     }
 
     fn find(&mut self, prefix: &str, _: Which) -> Result<Found, Error> {
-        self.adapter.refresh(Moment::now().after(LISTED_WITHIN))?;
+        self.adapter.refresh(Moment::now().after(LIST_WITHIN))?;
         let (mut names, mut missing) = (BTreeMap::new(), Vec::new());
         for full in self.adapter.names()? {
             let full = match full {
@@ -635,7 +669,7 @@ impl<A: Adapter> Store for Engine<A> {
 
     fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
         let token = self.adapter.stored(token);
-        self.doze(names, &token, until)
+        self.sleep_with_heartbeats(names, &token, until)
     }
 
     fn reset(&mut self) {

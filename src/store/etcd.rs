@@ -1,33 +1,36 @@
-//! How can etcd keep locks? The store `etcd://…`: a record for each lock, a key for each of those who wait for it, and sessions.
-//! What is done with them is the engine's affair; here is what a cluster of etcd does for it.
+//! The store `etcd://…`. It keeps a record for each lock, a key for each waiter, and a session for
+//! each holder and waiter. The engine applies the lock rules; this module sends the requests to
+//! etcd.
 //!
-//! *A step takes two requests*: a read of the records and of who lives, and one transaction that writes, if no record has been
-//! changed since; if one has, nothing is written and the engine begins again, with a linearizable read. So a request that
-//! arrives late or twice changes nothing.
+//! *A transaction takes two requests.* The first reads the records and the sessions. The second
+//! writes, if no record has changed since. If one has, nothing is written, and the engine starts
+//! again with a linearizable read. So a request that arrives late or twice changes nothing.
 //!
-//! *The lease is a session.* A holder has a lease of etcd, and a key on it beside the record; the key goes with the lease, and
-//! with the key the hold. No time of a record is compared for that. A waiter has a short one, so that its place goes when it
-//! is silent; its heartbeat keeps that lease and writes nothing. The ids of the leases follow from the token, so that asking
-//! for one twice is asking once, and whoever has the token can keep it.
+//! *The lease is a session.* A holder has an etcd lease, and beside the record a key on that lease.
+//! When the lease ends, etcd deletes the key, and the hold is over; no time in a record is compared
+//! for that. A waiter has a short lease, so its place in the queue goes when the waiter is stale.
+//! Its heartbeat keeps that lease alive and writes nothing. Lease ids are derived from the token,
+//! so a repeated grant creates no second lease, and any process with the token can keep the lease
+//! alive.
 //!
-//! *A lease is kept only as far as that is proved.* An old leader that does not know yet that there is a new one may say that it
-//! has kept a lease, and the new one does not know of it. So after that the same member has to answer a linearizable request
-//! of the same term: then the leader that kept the lease still was the leader, and one that comes later begins with the whole
-//! lease ([`Keys::extend`]).
+//! *A keep-alive counts only when it is proved.* An old leader that has not noticed the new one may
+//! renew a lease without the new leader's knowledge. So the same member must then answer a
+//! linearizable request in the same raft term. That proves that it was still the leader when it
+//! renewed the lease. A later leader gives every lease its whole ttl again ([`Keys::extend`]).
 //!
-//! *The time* is that of the member that answers, which tells it in whole seconds. Neither a lease nor who may have the lock
+//! *The time* is the answering member's, in whole seconds. Neither a lease nor exclusion (I1)
 //! depends on it.
 
+mod cleanup;
 mod client;
 mod draft;
 mod entry;
-mod hearing;
 mod http;
 mod lease;
 mod mine;
 mod probe;
 mod read;
-mod sweep;
+mod subscription;
 mod words;
 
 use crate::clock::Moment;
@@ -35,13 +38,12 @@ use crate::lock::{Name, Names, Token};
 use crate::rules::{HEARTBEAT, Record, Time};
 use crate::store::engine::kept::Kept;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
-use crate::store::net::alarm;
 use crate::store::net::failure::silent;
+use crate::store::net::interrupt;
 use crate::store::{Endurance, Error, Listener, Subscription};
 use client::Client;
 use draft::Draft;
 use entry::{Layout, Node};
-use hearing::{Ears, Hearing};
 use lease::{LeaseOf, seconds};
 use mine::Mine;
 use read::{Depth, Question, Source, garbled};
@@ -51,54 +53,59 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use subscription::{RequestSubscription, Watches};
 use words::{Act, Header, Pair, Range, Span, Txn};
 
 pub use client::Target;
 
-/// How long a waiter waits after its watch has failed; twice as long after each further failure, up to a heartbeat.
-const DEAF: Duration = Duration::from_millis(25);
-/// Whoever has more than so many before it looks at the records more rarely: to look it reads the names of all who wait.
+/// First pause after a failed watch. It doubles with each further failure, up to [`HEARTBEAT`].
+const WATCH_RETRY: Duration = Duration::from_millis(25);
+/// A waiter with more waiters than this before it polls the records less often, because each poll
+/// reads the names of all waiters.
 const NEAR: u64 = 4;
-/// Of so many first requests one removes what is too old to keep.
-const TIDIES_EVERY: u32 = 512;
+/// One in this many first requests cleans up old records.
+const CLEANS_UP_EVERY: u32 = 512;
 
-/// A cluster of etcd with locks in it.
+/// A store in an etcd cluster.
 pub type EtcdStore = Engine<Keys>;
 
 impl EtcdStore {
-    /// A cluster. It connects when it is first used.
+    /// Creates the store. It connects at its first use.
     pub fn etcd(target: Target) -> Self {
         Self::new(Keys::over(Client::new(target)))
     }
 }
 
-/// What etcd does for the engine.
+/// The engine's adapter for etcd.
 pub struct Keys {
     client: Client,
     mine: Option<Arc<Mine>>,
-    /// Who asks, in the operation under way.
+    /// The caller's token in the current operation.
     asker: RefCell<Option<Token>>,
-    /// The leases that the asker is known to have.
+    /// Leases that the caller is known to have.
     leases: RefCell<BTreeSet<u64>>,
-    /// Whether the asker is likely to find that it holds: it does, or was just woken.
+    /// Whether the caller probably holds the lock: it did at its last operation, or it was just
+    /// woken.
     is_holder: Cell<bool>,
-    /// Whether what was read last in the operation under way was not the newest.
+    /// Whether the last read of the current operation turned out to be outdated.
     is_outrun: Cell<bool>,
-    /// A lease that was kept, and who said so: it has to be proved.
+    /// A lease that was kept alive and the member that said so, until a read proves it.
     kept: Cell<Option<(u64, Header)>>,
-    /// That the lease is not what it was taken for.
+    /// Whether the hold is on another lease than the one that was kept alive.
     is_moved: Cell<bool>,
-    /// The revision of what was read last, of what was read last for whoever asks, and of what was written last.
+    /// Revision of the last read.
     read: Cell<u64>,
+    /// Revision of the last read with the caller's token. The caller's watch starts after it.
     seen: Cell<u64>,
+    /// Revision of this process's last write, which the caller's watch ignores.
     wrote: Cell<u64>,
-    ears: RefCell<Option<Ears>>,
-    /// How many watches in a row failed.
-    deaf: Cell<u32>,
+    watches: RefCell<Option<Watches>>,
+    /// Watches that have failed in a row.
+    failed_watches: Cell<u32>,
 }
 
 impl Clone for Keys {
-    /// Connections belong to the process that made them.
+    /// A clone opens its own connections, because a connection belongs to the process that made it.
     fn clone(&self) -> Self {
         Self { mine: self.mine.clone(), ..Self::over(self.client.clone()) }
     }
@@ -118,8 +125,8 @@ impl Keys {
             read: Cell::default(),
             seen: Cell::default(),
             wrote: Cell::default(),
-            ears: RefCell::default(),
-            deaf: Cell::default(),
+            watches: RefCell::default(),
+            failed_watches: Cell::default(),
         }
     }
 
@@ -132,7 +139,8 @@ impl Adapter for Keys {
     type Entry = Node;
     type Watch = Token;
 
-    /// Any user that can log in may be shown the names of keys, by asking what is on a lease.
+    /// The hash of the token, because any etcd user can read key names by asking which keys are on
+    /// a lease.
     fn stored(&self, token: &Token) -> Token {
         token.hashed()
     }
@@ -146,7 +154,7 @@ impl Adapter for Keys {
 
     fn reset(&mut self) {
         self.client.turn_away();
-        self.ears.take();
+        self.watches.take();
     }
 
     fn endurance(&self) -> Endurance {
@@ -160,7 +168,7 @@ impl Adapter for Keys {
         me: Option<&Token>,
         _: Moment,
     ) -> Result<(Vec<Node>, Time), Error> {
-        // A write follows, and fails if this was not the newest.
+        // A serializable read may be outdated; then the write that follows fails.
         let is_outrun = self.is_outrun.take() || self.kept.get().is_some();
         let source = if is_outrun { Source::Majority } else { Source::Member };
         if let Some(me) = me.filter(|_| self.is_holder.get()) {
@@ -181,7 +189,8 @@ impl Adapter for Keys {
         whom: CatchUp,
     ) -> Result<(Vec<Node>, Time), Error> {
         let is_all = whom == CatchUp::All;
-        // Who waits and reads the last ends has not heard by that what happened before.
+        // A waiter that reads the last ends has not looked at its own place. So no token is passed:
+        // that would advance `seen`, and the watch would miss earlier events.
         let me = me.filter(|_| !is_all);
         let depth = if is_all { Depth::All } else { Depth::Places };
         self.nodes(&Question { names, me, depth, source: Source::Majority }, is_all)
@@ -205,7 +214,7 @@ impl Adapter for Keys {
             let range = Range { span: Span { key, range_end: None }, ..Range::default() };
             let (answer, _) =
                 self.client.txn(&Txn { compare: Vec::new(), success: vec![Act::Range(range)] })?;
-            // It has left since; the engine will see that when it writes.
+            // The waiter has left since the read; the engine's write will conflict.
             let Some(pair) = answer.ranges().next().and_then(|mut range| range.kvs.pop()) else {
                 node.queue.waiting.remove(waiter);
                 return Ok(Vec::new());
@@ -244,13 +253,13 @@ impl Adapter for Keys {
         let (answer, _) = self.client.txn(&Txn { compare: Vec::new(), success: vec![Act::Range(range)] })?;
         let name = |pair: Pair| {
             let (shown, prefix) = (self.client.shown(), &self.client.target.prefix);
-            layout.name_of(&pair.key).ok_or_else(|| garbled(shown, prefix, "?", "its name is none"))
+            layout.name_of(&pair.key).ok_or_else(|| garbled(shown, prefix, "?", "its name is invalid"))
         };
         Ok(answer.ranges().flat_map(|range| range.kvs).map(name).collect())
     }
 
-    fn tidy(&self) {
-        if getrandom::u32().is_ok_and(|chance| chance % TIDIES_EVERY == 0) {
+    fn clean_up(&self) {
+        if getrandom::u32().is_ok_and(|chance| chance % CLEANS_UP_EVERY == 0) {
             self.remove_old().ok();
         }
     }
@@ -263,7 +272,7 @@ impl Adapter for Keys {
         NEAR
     }
 
-    /// The end of whoever is before one is told by a watch, as a grant is.
+    /// Polls rarely: a watch reports the end of the waiter before it, and a grant.
     fn rarely(&self) -> u32 {
         16
     }
@@ -275,13 +284,13 @@ impl Adapter for Keys {
         Ok(Vec::new())
     }
 
-    /// What is not given back here ends by itself.
+    /// Revokes the leases. A lease that cannot be reached expires.
     fn end(&mut self, token: &Token) {
-        self.ears.take();
+        self.watches.take();
         self.stand(token, |place| *place = None);
         self.is_holder.set(false);
         let leases: Vec<u64> = std::mem::take(&mut *self.leases.borrow_mut()).into_iter().collect();
-        // Whoever has begun them knows what is on them.
+        // A process that did not begin the token does not know what else is on its leases.
         if self.mine(token).is_none() {
             self.let_go(&leases).ok();
         } else if !leases.is_empty() {
@@ -307,7 +316,7 @@ impl Adapter for Keys {
         false
     }
 
-    /// Only etcd says how long a lease lasts.
+    /// A lease ends only when etcd says so.
     fn say_lease(&self, _: &Token, _: Duration) -> bool {
         false
     }
@@ -344,7 +353,8 @@ impl Adapter for Keys {
         }
     }
 
-    /// Those of whom a record tells live, and a watch tells when they do not.
+    /// Every token in a record counts as alive: without a session it would have been judged as
+    /// over, and a watch reports when a session ends later.
     fn liveness(&self, token: &Token) -> Liveness<Token> {
         Liveness::Alive(token.clone())
     }
@@ -362,24 +372,25 @@ impl Adapter for Keys {
         self.client.allow();
         let heard = self.listen(token, &mut others, Moment::now().after(limit));
         self.is_holder.set(matches!(heard, Ok(true)));
-        // A place in the queue does not end with a connection. Whether the members are there shows when they are asked.
-        let failed = if heard.is_ok() { 0 } else { self.deaf.get().saturating_add(1) };
-        let deaf = self.deaf.replace(failed);
+        // A broken watch does not end the place in the queue. The next request shows whether
+        // members answer.
+        let failed = if heard.is_ok() { 0 } else { self.failed_watches.get().saturating_add(1) };
+        let failed_watches = self.failed_watches.replace(failed);
         Ok(heard.unwrap_or_else(|_| {
             self.client.turn_away();
-            let pause = (DEAF * 2u32.pow(deaf.min(6))).min(HEARTBEAT).min(limit);
-            alarm::sleep_until(Moment::now().after(pause));
+            let pause = (WATCH_RETRY * 2u32.pow(failed_watches.min(6))).min(HEARTBEAT).min(limit);
+            interrupt::sleep_until(Moment::now().after(pause));
             true
         }))
     }
 
     fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription> {
-        Box::new(Hearing {
+        Box::new(RequestSubscription {
             keys: self.clone(),
             names: names.iter().map(|name| name.as_str().to_owned()).collect(),
             token: token.clone(),
             listener,
-            ears: None,
+            watches: None,
             backoff_until: Moment::now(),
         })
     }

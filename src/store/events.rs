@@ -1,6 +1,6 @@
-//! What happened to a lock between two looks at it? The difference of two views, as events in the order in which they
-//! happened. A hold that began and ended between the looks is found in the log, by its fence; of refusals only the
-//! counter tells, so it is not known whose they were. Pure: who looks, how often, and what is printed is elsewhere.
+//! What happened to a lock between two views of it, as events in order of time. A hold that began
+//! and ended in between is found in the log, by its fence. Refusals are only counted, so their
+//! owners are not known. Pure: polling and printing are elsewhere.
 
 use super::{View, Waiter};
 use crate::exit::Ended;
@@ -9,51 +9,52 @@ use crate::rules::{Holder, LOG_KEPT, LoggedEnd, Outcome, Record, State, Time};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What can happen to a lock.
+/// The kinds of events.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum EventKind {
-    /// Somebody stands in the queue.
+    /// A waiter joined the queue.
     Waiting,
-    /// Somebody left the queue without the lock, or fell silent in it.
+    /// A waiter left the queue without the lock, or became stale.
     Left,
-    /// Somebody was sent home from the queue by one that came later.
-    SentHome,
-    /// Somebody who did not wait was refused.
+    /// A waiter was superseded by a later one.
+    Superseded,
+    /// A caller that does not wait was refused.
     Busy,
-    /// Somebody found done what it wanted the lock for.
+    /// A caller was refused because its --once-per job had been done.
     Done,
-    /// An operator has paused it.
+    /// An operator has paused the lock.
     Paused,
-    /// It is paused no more.
+    /// The lock is no longer paused.
     Resumed,
-    /// Somebody has the lock, and knows.
+    /// A waiter or caller has confirmed its grant.
     Granted,
-    /// A hold is over, and this is how.
+    /// A hold ended with this outcome.
     Over(Outcome),
-    /// A hold is over, and the log that would say how no longer reaches back to it.
+    /// A hold ended, and the log no longer has its outcome.
     #[default]
     Ended,
 }
 
-/// One event. What is not known is none.
+/// An event. What is not known is None.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Event {
     pub kind: EventKind,
-    /// When, by the store's clock, in milliseconds since 1970; where only the looks tell, that of the later one.
+    /// Time by the store's clock, in milliseconds since 1970. If nothing records it, that of the
+    /// later view.
     pub at: u64,
     pub owner: Option<Owner>,
-    /// How it wants or has the lock.
+    /// Mode of the wait or the hold.
     pub mode: Option<Mode>,
-    /// Its slot, of a lock with slots.
+    /// Slot of the hold, for a lock with slots.
     pub slot: Option<u32>,
     pub fence: Option<Fence>,
     pub waited: Option<Duration>,
-    /// How long it held the lock.
+    /// Length of the hold.
     pub held: Option<Duration>,
     pub job: Option<Ended>,
-    /// Who forced the end, or asked for it.
+    /// The owner who forced the end or asked for it.
     pub by: Option<Owner>,
-    /// How many were refused or found it done; 1 for all other events.
+    /// Number of refusals; 1 for all other events.
     pub count: u64,
 }
 
@@ -62,11 +63,12 @@ impl Event {
         Self { kind, at, count: 1, ..Self::default() }
     }
 
-    /// Of one moment first who comes, then what becomes of the lock, in the order of the grants.
+    /// Sorts events of the same moment: first new waiters, then changes of the lock in the order of
+    /// grants.
     fn order(&self) -> (u64, u8, Option<Fence>, bool) {
         let class = match self.kind {
             EventKind::Waiting => 0,
-            EventKind::Left | EventKind::SentHome => 2,
+            EventKind::Left | EventKind::Superseded => 2,
             EventKind::Busy | EventKind::Done => 3,
             _ => 1,
         };
@@ -79,26 +81,27 @@ pub fn unused(name: Name) -> View {
     Record::default().inspect(&name, Time(0))
 }
 
-/// What was to be seen of a lock at `since`, as far as what is seen now tells.
+/// The view of a lock at `since`, as far as the current view tells.
 pub fn before(now: &View, since: u64) -> View {
     let log: Vec<_> = now.log.iter().filter(|end| end.ended < since).cloned().collect();
     let holders: Vec<_> = now.holders.iter().filter(|holder| holder.since < since).cloned().collect();
-    let came_before = |waiter: &&Waiter| self::since(now, waiter) < since;
+    let arrived_before = |waiter: &&Waiter| self::since(now, waiter) < since;
     let fences = log.iter().map(|end| end.fence).chain(holders.iter().map(|holder| holder.fence));
     View {
         now: since,
         fence: fences.max(),
-        waiters: now.waiters.iter().filter(came_before).cloned().collect(),
+        waiters: now.waiters.iter().filter(arrived_before).cloned().collect(),
         log,
         holders,
         ..now.clone()
     }
 }
 
-/// What happened since the lock was `seen`, which becomes what is seen `now`, so that nothing is told twice.
+/// The events since `seen`, which then becomes `now`, so that no event is reported twice.
 pub fn advance(seen: &mut View, mut now: View) -> Vec<Event> {
     let events = between(seen, &now);
-    // One that was granted the lock and has not heard of it stands where it stood, or its wait would be forgotten.
+    // A waiter with an unconfirmed grant stays in the view as a waiter. Otherwise its waiting time
+    // would be lost.
     for holder in now.holders.iter().filter(|holder| !holder.confirmed) {
         let is_same = |waiter: &&Waiter| waiter.owner == holder.owner;
         if let Some(waiter) = seen.waiters.iter().find(is_same)
@@ -115,24 +118,24 @@ pub fn advance(seen: &mut View, mut now: View) -> Vec<Event> {
 fn between(old: &View, new: &View) -> Vec<Event> {
     let mut events: Vec<Event> = ends(old, new).collect();
     events.extend(vanished(old, new));
-    let mut stood = standing(old);
-    events.extend(newcomers(&mut stood, new));
-    events.extend(grants(old, new, &mut stood));
-    // Of those that replace others only one can wait, and it does not mostly leave by itself.
-    let sent_home = new.stat.superseded > old.stat.superseded;
-    events.extend(stood.into_iter().map(|stood| {
-        let kind = if sent_home && stood.replaces { EventKind::SentHome } else { EventKind::Left };
+    let mut unmatched = pending(old);
+    events.extend(newcomers(&mut unmatched, new));
+    events.extend(grants(old, new, &mut unmatched));
+    // Only one waiter with --replace can wait at a time, and it rarely leaves by itself.
+    let superseded = new.stat.superseded > old.stat.superseded;
+    events.extend(unmatched.into_iter().map(|waiter| {
+        let kind = if superseded && waiter.replaces { EventKind::Superseded } else { EventKind::Left };
         Event {
-            owner: Some(stood.owner.clone()),
-            mode: stood.mode,
-            waited: stood.since.map(|since| Duration::from_millis(new.now.saturating_sub(since))),
+            owner: Some(waiter.owner.clone()),
+            mode: waiter.mode,
+            waited: waiter.since.map(|since| Duration::from_millis(new.now.saturating_sub(since))),
             ..Event::new(kind, new.now)
         }
     }));
     for (kind, before, after) in
         [(EventKind::Busy, old.stat.busy, new.stat.busy), (EventKind::Done, old.stat.done, new.stat.done)]
     {
-        // A counter that is smaller than before counts from its loss on.
+        // A smaller counter than before was lost, and has started again at 0.
         let count = after.checked_sub(before).unwrap_or(after);
         if count > 0 {
             events.push(Event { count, ..Event::new(kind, new.now) });
@@ -165,7 +168,7 @@ fn is_later(view: &View, fence: Fence) -> bool {
     view.fence.is_none_or(|last| fence > last)
 }
 
-/// What the log tells.
+/// Ends in the log.
 fn ends<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + 'a {
     let is_news = |end: &&LoggedEnd| {
         logged(old, end.fence).is_none() && (held(old, end.fence).is_some() || is_later(old, end.fence))
@@ -183,7 +186,7 @@ fn ends<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + 'a {
     })
 }
 
-/// Holds that are over and of which the log says nothing.
+/// Ended holds that are missing in the log.
 fn vanished<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + 'a {
     let is_over = |holder: &&Holder| {
         let fence = holder.fence;
@@ -198,10 +201,10 @@ fn vanished<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + '
         let lease_end = old.now.saturating_add(crate::rules::millis(holder.lease));
         let (kind, at) = match new.state {
             _ if has_forgotten || new.foreign.is_some() => (EventKind::Over(Outcome::Lost), new.now),
-            // The log has it when the min-hold is over, too.
+            // The log gets this end when the min-hold is over.
             State::Cooling => (EventKind::Over(Outcome::Expired), lease_end.min(new.now)),
             _ if is_turned_over => (EventKind::Ended, new.now),
-            // A hold under which no job ran leaves no trace.
+            // A hold under which no job ran is not logged.
             _ => (EventKind::Over(Outcome::Released), new.now),
         };
         Event {
@@ -215,8 +218,8 @@ fn vanished<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + '
     })
 }
 
-/// One who stands in the queue, or was granted the lock and has not heard of it.
-struct Standing<'a> {
+/// A waiter, or a holder with an unconfirmed grant.
+struct Pending<'a> {
     owner: &'a Owner,
     mode: Option<Mode>,
     since: Option<u64>,
@@ -227,8 +230,8 @@ fn since(view: &View, waiter: &Waiter) -> u64 {
     view.now.saturating_sub(crate::rules::millis(waiter.waiting))
 }
 
-fn standing(view: &View) -> Vec<Standing<'_>> {
-    let waiters = view.waiters.iter().map(|waiter| Standing {
+fn pending(view: &View) -> Vec<Pending<'_>> {
+    let waiters = view.waiters.iter().map(|waiter| Pending {
         owner: &waiter.owner,
         mode: Some(waiter.mode),
         since: Some(since(view, waiter)),
@@ -237,7 +240,7 @@ fn standing(view: &View) -> Vec<Standing<'_>> {
     let waits = |holder: &&Holder| view.waiters.iter().any(|waiter| waiter.owner == holder.owner);
     let unaware = view.holders.iter().filter(|holder| !holder.confirmed).filter(move |holder| !waits(holder));
     waiters
-        .chain(unaware.map(|holder| Standing {
+        .chain(unaware.map(|holder| Pending {
             owner: &holder.owner,
             mode: view.mode,
             since: None,
@@ -246,22 +249,22 @@ fn standing(view: &View) -> Vec<Standing<'_>> {
         .collect()
 }
 
-/// Takes out one of those who stood.
-fn take<'a>(stood: &mut Vec<Standing<'a>>, is: impl Fn(&Standing<'a>) -> bool) -> Option<Standing<'a>> {
-    stood.iter().position(is).map(|at| stood.remove(at))
+/// Removes and returns one of the waiters.
+fn take<'a>(unmatched: &mut Vec<Pending<'a>>, is: impl Fn(&Pending<'a>) -> bool) -> Option<Pending<'a>> {
+    unmatched.iter().position(is).map(|at| unmatched.remove(at))
 }
 
-/// Who came to wait; those who stood before and still do are taken out.
-fn newcomers(stood: &mut Vec<Standing<'_>>, new: &View) -> Vec<Event> {
-    let mut came = Vec::new();
-    for now in standing(new) {
-        let same = |before: &Standing<'_>| {
+/// New waiters. Waiters that are in both views are removed from `unmatched`.
+fn newcomers(unmatched: &mut Vec<Pending<'_>>, new: &View) -> Vec<Event> {
+    let mut arrived = Vec::new();
+    for now in pending(new) {
+        let same = |before: &Pending<'_>| {
             let at = before.since.zip(now.since);
             before.owner == now.owner && at.is_none_or(|(before, now)| before == now)
         };
-        // A grant that was not seen to be waited for is told when it is confirmed.
-        if let (None, Some(since)) = (take(stood, same), now.since) {
-            came.push(Event {
+        // A grant without a known wait is reported when it is confirmed.
+        if let (None, Some(since)) = (take(unmatched, same), now.since) {
+            arrived.push(Event {
                 owner: Some(now.owner.clone()),
                 mode: now.mode,
                 waited: Some(Duration::from_millis(new.now.saturating_sub(since))),
@@ -269,11 +272,12 @@ fn newcomers(stood: &mut Vec<Standing<'_>>, new: &View) -> Vec<Event> {
             });
         }
     }
-    came
+    arrived
 }
 
-/// Who has the lock since, or had it in between; they stand in the queue no more.
-fn grants(old: &View, new: &View, stood: &mut Vec<Standing<'_>>) -> Vec<Event> {
+/// Grants since the old view, also of holds that have ended. Their waiters are removed from
+/// `unmatched`.
+fn grants(old: &View, new: &View, unmatched: &mut Vec<Pending<'_>>) -> Vec<Event> {
     let is_news = |fence: Fence| {
         let before = held(old, fence);
         logged(old, fence).is_none()
@@ -299,7 +303,7 @@ fn grants(old: &View, new: &View, stood: &mut Vec<Standing<'_>>) -> Vec<Event> {
     }
     for (fence, grant) in &mut grants {
         grant.fence = Some(*fence);
-        let waited = take(stood, |stood| Some(stood.owner) == grant.owner.as_ref());
+        let waited = take(unmatched, |waiter| Some(waiter.owner) == grant.owner.as_ref());
         if let Some(since) = waited.and_then(|waited| waited.since)
             && grant.waited.is_none()
         {

@@ -1,13 +1,16 @@
-//! How can one machine keep locks without a server? The store `file:/DIR`: records in a directory, each changed under a file
-//! lock, and FIFOs by which the kernel tells who has died. The records decide; a FIFO only carries news. What is done with
-//! them is the engine's affair; here is what a directory does for it.
+//! Keeps the locks of one machine without a server, for `file:/DIR`: records in a directory, each
+//! changed under a file lock, and FIFOs by which the kernel reports the death of a process. The
+//! records decide; a FIFO only carries news. The engine decides what the records say; this module
+//! is its adapter.
 //!
-//! A lock's mutex is taken, its record read ([`slot`], [`record`]), and written in place. The clock is read after the
-//! mutexes were taken and before what holders and waiters say in their own files: see [`liveness`].
+//! To change a lock, it takes the mutex, reads the record ([`slot`], [`record`]) and writes it in
+//! place. The clock is read after the mutexes are taken and before the deadlines that holders and
+//! waiters publish in their own files: see [`liveness`].
 //!
-//! It does not help against a machine that several others mount the directory from; see [`directory`].
+//! It does not lock out other machines that mount the directory too; see [`directory`].
 
 mod boot;
+mod cleanup;
 mod directory;
 mod liveness;
 mod mutex;
@@ -15,7 +18,6 @@ pub mod probe;
 mod queue;
 mod record;
 mod slot;
-mod sweep;
 #[cfg(test)]
 mod tests;
 
@@ -37,12 +39,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A directory with locks in it.
+/// A store in a directory.
 pub type FileStore = Engine<Files>;
 
 impl FileStore {
-    /// Opens the store in `directory`, an absolute path; creates the directory if there is none. `shown` is the
-    /// store's URL, for messages.
+    /// Opens the store in `directory`, an absolute path; creates the directory if there is none.
+    /// `shown` is the store's URL, for messages.
     pub fn open(directory: &Path, shown: &str) -> Result<Self, Error> {
         let directory = Directory::open(directory, shown)?;
         let boot = Boot::current().map_err(|error| {
@@ -58,25 +60,26 @@ impl FileStore {
     }
 }
 
-/// What a directory does for the engine.
+/// The engine's adapter for a directory.
 #[derive(Debug, Clone)]
 pub struct Files {
     directory: Arc<Directory>,
     boot: Boot,
     life: Option<Arc<LifeFile>>,
-    /// For tests: before which record that it replaces this process is killed, counted from the next operation on.
+    /// For tests: the index of the record before which the process counts as killed, in the next
+    /// operation.
     #[cfg(test)]
     killed_before: Option<usize>,
 }
 
-/// The record of one lock, and what is done with it.
+/// The record of one lock during an operation.
 #[derive(Debug)]
 pub struct FileEntry {
-    /// None where one only looks.
+    /// None if the record is only read.
     mutex: Option<Mutex>,
     record: RecordFile,
     file: File,
-    /// Nothing is left to keep.
+    /// Whether the record has nothing left to keep.
     is_empty: bool,
 }
 
@@ -126,8 +129,8 @@ impl Files {
         Ok(FileEntry { mutex, record, file, is_empty: false })
     }
 
-    /// Brings records to one time, which is that of the one that is ahead.
-    fn at_one_time(&self, mut entries: Vec<FileEntry>, whom: CatchUp) -> (Vec<FileEntry>, Time) {
+    /// Shifts all records to one time: that of the record with the latest offset.
+    fn align_times(&self, mut entries: Vec<FileEntry>, whom: CatchUp) -> (Vec<FileEntry>, Time) {
         let offset = entries.iter().map(|entry| entry.record.offset).max().unwrap_or_default();
         entries.iter_mut().for_each(|entry| entry.record.lift(offset));
         let now = entries.first().map_or(Time(0), |entry| entry.record.now(&self.boot));
@@ -135,12 +138,13 @@ impl Files {
         (entries, now)
     }
 
-    /// The life of `token`, if it is this process' own.
+    /// The life file of `token`, if this process has it.
     fn life_of(&self, token: &Token) -> Option<&Arc<LifeFile>> {
         self.life.as_ref().filter(|life| life.token() == token)
     }
 
-    /// Every record in the directory. What is called like one and is no file of dlock's concerns only that lock.
+    /// All records in the directory. A file that has the name of a record and is none is skipped or
+    /// returned as an error for that lock alone.
     fn records(&self) -> Result<Vec<Result<RecordFile, Error>>, Error> {
         let failed = |errno| self.directory.error("list the records", errno);
         let mut records = Vec::new();
@@ -155,8 +159,8 @@ impl Files {
         Ok(records)
     }
 
-    /// Writes all where nobody reads it yet, so that what may fail, a full disk above all, fails before anything has
-    /// changed; then puts one after the other in its place. Which of them have a file then.
+    /// Writes all drafts first, so that what can fail, above all on a full disk, fails before
+    /// anything has changed. Then puts one after the other in place.
     fn place(&self, entries: &mut [(FileEntry, Changed)], now: Time) -> Result<(), Error> {
         let directory = &*self.directory;
         let mut drafts: Vec<(usize, Draft)> = Vec::with_capacity(1);
@@ -185,7 +189,7 @@ impl Files {
                 return Err(error);
             }
             let entry = &mut entries[*at].0;
-            // Nothing is left to keep: it goes, if it may be removed.
+            // An empty record is removed, if that is allowed.
             let file = FileName::of(entry.name(), FileRole::Record);
             let is_removed = entry.is_empty && directory.remove(&file).is_ok();
             entry.file = if is_removed { File::Absent } else { File::Exists };
@@ -198,7 +202,7 @@ impl Adapter for Files {
     type Entry = FileEntry;
     type Watch = Watch;
 
-    /// Follows the path to another directory, if it leads to one: there is where the others are.
+    /// If the path leads to another directory now, moves there, because the other processes do.
     fn refresh(&mut self, _: Moment) -> Result<(), Error> {
         if let Some(directory) = self.directory.successor()? {
             self.directory = Arc::new(directory);
@@ -216,7 +220,7 @@ impl Adapter for Files {
             self.read(name, Some(Mutex::lock(&self.directory, name, deadline)?), Access::Change)
         };
         let entries = names.iter().map(lock).collect::<Result<_, Error>>()?;
-        Ok(self.at_one_time(entries, CatchUp::Due))
+        Ok(self.align_times(entries, CatchUp::Due))
     }
 
     fn look(
@@ -225,10 +229,10 @@ impl Adapter for Files {
         _: Option<&Token>,
         whom: CatchUp,
     ) -> Result<(Vec<FileEntry>, Time), Error> {
-        // Who wants to know of all holders wants to know of those that were.
+        // A reader of all holders also wants the past ones.
         let access = if whom == CatchUp::All { Access::LookAtAll } else { Access::Look };
         let entries = names.iter().map(|name| self.read(name, None, access)).collect::<Result<_, _>>()?;
-        Ok(self.at_one_time(entries, whom))
+        Ok(self.align_times(entries, whom))
     }
 
     fn show(
@@ -241,7 +245,8 @@ impl Adapter for Files {
         entry.record.show(waiter, record, &self.directory, &self.boot, now)
     }
 
-    /// Wakes after all was let go: whoever is woken asks for it at once.
+    /// Wakes after all mutexes are released, because a token that is woken asks for the lock at
+    /// once.
     fn write(
         &self,
         mut entries: Vec<(FileEntry, Changed)>,
@@ -259,8 +264,8 @@ impl Adapter for Files {
         Ok(Written::Yes)
     }
 
-    /// A mutex goes with its record, and so does that of a lock of which nothing was kept. If it cannot be removed, a
-    /// sweep finds it.
+    /// Removes the mutex of a lock without a record. If it cannot be removed, a later clean-up
+    /// finds it.
     fn release(&self, entries: Vec<FileEntry>) {
         for entry in entries {
             if let (File::Absent, Some(mutex)) = (entry.file, entry.mutex) {
@@ -277,8 +282,8 @@ impl Adapter for Files {
         Ok(records.map(|record| record.map(|record| record.name)).collect())
     }
 
-    fn tidy(&self) {
-        self.sweep_now_and_then();
+    fn clean_up(&self) {
+        self.clean_up_now_and_then();
     }
 
     fn now(&self) -> Duration {
@@ -346,17 +351,20 @@ impl Adapter for Files {
     }
 
     fn subscribe(&self, _: &[Name], token: &Token, _: Listener) -> Box<dyn Subscription> {
-        Box::new(Hearing { life: self.life_of(token).cloned(), directory: Arc::clone(&self.directory) })
+        Box::new(RequestSubscription {
+            life: self.life_of(token).cloned(),
+            directory: Arc::clone(&self.directory),
+        })
     }
 }
 
-/// A subscription: what wakes a life.
-struct Hearing {
+/// A subscription to what wakes the owner of a life file.
+struct RequestSubscription {
     life: Option<Arc<LifeFile>>,
     directory: Arc<Directory>,
 }
 
-impl Subscription for Hearing {
+impl Subscription for RequestSubscription {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
         liveness::sleep(self.life.as_deref(), std::iter::empty(), until.left())
             .map_err(|errno| self.directory.error("listen for news of the lock", errno))?;

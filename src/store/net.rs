@@ -1,35 +1,36 @@
-//! How does one reach a server, whatever it speaks? In bounded time, over TCP or a Unix socket, with TLS or without, and so
-//! that a signal can break it off. For every store that is a server; what is said there is the store's own.
+//! Connections to a server: in bounded time, over TCP or a Unix socket, with or without TLS, and
+//! interruptible by a signal. Every store with a server uses this; the protocol is the store's own.
 //!
-//! | where | what it answers |
+//! | module | what it does |
 //! |---|---|
-//! | [`dial`] | how a connection is made by a deadline |
-//! | [`streams`] | how bytes get from a socket to a parser and back by a deadline |
-//! | [`tls`] | how that is done over TLS, and when a server is not trusted |
-//! | [`alarm`] | how a wait for a server is broken off |
-//! | [`failure`] | what an error of a connection means |
-//! | [`password`] | what a server gets as the password, and what it means when it refuses that |
+//! | [`dial`] | connects by a deadline |
+//! | [`streams`] | moves bytes between a socket and a parser by a deadline |
+//! | [`tls`] | does that over TLS, and decides which server is trusted |
+//! | [`interrupt`] | interrupts a wait for a server |
+//! | [`failure`] | says what an error of a connection means |
+//! | [`password`] | gets the password for a server, and says what its refusal means |
 
 use crate::clock::Moment;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub mod alarm;
 pub mod dial;
 pub mod failure;
+pub mod interrupt;
 pub mod password;
 pub mod streams;
 pub mod tls;
 
-/// When an attempt at one of `untried` servers is to end that share the time until `by`: no later than `each` from now. A
-/// single server has all of it, for another connection to it would be no quicker.
+/// Deadline of an attempt at one of `untried` servers that share the time until `by`, and at most
+/// `each` from now. A single server has all the time, because a new connection to it would not be
+/// quicker.
 pub fn turn(servers: usize, untried: usize, each: Duration, by: Moment) -> Moment {
     let share = by.left() / u32::try_from(untried).unwrap_or(u32::MAX).max(1);
     if servers == 1 { by } else { Moment::now().after(share.min(each)) }
 }
 
-/// Where a server listens.
+/// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     Tcp {

@@ -1,6 +1,5 @@
-//! What is a store like, as far as that matters to locks? What the probes of the stores find out, as plain facts.
-//! Nothing here says whether it is good: that is the judge's (`commands::doctor`). A fact that the store would not tell
-//! is null.
+//! Facts about a store that matter to locks, as the probes of the stores find them.
+//! `commands::doctor` judges them. A fact that the store does not tell is None.
 
 use crate::store::Error;
 use std::path::PathBuf;
@@ -11,77 +10,78 @@ use std::time::Duration;
 pub enum Survey {
     Servers {
         nodes: Vec<Node>,
-        /// How long a master must be silent before another server takes its place, as sentinels or a cluster are set
-        /// to; null where nothing takes its place, or that is not known.
+        /// Time without an answer from a master after which sentinels or the cluster replace it.
+        /// None if nothing replaces it, or the time is not known.
         failover: Option<Duration>,
     },
-    /// Redis servers that do not know of each other, of which a majority holds locks.
+    /// Independent Redis servers, of which a majority holds locks.
     Masters(Vec<Node>),
     Directory(Directory),
-    /// A database; or why it said nothing.
+    /// A database, or why it gave no answer.
     Database(Result<Database, Error>),
     /// An ensemble of ZooKeeper.
     Ensemble(Ensemble),
 }
 
-/// An ensemble of ZooKeeper, and how it behaves.
+/// Facts about an ensemble of ZooKeeper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ensemble {
-    /// Its servers that the URL names, and what each says of itself.
+    /// The servers in the URL, and what each says of itself.
     pub members: Vec<(String, Result<Member, Error>)>,
-    /// How long each of up to 50 requests took, the fastest first, and the clock of the leader against this machine's; or why
-    /// none of its servers said anything.
+    /// Durations of up to 50 requests, fastest first, and the offset of the leader's clock from
+    /// this machine's; or why no server answered.
     pub answers: Result<(Vec<Duration>, Option<Offset>), Error>,
-    /// Whether nodes such as those of a lock could be made, read and removed. Null if there are none of dlock's yet.
+    /// Whether nodes like those of a lock could be created, read and deleted. None if dlock has no
+    /// nodes there yet.
     pub tried: Result<Option<()>, Error>,
 }
 
-/// A server of an ensemble. What it would not say is null.
+/// A server of an ensemble.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// Its version.
     pub version: Option<String>,
-    /// What it is to the others: leader, follower, observer, standalone.
+    /// Its role: leader, follower, observer, standalone.
     pub mode: Option<String>,
 }
 
-/// A database, and how it behaves.
+/// Facts about a database or a cluster of etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Database {
-    /// How long each of up to 50 requests took, the fastest first; at least one.
+    /// Durations of up to 50 requests, fastest first; at least one.
     pub round_trips: Vec<Duration>,
-    /// Its clock against this machine's.
+    /// Offset of its clock from this machine's.
     pub clock: Option<Offset>,
-    /// What it calls itself, and its version.
+    /// Its name for itself, and its version.
     pub version: String,
-    /// How many servers decide together; null where that is not known.
+    /// Number of servers that decide together, if known.
     pub members: Option<usize>,
     /// Whether it takes writes.
     pub role: Role,
-    /// Null where the URL names no standbys.
+    /// None if the URL names no standbys.
     pub standbys: Option<Standbys>,
-    /// What is set so that a crash of the server may take back what it said was done.
+    /// Settings with which a crash of the server may undo writes that it has confirmed.
     pub forgets_by: Vec<String>,
-    /// Whether a lock was taken and removed in its tables.
+    /// Whether a test lock could be taken and removed.
     pub tried: Result<Tried, Error>,
-    /// Whether a waiter is woken, or has to look again and again.
-    pub bell: Bell,
-    /// What the user of dlock is, if that may do everything in the server.
+    /// Whether a waiter is woken, or has to poll.
+    pub wake_up: WakeUp,
+    /// The role of dlock's user, if it may do everything on the server.
     pub almighty: Option<String>,
 }
 
-/// What is known of a database whose URL names standbys, too.
+/// Facts about a database whose URL names standbys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standbys {
     /// The host that takes writes now.
     pub primary: String,
-    /// Whether a standby has what the primary said is done.
+    /// Whether a standby has every write that the primary has confirmed.
     pub acknowledge: bool,
-    /// The settings by which that is so.
+    /// The settings that make a standby acknowledge.
     pub settings: &'static str,
 }
 
-/// What was tried with the tables of a database.
+/// Result of the test lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tried {
     /// A lock was taken and removed.
@@ -90,96 +90,98 @@ pub enum Tried {
     NoTables,
 }
 
-/// How a waiter learns that it was granted its lock.
+/// How a waiter learns of its grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bell {
+pub enum WakeUp {
     /// It is woken.
-    Heard,
-    /// It looks, although the database could wake it.
-    Unheard,
-    /// It looks: the database has nothing to wake it with.
-    Missing,
+    Works,
+    /// It polls, because a connection pooler stands in front of the database.
+    Pooled,
+    /// It polls: the server refuses advisory locks.
+    Refused,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// How messages name it.
+    /// Its name in messages.
     pub name: String,
-    /// What it said; or why it said nothing.
+    /// What it said, or why it gave no answer.
     pub facts: Result<Facts, Error>,
 }
 
-/// What a server says of itself, and how it behaves.
+/// Facts about a Redis server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// How long each of up to 50 requests took, the fastest first; at least one.
+    /// Durations of up to 50 requests, fastest first; at least one.
     pub round_trips: Vec<Duration>,
-    /// Its clock against this machine's.
+    /// Offset of its clock from this machine's.
     pub clock: Option<Offset>,
-    /// What it says of itself; null where the user may not ask (INFO).
+    /// What INFO says. None if the user may not ask.
     pub info: Option<Info>,
-    /// What it would not do that locks need.
+    /// What locks need and it refused.
     pub rights: Rights,
 }
 
-/// How far the server's clock is from this machine's; known to half a round trip.
+/// Offset of a server's clock from this machine's, exact to half a round trip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offset {
-    /// The server's is later.
+    /// The server's clock is later.
     Ahead(Duration),
-    /// The server's is earlier.
+    /// The server's clock is earlier.
     Behind(Duration),
 }
 
 /// What INFO says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Info {
-    /// The version of Redis that it is, or claims to be.
+    /// The version of Redis that it is or claims to be.
     pub version: String,
     /// Whether it takes writes from clients.
     pub role: Role,
-    /// How long it has been running.
+    /// Time since its start.
     pub uptime: Duration,
     /// `maxmemory-policy`.
     pub eviction: String,
     /// `maxmemory`, in bytes; 0 for no limit.
     pub memory: u64,
-    /// What a restart leaves.
+    /// What survives a restart.
     pub persistence: Persistence,
     pub replicas: u64,
-    /// `min-replicas-to-write`: whether the master stops to take writes when too few replicas are there.
+    /// `min-replicas-to-write`: whether the master refuses writes when too few replicas are
+    /// connected.
     pub fenced: bool,
 }
 
-/// What a server is to the others.
+/// A server's role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// It takes writes.
     Master,
-    /// It repeats what another one does.
+    /// It follows a master.
     Replica,
 }
 
-/// What a restart leaves of the locks.
+/// What survives a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Persistence {
     /// All but the last moment: an append-only file.
     Log,
-    /// What there was when it was last saved.
+    /// The last snapshot.
     Snapshots,
     None,
-    /// It has no append-only file; whether it saves it would not say (CONFIG).
+    /// It has no append-only file. Whether it takes snapshots is unknown, because CONFIG is
+    /// refused.
     NoLog,
 }
 
-/// What was tried, with throw-away keys, and refused.
+/// What was tried with temporary keys and refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rights {
-    /// The commands that the user may not use.
+    /// Commands that the user may not run.
     pub commands: Vec<String>,
-    /// The keys that the user may not touch, as a pattern.
+    /// Keys that the user may not access, as a pattern.
     pub keys: Option<String>,
-    /// What else the server answered: it is a replica, out of memory, …
+    /// Another refusal: it is a replica, out of memory, …
     pub refused: Option<String>,
 }
 
@@ -187,19 +189,19 @@ pub struct Rights {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Directory {
     pub path: PathBuf,
-    /// What it is like; null if it does not exist yet.
+    /// Facts about it. None if it does not exist yet.
     pub found: Option<Result<Disk, Error>>,
 }
 
 /// A directory that can be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Disk {
-    /// The file system, by name or by the number of its type.
+    /// Name of the file system, or the number of its type.
     pub file_system: String,
     /// The permission bits.
     pub mode: u32,
     /// Whether a second lock on a locked file is refused.
     pub locks: Result<(), String>,
-    /// Whether a FIFO tells of the death of its reader.
+    /// Whether a FIFO reports the death of its reader.
     pub fifos: Result<(), String>,
 }

@@ -1,20 +1,22 @@
-//! How do several independent Redis masters hold one lock? A majority of them does. Each master decides for itself by
-//! its own small scripts (`quorum/scripts/master.lua` tells what they all know); here it is decided what their answers mean
-//! together. There is no queue: who waits asks again after a random time, and is preferred to who has waited less.
+//! A lock on a majority of several independent Redis masters. Each master decides for itself by its
+//! own small scripts (`quorum/scripts/master.lua` is what they share); the code here decides what
+//! their answers mean together. There is no queue: a waiter asks again after a random time, and
+//! goes before waiters that have waited less.
 //!
-//! - A hold is a majority of the masters, with time left on the lease counted from before the first send of that attempt,
-//!   looked at again after phase two. Whatever else an attempt has taken is given back everywhere, also where no answer
-//!   came.
-//! - Phase one asks each master for a candidate, greater than every fence it knows. The greatest one of a majority is
-//!   the fence, and phase two tells it to a majority before it is used: so every later majority contains a master that
-//!   knows it, whatever the clocks of the masters say.
-//! - A renewal wins back the masters that the hold has lost, with its fence; before its deadline only, for after that
-//!   somebody else may have had the lock.
-//! - A master that has been up for less than the longest lease may have forgotten a lock that is held. It is neither
-//!   counted nor won back until then.
+//! - A hold is a majority of the masters, with time left on the lease, counted from before the
+//!   first send of that attempt, and checked again after phase two. Everything else that an attempt
+//!   has taken is given back everywhere, also where no answer came.
+//! - Phase one asks each master for a candidate, greater than every fence that it knows. The
+//!   greatest one of a majority is the fence, and phase two tells it to a majority before it is
+//!   used. So every later majority contains a master that knows it, whatever the masters' clocks
+//!   say.
+//! - A renewal wins back the masters that the hold has lost, with its fence. It does so only before
+//!   the hold's deadline, because after it another one may have had the lock.
+//! - A master that has been up for less than the longest lease may have forgotten a hold. Until
+//!   then it is neither counted nor won back.
 //!
-//! A lock shared or with slots, and several locks at once, are refused: each master would be right by itself, and the
-//! majorities would not add up to one decision.
+//! Shared locks, slots, and several locks at once are refused: each master would be right by
+//! itself, and the majorities would not add up to one decision.
 
 use super::redis::script::Code;
 use super::redis::{RedisStore, Target, pause_to};
@@ -26,7 +28,7 @@ use crate::rules::{
     self, Acquired, Ask, End, Left, NewPause, Outcome, Proof, Refusal, Renewal, Requested, Revoke, Revoked,
     State, When,
 };
-use crate::store::net::alarm;
+use crate::store::net::interrupt;
 use masters::{Answers, Call, Master, Masters, Order};
 use std::collections::BTreeSet;
 use std::thread;
@@ -39,13 +41,14 @@ pub(super) mod scripts;
 mod trouble;
 mod view;
 
-/// When who has waited longest looks again at a lock that somebody has.
+/// When the waiter that has waited longest asks again for a lock that is held.
 const LOOK_FIRST: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(200));
-/// When the others look. Who asks more seldom is forgotten by the masters (`quorum/scripts/turn.lua`).
+/// When the others ask again. The masters forget waiters that ask more rarely
+/// (`quorum/scripts/turn.lua`).
 const LOOK: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
-/// How long the last masters are waited for while a lease runs, at least.
+/// Shortest time to wait for the last masters while a lease runs.
 const STRAGGLERS: Duration = Duration::from_millis(50);
-/// And for who looks: a hurried answer would blame a master that is only slow.
+/// The same for reads, where a hurried answer would blame a master that is only slow.
 const STRAGGLERS_SEEN: Duration = Duration::from_millis(500);
 
 /// Locks on a majority of independent masters.
@@ -53,18 +56,18 @@ pub struct QuorumStore {
     masters: Masters,
     shown: String,
     max_lease: Duration,
-    /// Since when the lock has been asked for, by whom.
+    /// The token that asks for the lock, and since when.
     asked: Option<(Token, Moment)>,
-    /// Since when the masters disagree whether somebody newer replaces it.
+    /// The same token, and since when the masters disagree whether a newer run replaces it.
     disputed: Option<(Token, Moment)>,
-    /// The hold that was won here, or renewed.
+    /// The hold that this store won or renewed.
     hold: Option<Held>,
-    /// What was last said of each master.
+    /// The last trouble reported of each master.
     troubles: Vec<Option<String>>,
     tell: Box<dyn Fn(&str) + Send>,
 }
 
-/// Hears nothing, and looks again: no master knows what the others do, so none could tell.
+/// Wakes after a time, because no master knows what the others do, so none could notify a watcher.
 struct Polling(Listener);
 
 impl Subscription for Polling {
@@ -78,17 +81,18 @@ impl Subscription for Polling {
     }
 }
 
-/// A hold, as its owner knows it.
+/// A hold, as its holder knows it.
 struct Held {
     token: Token,
-    /// Deadline when its last success may be relied on: a master is not won back later.
+    /// The deadline of its last success: no master is won back later.
     until: Moment,
     fence: u64,
 }
 
 impl QuorumStore {
-    /// A store on these masters that connects when it is first used. `shown` is how messages name it; `max_lease` the
-    /// longest lease that anybody may ask of these masters; `tell` hears what is not as it should be with one of them.
+    /// A store on these masters, which connects when it is first used. `shown` is its name in
+    /// messages, `max_lease` the longest lease that any client asks of these masters. `tell` gets
+    /// messages about trouble with one of them.
     pub fn new(
         masters: Vec<Target>,
         shown: String,
@@ -108,9 +112,9 @@ impl QuorumStore {
         }
     }
 
-    /// Why these masters cannot hold such a lock, if they cannot.
+    /// Why masters cannot hold such a lock; None if they can.
     pub fn refusal(names: &Names, mode: Mode) -> Option<String> {
-        let why = "majorities of independent masters cannot decide that together";
+        let why = "independent masters cannot decide that by majority";
         match mode {
             Mode::Shared => Some(format!("redis+quorum:// has no shared locks: {why}")),
             Mode::Slots(_) => Some(format!("redis+quorum:// has no slots: {why}")),
@@ -139,18 +143,22 @@ impl QuorumStore {
         answers
     }
 
-    /// Asks all masters, and waits for those that are slow as long as it is not decided without them.
+    /// Asks all masters, and waits for slow ones as long as the result depends on them.
     fn decide(&mut self, call: &Call, by: Moment, is_decided: impl Fn(&Answers) -> bool) -> Answers {
         self.ask_until(is_decided, &self.masters.everybody(), call, by, STRAGGLERS)
     }
 
-    /// Asks all masters for somebody who is in no hurry.
+    /// Asks all masters, where there is no hurry.
     fn look(&mut self, call: &Call, by: Moment) -> Answers {
         self.ask(&self.masters.everybody(), call, by, STRAGGLERS_SEEN)
     }
 
-    /// Says what is new about a master.
+    /// Reports what has changed about a master.
     fn listen(&mut self, answers: &Answers) {
+        // A signal ends the wait for each master; then a missing answer tells nothing about it.
+        if interrupt::is_raised() {
+            return;
+        }
         for at in 0..self.masters.len() {
             match &answers.0[at] {
                 Some(Ok(answer)) if answer.what == "seen" => {}
@@ -177,7 +185,8 @@ impl QuorumStore {
         rules::millis(self.max_lease).to_string()
     }
 
-    /// Gives the lock to the masters that the hold has lost; how many took it, if `by` leaves the time to hear of it.
+    /// Gives the hold to masters that have lost it. Returns how many took it, if the answers are
+    /// waited for.
     fn win_back(
         &mut self,
         name: &Name,
@@ -213,27 +222,26 @@ impl QuorumStore {
     }
 }
 
-/// What a master that has the hold knows of it.
+/// What a master that has the hold knows of it, for others to record.
 struct Vouched {
     fence: u64,
     held_us: String,
     cooling: Duration,
     owner: String,
-    /// Whether it is not to be asked to end by one that replaces it: `stays`, or empty.
+    /// `stays` if a run with `--replace` may not ask it to end, or empty.
     stays: String,
 }
 
-/// How long to care for a request.
+/// How far a request is followed.
 #[derive(Clone, Copy)]
 enum Deadline {
-    /// Its answer is wanted.
+    /// Its answer is waited for.
     Heard(Moment),
-    /// It is to be on its way.
+    /// It is only sent.
     Sent(Moment),
 }
 
 impl Store for QuorumStore {
-    /// The masters hear of a death only by the lease, so there is nothing to share.
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
         if let Some(why) = Self::refusal(names, ask.mode) {
             return Err(Error::Unfit(why));
@@ -245,7 +253,7 @@ impl Store for QuorumStore {
         let (name, sent) = (names.first(), Moment::now());
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let millis = rules::millis(ttl).to_string();
-        // A hold that another process won has a fence that only the masters know.
+        // The fence of a hold that another process won is known to the masters only.
         let old = self.hold.take().filter(|hold| hold.token == *token);
         let fence = old.as_ref().map_or(0, |hold| hold.fence);
         let renew =
@@ -254,7 +262,7 @@ impl Store for QuorumStore {
         let is_decided = |answers: &Answers| {
             let (renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
             let (missing, gone) = (answers.count("missing"), revoked + answers.count("not-held"));
-            // One that has the hold is enough for those that miss it to be won back.
+            // One master that has the hold is enough to win back those that have lost it.
             let (won_back, lost) = match wins_back && revoked == 0 {
                 true if renewed > 0 => (missing, gone),
                 true => (0, gone),
@@ -298,8 +306,8 @@ impl Store for QuorumStore {
             let until = Deadline::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
             self.win_back(name, token, ttl, &hold, &untold, until);
         }
-        // Nobody vouches for a hold that no master has: a vanished lock is lost. And what an operator has begun to take
-        // away is not taken again.
+        // A hold that no master has is lost: nobody confirms it. And a hold that an operator has
+        // begun to revoke is not won back.
         if renewed > 0 && revoked == 0 && !missing.is_empty() {
             if renewed >= majority {
                 let until = Deadline::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
@@ -327,7 +335,7 @@ impl Store for QuorumStore {
         self.leave_as(ran, names, token, &job, end.once_per, by)
     }
 
-    /// The holder is told by its next renewal; one master that has it is enough.
+    /// The holder learns of it by its next renewal; one master that has the hold is enough.
     fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
         let request = call(&scripts::REQUEST, name, &[&fence.to_string(), &json(who)?]);
         let answers = self.look(&request, by);
@@ -340,7 +348,7 @@ impl Store for QuorumStore {
         }
     }
 
-    /// Nobody is told; who looks on looks again.
+    /// Does nothing: a watcher reads the lock again.
     fn watch(&mut self, _: &Name, _: &Token, _: Moment) -> Result<(), Error> {
         Ok(())
     }
@@ -354,7 +362,7 @@ impl Store for QuorumStore {
         Ok(Box::new(Polling(listener)))
     }
 
-    /// One master after the other, without a thread: this may be asked before the process forks.
+    /// One master after the other, without a thread: this may be called before the process forks.
     fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error> {
         if names.as_slice().len() > 1 {
             return Ok(None);
@@ -372,7 +380,7 @@ impl Store for QuorumStore {
                     lease = lease.min(reply.span()?);
                 }
                 if fence == 0 {
-                    // It is being taken: no master was told yet that a majority has it.
+                    // It is being acquired: no master was told of a majority yet.
                     return Ok(None);
                 }
                 return Ok(Some(Proof { mode: Mode::Exclusive, slot: None, fence: Fence(fence), lease }));
@@ -384,19 +392,21 @@ impl Store for QuorumStore {
         Err(self.short(&answers))
     }
 
-    /// Every master has to forget: one that remembers is enough for it to be done.
+    /// Every master must forget, because one that remembers is enough to skip a run.
     fn forget(&mut self, name: &Name, by: Moment) -> Result<bool, Error> {
         let answers = self.look(&call(&scripts::FORGET, name, &[]), by);
         let forgotten = answers.count("forgotten");
         if forgotten + answers.count("nothing") < self.masters.len() {
             return Err(self.short(&answers).map(|text| {
-                format!("{text}; a master that did not answer may still remember it: do this again when all are there")
+                format!(
+                    "{text}; a master that did not answer may still have it: do this again when all answer"
+                )
             }));
         }
         Ok(forgotten > 0)
     }
 
-    /// A majority is enough: whoever is granted the lock has one of these.
+    /// A majority is enough: every grant needs one of these masters.
     fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, by: Moment) -> Result<bool, Error> {
         let args = pause_to(pause)?;
         let answers = self.look(&call(&scripts::PAUSE, name, &args.each_ref().map(String::as_str)), by);
@@ -418,7 +428,7 @@ impl Store for QuorumStore {
             return Err(match heard {
                 0 => error,
                 _ => error.map(|text| {
-                    format!("{text}; those that answered have let go of the lock, which is not enough")
+                    format!("{text}; those that answered have released the lock, but they are too few")
                 }),
             });
         }
@@ -427,14 +437,14 @@ impl Store for QuorumStore {
         for at in 0..masters {
             let Some(Some(Ok(answer))) = answers.0.get_mut(at) else { continue };
             left.push(answer.rest.span()?);
-            // An attempt that has no majority yet is no hold.
+            // An attempt without a majority is no hold.
             let clock = Clock::of(answer.rest.now, now);
             let one = MasterView::read(&mut answer.rest, clock)?;
             seen.push(if answer.what == "free" { MasterView::FREE } else { one });
             deleted |= answer.what == "foreign-deleted";
         }
         left.sort_unstable();
-        // When the last of a majority is free.
+        // The time until a majority is free.
         let left = left[majority - 1];
         let MasterView { state, holder, foreign, .. } = Joined::of(&seen, masters).seen;
         let holders: Vec<_> = holder.into_iter().collect();
@@ -453,7 +463,8 @@ impl Store for QuorumStore {
         if answers.count("noted") == 0 { Err(self.short(&answers)) } else { Ok(()) }
     }
 
-    /// Each master notes a refusal with the time of its own clock. So copies are told apart by all fields but the time.
+    /// Each master records a refusal with the time of its own clock, so copies are found by all
+    /// fields but the time.
     fn refusals(&mut self, name: &Name, by: Moment) -> Result<Vec<Refusal>, Error> {
         let mut answers = self.look(&call(&scripts::REFUSED, name, &[]), by);
         let now = answers.now();
@@ -501,7 +512,7 @@ impl Store for QuorumStore {
         }
         let all: Vec<_> = seen.iter().map(|(_, seen)| seen.clone()).collect();
         let joined = Joined::of(&all, self.masters.len());
-        // Several that try at the same time hold nothing yet.
+        // Attempts without a majority hold nothing.
         let trying = joined.firmness == Firmness::Split;
         let MasterView { state, left, holder, foreign, token, paused } =
             if trying { MasterView::FREE } else { joined.seen };
@@ -531,7 +542,7 @@ impl Store for QuorumStore {
         })
     }
 
-    /// What a majority does not have is nobody's, so nothing is missing where a majority answers.
+    /// A lock that no majority has is free, so nothing is missing if a majority answers.
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
         let failed = |why: &str| Err(Error::Unreachable(why.into()));
         let lists: Vec<_> = thread::scope(|scope| {
@@ -569,11 +580,11 @@ impl Store for QuorumStore {
     }
 
     fn sleep(&mut self, _: &Names, _: &Token, until: Moment) -> Result<Slept, Error> {
-        alarm::sleep_until(until);
+        interrupt::sleep_until(until);
         Ok(Slept::Through)
     }
 
-    /// A connection that failed was dropped then; those to the other masters are good.
+    /// A failed connection is dropped at once; those to other masters are good.
     fn reset(&mut self) {}
 }
 
@@ -593,11 +604,11 @@ impl QuorumStore {
         let leave = call(&scripts::LEAVE, names.first(), &args);
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let given_back = |answers: &Answers| answers.count("released") + answers.count("already");
-        // As leave.lua tells it: any other word is the outcome of a job.
+        // In leave.lua any other word is the outcome of a job.
         let has_run = !matches!(ran, "not-run" | "refused");
         let is_gone = |answers: &Answers| match has_run {
             true => answers.count("not-held") > masters - majority,
-            // Nothing depended on it.
+            // No job ran, so nothing depended on the hold.
             false => given_back(answers) == 0 && answers.count("not-held") >= majority,
         };
         let is_decided = |answers: &Answers| match has_run {
@@ -611,7 +622,7 @@ impl QuorumStore {
             return Err(self.short(&answers));
         }
         self.hold = None;
-        // Of masters of which most have lost the hold, it is no matter what the others remember.
+        // If most masters have lost the hold, it does not matter what the others remember.
         if is_gone(&answers) {
             Ok(Left::NotHeld)
         } else if answers.count("released") > 0 {
@@ -619,7 +630,7 @@ impl QuorumStore {
             for reply in answers.replies("released") {
                 cooling.push(reply.span()?);
             }
-            // The lock is kept as long as a majority is not free.
+            // The lock is kept until a majority is free.
             cooling.sort_unstable();
             let kept = cooling.len().checked_sub(majority).and_then(|kept| cooling.get(kept));
             Ok(Left::Released { cooling: kept.copied().unwrap_or_default() })

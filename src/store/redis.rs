@@ -1,22 +1,22 @@
-//! How does a Redis server hold locks? Its scripts, what is asked of its replicas, and the two connections of a waiter.
-//! Which server that is, is asked of the route.
+//! Locks on a Redis server: the scripts, the acknowledgements of replicas, and the two connections
+//! of a waiter. The route finds the server.
 //!
-//! The layout of the records is told in `redis/scripts/record.lua`; the decisions are taken there, as the twin of the
-//! law. Here is only what surrounds them: in what time, and what the answer means.
+//! `redis/scripts/record.lua` describes the layout of the records. The scripts decide, as the Lua
+//! port of the lock rules. The code here adds only time limits and what an answer means.
 //!
-//! | where | what it answers |
+//! | where | what |
 //! |---|---|
 //! | here | what a waiter sleeps on ([`RedisStore::await_wake`]), and which locks there are ([`RedisStore::find_at`]) |
-//! | [`ahead`] | how it tells of many locks |
-//! | [`subscription`] | how a holder, or who looks on, hears that something happened |
+//! | [`ahead`] | how many locks are read |
+//! | [`subscription`] | how a holder or a watcher learns that something happened |
 //! | [`call`] | how a script is run: by hash or with its text, acknowledged by replicas ([`acknowledge`]) |
 //! | [`script`], [`reply`] | what is sent, and how the answer is read |
-//! | [`route`] | which server that goes to: one, or the master that sentinels name ([`sentinel`]), or the node of a cluster ([`cluster`]) |
-//! | [`connection`], [`failure`] | how one speaks to a server in bounded time, and what its refusals mean |
-//! | [`probe`] | what `doctor` wants to know |
+//! | [`route`] | which server a request goes to: one, the master that sentinels name ([`sentinel`]), or a node of a cluster ([`cluster`]) |
+//! | [`connection`], [`failure`] | requests in bounded time, and what an error reply means |
+//! | [`probe`] | what `doctor` asks |
 
 use super::net::failure::silent;
-use super::net::{Address, alarm};
+use super::net::{Address, interrupt};
 use super::{Endurance, Error, Found, Listener, Slept, Store, View, Which, json};
 use crate::clock::Moment;
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
@@ -26,10 +26,10 @@ use crate::rules::{
     Renewal, Requested, Revoke, Revoked, Superseded, Terms, Waiting, When,
 };
 use crate::store;
-use ahead::Ahead;
 use call::Caller;
 use cluster::Nodes;
 use connection::Connection;
+use prefetch::Prefetch;
 use redis::{Value, cmd};
 use reply::garbled;
 use route::{Limit, Server, Topology, Whom};
@@ -41,11 +41,11 @@ pub use cluster::apart;
 pub use target::Target;
 
 mod acknowledge;
-mod ahead;
 pub(super) mod call;
 mod cluster;
 pub(super) mod connection;
 pub(super) mod failure;
+mod prefetch;
 pub mod probe;
 pub(super) mod reply;
 mod route;
@@ -54,18 +54,19 @@ mod sentinel;
 mod subscription;
 mod target;
 
-/// Whoever has more than this many before it is heard less often: what a thousand say by the second adds up.
+/// A waiter with more than this many before it sends heartbeats more rarely, because those of a
+/// thousand waiters add up.
 const CROWD: u64 = 100;
-/// Two of them still fit into [`rules::SILENCE`].
+/// The longer heartbeat; two of them still fit into [`rules::SILENCE`].
 const FAR_HEARTBEAT: Duration = Duration::from_millis(2200);
-/// The number of keys that one step of SCAN looks at.
+/// Keys that one SCAN request looks at.
 const SCAN_STEP: u64 = 1000;
-/// And how many are asked for in one write.
+/// EXISTS requests in one write.
 const EXIST_STEP: usize = 500;
-/// How long the steps of one SCAN may go on: a server that lies about its cursor would never end it. Some hundred
-/// million keys take as long.
+/// Limit for a whole SCAN: a server that returns wrong cursors would never end it. Some hundred
+/// million keys take this long.
 const SCAN_WITHIN: Duration = Duration::from_secs(60);
-/// How many bytes of names are taken from a server: some hundred thousand locks.
+/// Most bytes of names taken from a server: some hundred thousand locks.
 const NAMES_MAX: usize = 32 * 1024 * 1024;
 
 /// Locks on a Redis server.
@@ -73,11 +74,11 @@ pub struct RedisStore {
     caller: Caller,
     target: Target,
     wake: Option<WakeConnection>,
-    /// Names the wake list of the current connection. A server may still have the blocked client of one that broke, and that
-    /// must not swallow the wake meant for its successor.
+    /// The wake list of the current connection has this number. A server may still have the blocked
+    /// client of an earlier, broken connection, which must not take the wake meant for this one.
     wake_number: u64,
     asked: bool,
-    ahead: Option<Ahead>,
+    ahead: Option<Prefetch>,
 }
 
 /// The connection on which a waiter sleeps.
@@ -88,18 +89,19 @@ struct WakeConnection {
 }
 
 impl RedisStore {
-    /// One server. It connects when it is first used, as do the others.
+    /// One server. All stores connect when they are first used.
     pub fn new(target: Target) -> Self {
         Self::over(Box::new(Server(target.clone())), target)
     }
 
-    /// The master that sentinels name `service`. How to get into it says `master`, whose address does not count.
+    /// The master that sentinels name `service`. `master` has its credentials and options; its
+    /// address is ignored.
     pub fn sentinel(sentinels: Vec<Target>, service: String, master: Target) -> Self {
         Self::over(Box::new(Sentinels::new(sentinels, service, master.clone())), master)
     }
 
-    /// A cluster of which `seeds` are known. How to get into each of its nodes says `node`, whose address does not
-    /// count.
+    /// A cluster of which `seeds` are known. `node` has the credentials and options of each node;
+    /// its address is ignored.
     pub fn cluster(seeds: Vec<Address>, node: Target) -> Self {
         Self::over(Box::new(Nodes::new(seeds, node.clone())), node)
     }
@@ -115,7 +117,7 @@ impl RedisStore {
         }
     }
 
-    /// Has replicas acknowledge every grant and every renewal.
+    /// Makes replicas acknowledge every grant, renewal and release.
     pub fn acknowledged_by(mut self, replicas: Replicas) -> Self {
         self.caller.acknowledged_by(replicas);
         self
@@ -126,8 +128,9 @@ impl RedisStore {
         self.caller.route.topology.masters(by)
     }
 
-    /// The locks on one server. While a lock is held or waited for there is a record of that, and while it is kept, the
-    /// lock key; under an empty prefix that could be anybody's, so there it counts if the lock has a fence.
+    /// The locks on one server. A lock that is held or waited for has a record, and one that is
+    /// cooling has a lock key. Under an empty prefix any key could be a lock key, so there it
+    /// counts only if the lock has a fence.
     fn find_at(&mut self, server: &Address, prefix: &str, which: Which) -> Result<BTreeSet<Name>, Error> {
         let escaped = escape_glob(prefix);
         // A lock that was never granted may be waited for, or be paused.
@@ -144,7 +147,7 @@ impl RedisStore {
             let rest = key.strip_prefix("dlock.").and_then(|rest| rest.split_once(":{"));
             let Some((kind, rest)) = rest.filter(|(kind, _)| kinds.contains(kind)) else { continue };
             let Some((tag, full)) = rest.split_once("}:") else { continue };
-            // A token ends the name of what is spent.
+            // The name of a `spent` key ends with the token.
             let full =
                 if kind == "spent" { full.rsplit_once(':').map_or(full, |(full, _)| full) } else { full };
             let Some(name) = name_under(prefix, full).filter(|name| name.tag() == tag) else { continue };
@@ -165,7 +168,8 @@ impl RedisStore {
         Ok(names)
     }
 
-    /// Those of the locks that have a lock key. Each is asked for by itself: they may lie in different slots.
+    /// Those of the locks that have a lock key. Each has a request of its own, because they may lie
+    /// in different slots.
     fn existing(&mut self, server: &Address, names: &[Name]) -> Result<Vec<Name>, Error> {
         let by = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
         let ask = |connection: &mut Connection, by| {
@@ -177,7 +181,8 @@ impl RedisStore {
             connection.send(names.iter().map(exists).collect(), by)?;
             let mut found = Vec::new();
             for name in names {
-                // A server that has given the slot away does not say.
+                // A redirection counts as existing: the server no longer has the slot and cannot
+                // tell.
                 if connection.answer(by)? != Value::Int(0) {
                     found.push(name.clone());
                 }
@@ -187,7 +192,8 @@ impl RedisStore {
         self.caller.route.exchange(Whom::Server(server), by, ask).map(|(_, found)| found)
     }
 
-    /// All keys that match. A server with many other keys takes many steps; each has its own time.
+    /// All keys that match. Each SCAN request has a time limit of its own, because a server with
+    /// many other keys needs many.
     fn scan(&mut self, server: &Address, pattern: &str, only_strings: bool) -> Result<Vec<String>, Error> {
         let (mut found, mut size, mut cursor) = (Vec::new(), 0, "0".to_owned());
         let until = Moment::now().after(SCAN_WITHIN);
@@ -213,7 +219,7 @@ impl RedisStore {
             if until.passed() || size > NAMES_MAX {
                 let (names, shown) = (found.len(), &self.target.shown);
                 return Err(Error::Garbled(format!(
-                    "{shown} lists its keys without coming to an end ({names} so far); name keys instead"
+                    "{shown} has too many keys to list ({names} so far); name keys instead"
                 )));
             }
             cursor = next;
@@ -222,7 +228,6 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
-    /// The server hears of a death only by the lease, so there is nothing to share.
     fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
         if let Some(why) = self.caller.route.topology.part(names.as_slice()) {
             return Err(Error::Unfit(format!("{}: {why}", self.target.shown)));
@@ -240,12 +245,13 @@ impl Store for RedisStore {
             [token, &ttl, &min_hold, patience, &number, turn, &mode, &owner, &once_per, terms, &waited];
         let said =
             self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &args, Limit::OpTimeout, by);
-        // One that was refused has nothing there: asked again by a server that is out of memory, it is still a newcomer.
+        // A refused newcomer has no record on the server. If it asks again and the server is out of
+        // memory, it must still count as a newcomer.
         self.asked |= !matches!(said, Err(Error::Unavailable(_)));
         let (what, mut reply) = said?;
         match what.as_str() {
             "granted" => {
-                // Nobody waits any more, and a server counts its clients.
+                // The wait is over, and servers limit the number of clients.
                 self.wake = None;
                 let (fence, waited, slot) = (Fence(reply.number()?), reply.span()?, reply.slot()?);
                 Ok(Acquired::Granted(Grant { fence, waited, slot }))
@@ -271,7 +277,7 @@ impl Store for RedisStore {
                 let at = reply.lock(names.as_slice().len())?;
                 Ok(Acquired::Superseded(Superseded { at, by: reply.owner()? }))
             }
-            "spent" => Ok(Acquired::Spent),
+            "spent" => Ok(Acquired::Released),
             _ => Err(reply.unknown()),
         }
     }
@@ -291,13 +297,14 @@ impl Store for RedisStore {
         }
     }
 
-    /// Whether replicas have what a late answer tells of is not known.
+    /// With `--replicas` a late answer does not tell whether the replicas have the renewal, so
+    /// attempts are short.
     fn endurance(&self) -> Endurance {
         if self.caller.has_replicas() {
             return Endurance::Short;
         }
         let mut second = Self::over(self.caller.route.topology.anew(), self.target.clone());
-        // Whoever listens follows the master that either of them has found.
+        // A subscription follows the master that either of the two has found.
         second.caller.route.last_master = self.caller.route.last_master.clone();
         Endurance::Beside { second: Box::new(second), late: silent(&self.target.shown) }
     }
@@ -358,7 +365,7 @@ impl Store for RedisStore {
             Listener::Holder => "holder",
             Listener::Watcher => "watch",
         };
-        // One pop is for lists of one slot.
+        // One BLPOP takes lists of one slot only.
         let lists = match self.caller.route.topology.part(names) {
             None => names.iter().map(|name| (wake_key(name, token, whose), name.clone())).collect(),
             Some(_) => Vec::new(),
@@ -404,7 +411,7 @@ impl Store for RedisStore {
         }
     }
 
-    /// Whoever else waits is not asked for: many would each be told of all.
+    /// Without the waiters: if many waiters called this, each answer would list all of them.
     fn ends(&mut self, name: &Name, _: &Token, by: Moment) -> Result<Vec<LoggedEnd>, Error> {
         let (_, mut reply) = self.caller.run(&script::ENDS, std::slice::from_ref(name), &[], by)?;
         reply.log()
@@ -462,14 +469,14 @@ impl Store for RedisStore {
 }
 
 impl RedisStore {
-    /// Waits for the wake. A blocking pop that is under way is left under way when `until` comes: the next heartbeat
-    /// goes over the other connection, since the server may be up to 100 ms late in ending the pop by itself.
+    /// Waits for the wake. A BLPOP that is under way at `until` stays under way, and the next
+    /// heartbeat uses the other connection: the server may be up to 100 ms late in ending it.
     fn await_wake(&mut self, name: &Name, token: &Token, until: Moment) -> Result<Slept, Error> {
         let whom = Whom::Lock(name);
         let op_timeout = self.target.op_timeout;
         let by = || Moment::now().after(op_timeout);
         if self.wake.as_ref().is_some_and(|wake| !self.caller.route.leads_to(&wake.connection, whom)) {
-            // The next heartbeat, at once, says where it will listen from now on.
+            // The next heartbeat comes at once, and tells the server the new wake list.
             self.drop_wake();
             return Ok(Slept::Woken);
         }
@@ -491,17 +498,19 @@ impl RedisStore {
             return Ok(Slept::Through);
         }
         let reply = match wake.connection.reply(by()) {
-            // Somebody floods the list. The heartbeats keep the place, and say where it will listen from then on.
+            // Another client floods the list. Heartbeats keep the place, and tell the server the
+            // next wake list.
             Err(Error::Garbled(_)) => {
                 self.drop_wake();
-                // An alarm ends it.
-                alarm::pause(subscription::BACKOFF.min(until.left())).ok();
+                // An interrupt ends the pause.
+                interrupt::pause(subscription::BACKOFF.min(until.left())).ok();
                 return Ok(Slept::Woken);
             }
             reply => reply?,
         };
         match wake.connection.checked(reply)? {
-            // The slot has moved, or the server is no master any more: whoever was asleep there is told.
+            // The slot has moved, or the server is no longer master: Redis unblocks the clients
+            // that wait there.
             value @ Value::ServerError(_) => {
                 self.caller.route.learn(&mut wake.connection, &value);
                 self.drop_wake();
@@ -520,14 +529,14 @@ impl RedisStore {
         }
     }
 
-    /// The next connection gets a name of its own.
+    /// Closes the wake connection. The next one gets a list of its own.
     fn drop_wake(&mut self) {
         self.wake = None;
         self.wake_number += 1;
     }
 }
 
-/// A pause as the scripts read it: who, for how long.
+/// The arguments of a pause script: owner and length.
 pub(super) fn pause_to(pause: Option<NewPause<'_>>) -> Result<[String; 2], Error> {
     let Some(NewPause { by, lasts }) = pause else {
         return Ok([String::new(), "0".into()]);
@@ -535,7 +544,7 @@ pub(super) fn pause_to(pause: Option<NewPause<'_>>) -> Result<[String; 2], Error
     Ok([json(by)?, rules::millis(lasts).to_string()])
 }
 
-/// The terms of one who asks, but for once in a while, as the scripts read them.
+/// The argument for the terms of an acquire, without `--once-per`.
 pub(super) const fn terms_to(terms: &Terms) -> &'static str {
     match (terms.replaces, terms.stays) {
         (false, false) => "",
@@ -561,8 +570,7 @@ fn name_under(prefix: &str, full: &str) -> Option<Name> {
     Name::new(prefix, &Key::new(full.strip_prefix(prefix)?).ok()?).ok()
 }
 
-/// A SCAN pattern for words that begin as one of these; it may match others, too. One pass over the keys is all that a server is
-/// asked for.
+/// A SCAN pattern that matches all of these words, and perhaps others, so that one SCAN is enough.
 fn glob_of(words: &[&str]) -> String {
     let letters = |at: usize| words.iter().filter_map(|word| word.chars().nth(at)).collect::<String>();
     format!("[{}][{}]*", letters(0), letters(1))

@@ -1,21 +1,22 @@
-//! How can a database keep locks? The stores `postgres://…` and `mysql://…`: one row for each lock, one for each of those who
-//! wait for it, and one for each of its last ends. What is done with them is the engine's affair; here is what a database does
-//! for it, and `postgres` and `mysql` have the words and the bytes.
+//! Keeps locks in a database, for `postgres://…` and `mysql://…`: one row for each lock, one for
+//! each waiter, and one for each of the last ends of a lock. The engine decides what the rows say.
+//! This module is its adapter; `postgres` and `mysql` have the SQL and the wire protocols.
 //!
-//! *A step takes two round trips*, and no lock of the database is held between them. The first reads the rows and the clock
-//! of the server in one statement. The second writes them, also as a whole, if no lock has got another version meanwhile;
-//! if one has, nothing is written and the engine begins again. So a request that arrives late changes nothing, and one whose
-//! answer was lost may be sent again.
+//! *A transaction of the engine takes two round trips*, and the database holds no lock between
+//! them. The first reads the rows and the server's clock in one statement. The second writes all
+//! rows in one statement, if no lock has another version meanwhile; otherwise nothing is written
+//! and the engine starts again. So a request that arrives late changes nothing, and a request whose
+//! reply was lost may be sent again.
 //!
-//! *The lease is in the record*, and the clock of the server decides. It is read before the records are and before anything
-//! is written: a pause makes the own lease shorter, and those of others look longer. A connection that breaks says nothing
-//! about anybody, so nobody's life is watched, and a holder renews in the record itself: what a judge read is what he
-//! changes, or he changes nothing.
+//! *The lease is in the record*, and the server's clock decides. The clock is read before the rows
+//! are read or written. So a pause of this process makes its own lease shorter and the leases of
+//! others look longer. A broken connection proves nothing about its client, so no connection is
+//! watched, and a holder renews in the record itself: the renewal succeeds only on the version that
+//! was read.
 //!
-//! *A waiter's heartbeat* changes its own row and nothing else. It also tells whether the waiter still waits, so a bell that
-//! nobody heard costs no more than the time to the next heartbeat.
+//! *A waiter's heartbeat* changes only its own row. It also returns whether the waiter still waits,
+//! so a lost notification costs only the time to the next heartbeat.
 
-mod hearing;
 mod link;
 #[cfg(feature = "mysql")]
 mod mysql;
@@ -26,6 +27,7 @@ mod probe;
 mod row;
 mod servers;
 mod statement;
+mod subscription;
 mod waiting;
 
 use crate::clock::Moment;
@@ -35,8 +37,8 @@ use crate::store::engine::kept::Kept;
 use crate::store::engine::queue::Waiting;
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
 use crate::store::net::failure::silent;
+use crate::store::net::interrupt;
 use crate::store::{Endurance, Error, Listener, Subscription};
-use hearing::Hearing;
 pub use link::Target;
 use link::{Answer, Database, Failure, Link};
 use row::{Found, LockRow, Waiters};
@@ -49,68 +51,72 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
+use subscription::RequestSubscription;
 use waiting::POLL;
 
-/// How many broken connections one exchange may meet: one that was idle, and a new one. A server that ends new ones too is
-/// not asked again at once.
+/// Most broken connections in one exchange: one that was idle, and a new one. If the server closes
+/// new connections too, the exchange fails.
 const BROKEN_MOST: u32 = 2;
-/// How long one waits before what others kept from being done is sent again.
+/// Pause before a statement is sent again that conflicted with another client.
 const CONFLICT: Duration = Duration::from_millis(2);
-/// So long after others were told of a change who made it sees to it that it is on the disk.
-const NEXT_FIRST: Duration = Duration::from_millis(5);
-/// Whoever has more than so many before it looks at the records more rarely: it is woken by whoever is before it.
+/// Time between a write that others see early and the statement that waits for the disk.
+const SECURE_AFTER: Duration = Duration::from_millis(5);
+/// See [`Adapter::crowd`]. Small, because the predecessor wakes a waiter.
 const NEAR: u64 = 4;
-/// So many notes are asked for at once.
+/// Most notes that one statement asks for.
 const NOTES_MOST: usize = 64;
-/// Of so many steps one removes what is too old to keep.
-const TIDIES_EVERY: u32 = 512;
+/// One of this many first acquires deletes rows that are too old.
+const CLEANS_UP_EVERY: u32 = 512;
 
-/// A database with locks in it.
+/// A store in a database.
 pub type SqlStore = Engine<Tables>;
 
 impl SqlStore {
-    /// MySQL or MariaDB. It connects when it is first used.
+    /// A store in MySQL or MariaDB. Connects at the first use.
     #[cfg(feature = "mysql")]
     pub fn mysql(target: Target) -> Self {
         Self::new(Tables::over(Arc::new(mysql::Mysql::new(target))))
     }
 
-    /// PostgreSQL. It connects when it is first used.
+    /// A store in PostgreSQL. Connects at the first use.
     #[cfg(feature = "postgres")]
     pub fn postgres(target: Target) -> Self {
         Self::new(Tables::over(Arc::new(postgres::Postgres::new(target))))
     }
 }
 
-/// What a database does for the engine.
+/// The engine's adapter for a database.
 pub struct Tables {
     database: Arc<dyn Database>,
-    /// The server to try next: the one that worked last, or the one behind the one that did not.
+    /// Index of the server to try next: the one that worked last, or the one after a server that
+    /// failed.
     server: Arc<AtomicUsize>,
     line: RefCell<Option<Line>>,
-    /// The server whose rows and clock a step was told.
+    /// Index of the server that the current transaction has read its rows and clock from.
     read_at: Cell<usize>,
     mine: Option<Arc<Mine>>,
-    /// Whether the server lets one sleep at latches.
+    /// Whether the server allows advisory locks.
     has_latches: Cell<bool>,
-    /// When the operation under way is to end.
+    /// Deadline of the current operation.
     by: Cell<Moment>,
-    /// Whether it insists.
-    insists: Cell<bool>,
-    /// Whether the asker is likely to find that it holds: it did when it wrote last.
+    /// Whether this process reserves the locks that it reads.
+    reserves: Cell<bool>,
+    /// Whether the token held all locks at its last write, so that a read of the first waiters is
+    /// likely enough.
     is_holder: Cell<bool>,
 }
 
 /// An open connection.
 struct Line {
-    /// Which server it leads to.
+    /// Index of the server.
     server: usize,
     link: Box<dyn Link>,
-    /// Whether it was asked for the bell of this process' token.
+    /// Whether the connection listens to the notification channel of this process's token.
     listens: bool,
-    /// Whether it holds the latch of this process' token.
-    is_latched: bool,
-    /// Whether nobody in between lends it to others, once somebody has answered on it.
+    /// Whether the connection holds the advisory lock of this process's token.
+    has_advisory_lock: bool,
+    /// Whether the connection leads to one server process, without a pooler. Known after the first
+    /// answer.
     is_direct: Option<bool>,
 }
 
@@ -121,27 +127,27 @@ struct Mine {
 }
 
 impl Clone for Tables {
-    /// Connections belong to the process that made them.
+    /// The clone has no connection: a connection belongs to the process that made it.
     fn clone(&self) -> Self {
         let (database, server) = (Arc::clone(&self.database), Arc::clone(&self.server));
         let (mine, has_latches, by) = (self.mine.clone(), self.has_latches.clone(), self.by.clone());
-        let (line, read_at, insists, is_holder) = Default::default();
-        Self { database, server, line, read_at, mine, has_latches, by, insists, is_holder }
+        let (line, read_at, reserves, is_holder) = Default::default();
+        Self { database, server, line, read_at, mine, has_latches, by, reserves, is_holder }
     }
 }
 
 impl Tables {
     fn over(database: Arc<dyn Database>) -> Self {
         let (has_latches, by) = (Cell::new(true), Cell::new(Moment::now()));
-        let (server, line, read_at, mine, insists, is_holder) = Default::default();
-        Self { database, server, line, read_at, mine, has_latches, by, insists, is_holder }
+        let (server, line, read_at, mine, reserves, is_holder) = Default::default();
+        Self { database, server, line, read_at, mine, has_latches, by, reserves, is_holder }
     }
 
     fn shown(&self) -> &str {
         &self.database.target().shown
     }
 
-    /// What is asked between two operations has a time of its own.
+    /// Sets a deadline for requests between two operations.
     fn allow(&self) {
         if self.by.get().passed() {
             let target = self.database.target();
@@ -149,14 +155,14 @@ impl Tables {
         }
     }
 
-    /// What is asked from here on has that time, but not beyond `until`.
+    /// Sets the same deadline for the next requests, but `until` at the latest.
     fn allow_until(&self, until: Moment) {
         let target = self.database.target();
         self.by.set(Moment::now().after(target.connect_timeout + target.op_timeout).min(until));
     }
 
-    /// One round trip. What can be done twice is sent again where the connection turns out to be broken, or the server to be
-    /// a standby.
+    /// Sends the statements in one round trip. With [`Again::Yes`] they are sent again if the
+    /// connection turns out to be broken, or the server to be a standby.
     fn ask(&self, statements: &[String], again: Again) -> Result<Vec<Answer>, Failure> {
         let (mut broken, mut round) = (0, Round::default());
         loop {
@@ -166,7 +172,7 @@ impl Tables {
             };
             let answer = line.link.ask(statements, by);
             match answer {
-                Err(failure) if self.is_elsewhere(&failure, is_new) => {
+                Err(failure) if self.is_elsewhere(&failure, is_new) && !interrupt::is_raised() => {
                     if again == Again::No {
                         self.server.store(line.server + 1, Ordering::Relaxed);
                         return Err(failure);
@@ -178,7 +184,7 @@ impl Tables {
                 {
                     broken += 1;
                 }
-                // Somebody else was quicker, be it with making the tables.
+                // Another client changed the rows or created the tables at the same time.
                 Err(Failure::Conflict) if again == Again::Yes && !self.by.get().passed() => {
                     self.line.replace(Some(line));
                     thread::sleep(CONFLICT);
@@ -193,33 +199,32 @@ impl Tables {
         }
     }
 
-    /// The same, where there may be no tables yet: then it makes them.
+    /// The same, and creates the tables if they are missing.
     fn ask_tables(&self, statements: &[String]) -> Result<Vec<Answer>, Failure> {
         match self.ask(statements, Again::Yes) {
             Err(Failure::NoTables(_)) => {}
             answer => return answer,
         }
-        let tables = self.database.grammar().tables();
+        let tables = self.database.dialect().tables();
         let text = tables.join("; ");
         let tables: Vec<_> = tables.iter().map(ToString::to_string).collect();
         match self.ask(&tables, Again::Yes) {
             Ok(_) => self.ask(statements, Again::Yes),
             Err(Failure::Refused(Error::Denied(why)) | Failure::NoTables(Error::Denied(why))) => {
                 Err(Failure::Refused(Error::Denied(format!(
-                    "{why}; the tables of dlock are missing or hidden from this user, who may not make them: have an administrator run {text} and give \
-                 it the rights that docs/stores.md names"
+                    "{why}; the tables of dlock are missing or hidden from this user, who may not make them: have an administrator run {text} and grant this user the rights that docs/stores.md names"
                 ))))
             }
             Err(failure) => Err(failure),
         }
     }
 
-    /// The rows of these locks, and the time that was read before them.
+    /// Reads the rows of these locks, and the time before that.
     fn read(&self, question: &Question<'_>) -> Result<Found, Error> {
-        self.find(&[self.database.grammar().read(question)])
+        self.find(&[self.database.dialect().read(question)])
     }
 
-    /// The same, whatever else is said before it.
+    /// The same, with other statements before it.
     fn find(&self, statements: &[String]) -> Result<Found, Error> {
         let found = Found::parse(&self.ask_tables(statements)?, self.shown())?;
         if let Some(line) = &mut *self.line.borrow_mut() {
@@ -233,16 +238,16 @@ impl Tables {
         Ok((found.locks(question.names, question.waiters, self.shown())?, now))
     }
 
-    /// The rows of locks that are about to be changed, which are made if there are none.
+    /// Reads the rows of locks that are about to be changed. Creates missing ones.
     fn lock_rows(&self, names: &BTreeSet<String>, me: Option<&Token>) -> Result<(Vec<LockRow>, Time), Error> {
         let read = |question: &Question<'_>| {
-            if self.insists.get() {
-                self.find(&self.database.grammar().reserve_and_read(question))
+            if self.reserves.get() {
+                self.find(&self.database.dialect().reserve_and_read(question))
             } else {
                 self.read(question)
             }
         };
-        // A holder's step is to cost the same whoever waits.
+        // The cost of a holder's transaction must not depend on the length of the queue.
         if let Some(me) = me.filter(|me| self.is_holder.get() && self.is_own(me)) {
             let question = Question { names, me: Some(me), waiters: Waiters::Front, with_ends: false };
             let (entries, now) = self.entries(&question, read(&question)?)?;
@@ -255,14 +260,14 @@ impl Tables {
         let mut found = read(&question)?;
         let missing: Vec<&String> = names.iter().filter(|name| !found.has(name)).collect();
         if !missing.is_empty() {
-            let grammar = self.database.grammar();
-            let statements = [grammar.begin(&missing, found.now), grammar.read(&question)];
+            let dialect = self.database.dialect();
+            let statements = [dialect.begin(&missing, found.now), dialect.read(&question)];
             found = Found::parse(&self.ask(&statements, Again::Yes)?[1..], self.shown())?;
         }
         self.entries(&question, found)
     }
 
-    /// Reads all who wait for a lock of which only the first ones were read.
+    /// Reads all waiters of a lock, after only the first ones were read.
     fn read_rest(&self, entry: &mut LockRow) -> Result<(), Error> {
         let names = BTreeSet::from([entry.name.clone()]);
         let question = Question { names: &names, me: None, waiters: Waiters::All, with_ends: false };
@@ -280,7 +285,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Has the server do what may be done some time after a change. Nobody waits for that now.
+    /// Sends a statement that may run some time after a change, without waiting for its answer.
     fn tell(&self, behind: Option<String>) {
         let Some(statement) = behind else { return };
         let Some(mut line) = self.line.take() else { return };
@@ -293,12 +298,12 @@ impl Tables {
         self.mine.as_ref().is_some_and(|mine| mine.token == *token)
     }
 
-    /// Waits until a change of which others were told already is on the disk. If the server crashed meanwhile and forgot it,
-    /// it is to be made again.
+    /// Waits until a change that others have already seen is on the disk. Returns a conflict if the
+    /// server has crashed and lost it: then the change must be made again.
     fn secure(&self, change: &Change) -> Result<Written, Error> {
-        let Some(secure) = self.database.grammar().secure(change) else { return Ok(Written::Yes) };
-        // The disk is for the next one first, and that one has this change written with its own.
-        thread::sleep(NEXT_FIRST);
+        let Some(secure) = self.database.dialect().secure(change) else { return Ok(Written::Yes) };
+        // The next holder's write goes to the disk first, and takes this change with it.
+        thread::sleep(SECURE_AFTER);
         match self.ask(&[secure], Again::Yes) {
             Ok(answers) if answers.iter().all(|answer| answer.changed == change.ends.len() as u64) => {
                 Ok(Written::Yes)
@@ -309,7 +314,7 @@ impl Tables {
     }
 }
 
-/// Whether something may be sent again on another connection.
+/// Whether the statements may be sent again, on another connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Again {
     Yes,
@@ -333,7 +338,8 @@ impl Adapter for Tables {
         NEAR
     }
 
-    /// Whoever is before one lets go of its latch, or its bell rings, at its end as at a grant.
+    /// Reads are rare because the predecessor releases its advisory lock when it ends or is granted
+    /// the lock, or notifies the waiter.
     fn rarely(&self) -> u32 {
         16
     }
@@ -380,17 +386,18 @@ impl Adapter for Tables {
         };
         let Kept { name, queue, notes, tracked, .. } = &mut **entry;
         if !notes.contains_key(&token) {
-            // Where many were shown, many more may be.
+            // If the rules have seen many waiters, they may look at many more.
             let shown = queue.waiting.iter().filter(|waiting| waiting.is_shown()).count();
             let behind = queue.waiting[waiter..].iter().filter(|waiting| !waiting.is_shown());
             let tokens = behind.filter_map(Waiting::token).filter(|token| !notes.contains_key(token));
             let tokens: Vec<_> = tokens.take(shown.clamp(1, NOTES_MOST)).collect();
-            let answers = self.ask(&[self.database.grammar().notes(name, &tokens)], Again::Yes)?;
+            let answers = self.ask(&[self.database.dialect().notes(name, &tokens)], Again::Yes)?;
             notes.extend(answers[0].rows.iter().filter_map(|row| row::note(row)));
         }
         let note = notes.remove(&token).and_then(|note| serde_json::from_slice(&note).ok());
         let shown = note.and_then(|note| queue.show(waiter, note, name, record, tracked, |_, _| {}).ok());
-        // Else it has left since, as the engine will see when it writes; or its row is damaged, and it comes anew.
+        // Without a note, the waiter has left since, and the engine's write will conflict; or the
+        // row is damaged, and the waiter joins again.
         Ok(shown.unwrap_or_else(|| {
             queue.waiting.remove(waiter);
             Vec::new()
@@ -401,12 +408,14 @@ impl Adapter for Tables {
         if entries.iter().all(|(_, changed)| *changed == Changed::No) {
             return Ok(Written::Yes);
         }
-        // Another server has another clock: what was worked out by that of the first one is not written there.
+        // The decision was made by the clock of the server that was read. Another server has
+        // another clock.
         let is_at = |line: &Line| line.server == self.read_at.get();
         if self.database.target().has_standbys() && !self.line.borrow().as_ref().is_some_and(is_at) {
             return Ok(Written::Conflict);
         }
-        // Others may have been granted the lock together with one that shares it.
+        // With a shared lock or slots there may be other holders, so the end of this one tells the
+        // waiters nothing. Then this process takes no advisory lock.
         let is_alone = !self.mine.as_ref().is_some_and(|mine| {
             entries.iter().any(|(row, _)| {
                 row.record.holds.contains_key(&mine.token)
@@ -416,26 +425,27 @@ impl Adapter for Tables {
         let holds =
             |mine: &Arc<Mine>| entries.iter().all(|(row, _)| row.record.holds.contains_key(&mine.token));
         let is_holder = self.mine.as_ref().is_some_and(holds);
-        let change = Change::of(entries, now, woken, self.insists.get())
+        let change = Change::of(entries, now, woken, self.reserves.get())
             .map_err(|why| Error::Garbled(format!("{}: {why}", self.shown())))?;
-        let grammar = self.database.grammar();
-        let statement = grammar.write(&change);
-        match self.ask_latched(grammar.before_write(&change).to_owned() + &statement, is_alone, Again::No) {
+        let dialect = self.database.dialect();
+        let statement = dialect.write(&change);
+        match self.ask_latched(dialect.before_write(&change).to_owned() + &statement, is_alone, Again::No) {
             Ok(answers) => {
                 let is_done = answers.last().and_then(|answer| answer.rows.last()?.first()?.clone());
                 if is_done.as_deref() != Some(b"1") {
                     return Ok(Written::Conflict);
                 }
                 self.is_holder.set(is_holder);
-                self.tell(grammar.behind(&change));
+                self.tell(dialect.behind(&change));
                 self.secure(&change)
             }
-            // Whether it was done shows when it is tried again: if it was, the versions are others.
+            // If the write was done, the retry finds other versions.
             Err(Failure::Conflict | Failure::Broken(_) | Failure::ReadOnly(_)) => Ok(Written::Conflict),
             Err(Failure::NoTables(why)) => {
-                // There were tables when they were read. If there are none now, that is said where they are read again.
+                // The tables existed when they were read. If they are missing now, the next read
+                // reports it.
                 let names = change.read.iter().map(|(name, _)| name.clone()).collect();
-                match (self.ask(&[grammar.versions(&names)], Again::Yes), why) {
+                match (self.ask(&[dialect.versions(&names)], Again::Yes), why) {
                     (Err(Failure::NoTables(_)), _) => Ok(Written::Conflict),
                     (_, Error::Denied(why)) => {
                         Err(Error::Denied(format!("{why}; docs/stores.md has the GRANT statement")))
@@ -447,8 +457,8 @@ impl Adapter for Tables {
         }
     }
 
-    fn insist(&self, insists: bool) {
-        self.insists.set(insists);
+    fn reserve(&self, reserves: bool) {
+        self.reserves.set(reserves);
     }
 
     fn release(&self, _: Vec<LockRow>) {}
@@ -456,18 +466,18 @@ impl Adapter for Tables {
     fn names(&self) -> Result<Vec<Result<String, Error>>, Error> {
         let target = self.database.target();
         self.by.set(listed_by(self.by.get(), target.connect_timeout + target.op_timeout));
-        let answers = self.ask_tables(&[self.database.grammar().names()])?;
+        let answers = self.ask_tables(&[self.database.dialect().names()])?;
         let name = |row: &Vec<Option<Vec<u8>>>| {
             let bytes = row.first()?.as_deref().and_then(row::unhex)?;
             String::from_utf8(bytes).ok()
         };
-        let read = |row| name(row).ok_or_else(|| row::garbled(self.shown(), "?", "its name is none"));
+        let read = |row| name(row).ok_or_else(|| row::garbled(self.shown(), "?", "its name is invalid"));
         Ok(answers[0].rows.iter().map(read).collect())
     }
 
-    fn tidy(&self) {
-        if getrandom::u32().is_ok_and(|chance| chance % TIDIES_EVERY == 0) {
-            self.ask(&self.database.grammar().tidy(), Again::No).ok();
+    fn clean_up(&self) {
+        if getrandom::u32().is_ok_and(|chance| chance % CLEANS_UP_EVERY == 0) {
+            self.ask(&self.database.dialect().clean_up(), Again::No).ok();
         }
     }
 
@@ -482,7 +492,7 @@ impl Adapter for Tables {
 
     fn end(&mut self, _: &Token) {}
 
-    /// Nobody else can tell.
+    /// Other processes cannot see whether this one lives.
     fn is_mine(&self, _: &Token) -> bool {
         false
     }
@@ -501,7 +511,7 @@ impl Adapter for Tables {
         false
     }
 
-    /// The lease is in the record, and nowhere else.
+    /// The lease is only in the record.
     fn say_lease(&self, _: &Token, _: Duration) -> bool {
         false
     }
@@ -509,7 +519,7 @@ impl Adapter for Tables {
     fn say_heard(&self, names: &Names, token: &Token, until: Duration) -> bool {
         let span = until.saturating_sub(self.now());
         self.allow();
-        let heard = self.database.grammar().heard(names, token, millis(span));
+        let heard = self.database.dialect().heard(names, token, millis(span));
         let said = self.ask_latched(heard, true, Again::Yes);
         let waits = |answers: Vec<Answer>| {
             answers.last().is_some_and(|answer| answer.changed == names.as_slice().len() as u64)
@@ -521,7 +531,7 @@ impl Adapter for Tables {
         true
     }
 
-    /// It can be watched, and nothing more is known of it.
+    /// Every token can be watched, and counts as alive.
     fn liveness(&self, token: &Token) -> Liveness<Token> {
         Liveness::Alive(token.clone())
     }
@@ -537,11 +547,12 @@ impl Adapter for Tables {
         limit: Duration,
     ) -> Result<bool, Error> {
         self.allow();
-        // Who waits for one of several has to look.
+        // A waiter behind several holders cannot sleep at one advisory lock.
         let before = others.next().filter(|_| others.next().is_none());
         match self.wait(names, token, ahead, before, Moment::now().after(limit)) {
             Ok(heard) => Ok(heard),
-            // A place in the queue does not end with a connection. Whether the server is there shows when it is asked.
+            // The place in the queue does not depend on the connection. The next request shows
+            // whether the server can be reached.
             Err(_) => {
                 self.line.take();
                 thread::sleep(POLL);
@@ -551,11 +562,12 @@ impl Adapter for Tables {
     }
 
     fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription> {
-        Box::new(Hearing::new(self.clone(), names, token, listener))
+        Box::new(RequestSubscription::new(self.clone(), names, token, listener))
     }
 }
 
-/// What a waiter has said itself since its row was written: how long it is to be believed, and remembered, in milliseconds.
+/// From the deadline that a waiter has published in its row: when it becomes stale and when its
+/// ticket lapses, in milliseconds.
 fn heard(said: u64) -> (u64, u64) {
     (said, said.saturating_sub(millis(SILENCE)).saturating_add(millis(TICKET_KEPT)))
 }

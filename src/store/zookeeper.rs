@@ -1,27 +1,31 @@
-//! How can an ensemble of ZooKeeper keep locks? The store `zookeeper://…`: a node for each lock, one below it for each of those
-//! who wait, and one for each process that holds or waits, which goes with its session. What is done with them is the
-//! engine's affair; here is what ZooKeeper does for it.
+//! The store `zookeeper://…`. It keeps a node for each lock, below it a node for each waiter, and a
+//! session node for each process that holds or waits. The session node is ephemeral: it goes with
+//! its session. The engine applies the lock rules; this module sends the requests to ZooKeeper.
 //!
-//! *A step takes two round trips.* The first reads the nodes. The second writes all of them, or none if one of them has
-//! changed since; then the engine begins again. Any server may answer the first, also one that lags behind: what it says is
-//! believed only if the second, which all agree on, finds the same versions.
+//! *A transaction takes two round trips.* The first reads the nodes. The second writes all of them,
+//! or none if one has changed since; then the engine starts again. Any server may answer the first,
+//! even one that lags behind: the second, which all servers agree on, checks the versions that were
+//! read.
 //!
-//! *The lease is the session.* A session is as long as the ttl, and whoever asks for a lock has a node that lives as long as
-//! it: its life. As long as a life is there, the lock is held, whatever a clock says. A life that is gone is a hold that is
-//! over as soon as its end in the record has come as well: a server that fails takes with it what it has not told the leader
-//! of, among that the last sign of life of a session, so a session may end sooner than its client believes. That is also why
-//! a renewal writes the record. The own hold is judged so, too, as long as the session is the one under which it was granted or
-//! renewed last; after that by the record alone.
+//! *The lease is the session.* A session has the length of the ttl. While the session node exists,
+//! the lock is held, whatever a clock says. When the node is gone, the hold is over as soon as its
+//! end by the record has passed, too. The second condition is needed because a server that fails
+//! loses the signs of life that it has not yet passed on to the leader, so a session may end
+//! earlier than its client believes. For the same reason, a renewal writes the record. A process
+//! judges its own hold in the same way while it still has the session of the last grant or renewal;
+//! after that by the record alone.
 //!
-//! *The clock* is that of the leader, which stamps what it writes. Between two of one's own writes one counts on, for a
-//! short time: never ahead of that clock where others are judged, never behind it where one's own lease is written.
+//! *The clock* is the leader's, which stamps each write. Between two writes of its own, a process
+//! counts on from the last stamp for a short time: never ahead of the leader's clock to judge
+//! others, never behind it to write the end of its own lease.
 //!
-//! *Who wakes whom.* A life is written to with the lock, and its owner watches it; who stands before one is watched for its
-//! end. Watches are lost with a connection, and set again. A waiter says that it is there by writing to its place in the
-//! queue, which nobody watches: one request, whoever else waits.
+//! *Wake-ups.* A transaction writes to the session node of each process that it wakes, and that
+//! process watches its own node. A waiter also watches for the end of the session node of its
+//! predecessor. Watches are lost with a connection, and set again. A waiter's heartbeat is a write
+//! to its own node in the queue, which nobody watches: one request, however many wait.
 
 mod ask;
-mod hearing;
+mod cleanup;
 mod judge;
 mod jute;
 mod life;
@@ -31,7 +35,7 @@ mod probe;
 mod read;
 mod session;
 mod stamp;
-mod sweep;
+mod subscription;
 mod wait;
 mod wire;
 mod write;
@@ -42,7 +46,7 @@ use crate::rules::{Due, Record, Time};
 use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
 use crate::store::{Endurance, Error, Listener, Subscription};
 use ask::Again;
-use hearing::Hearing;
+use cleanup::CLEANS_UP_EVERY;
 use jute::{Answer, Ask, Code};
 use life::{Life, Mine};
 use node::LockNode;
@@ -55,58 +59,60 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
-use sweep::TIDIES_EVERY;
+use subscription::RequestSubscription;
 use wait::Watch;
 use write::Place;
 
 pub use session::Target;
 
-/// Whoever has more than so many before it looks at the records more rarely: it is woken by whoever is before it.
+/// A waiter with more waiters than this before it polls the records less often: its predecessor's
+/// end wakes it.
 const NEAR: u64 = 4;
-/// Where a connection failed while one waited.
+/// Pause after the connection has failed during a wait.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// An ensemble with locks in it.
+/// A store in an ensemble of ZooKeeper.
 pub type ZooKeeperStore = Engine<Znodes>;
 
 impl ZooKeeperStore {
-    /// It connects when it is first used.
+    /// Creates the store. It connects at its first use.
     pub fn open(target: Target) -> Self {
         Self::new(Znodes::over(Arc::new(target)))
     }
 }
 
-/// What an ensemble does for the engine.
+/// The engine's adapter for ZooKeeper.
 pub struct Znodes {
     target: Arc<Target>,
     session: RefCell<Session>,
     mine: Option<Arc<Mine>>,
-    /// How long the lease of this process is, once it has asked for one.
+    /// The ttl of this process's lease, once it has asked for one.
     ttl: Option<Duration>,
     life: Cell<Option<Life>>,
-    /// When the operation under way is to end.
+    /// Deadline of the current operation.
     by: Cell<Moment>,
     stamp: Cell<Option<Stamp>>,
-    /// By how much the end of the own lease may be written too early, as the last step counted.
+    /// How much too early the last operation may write the end of this process's lease.
     uncertain: Cell<Duration>,
-    /// Who asked for the last step.
+    /// The caller's token in the last operation.
     asker: RefCell<Option<Token>>,
-    /// The lives that were looked at in this step, and whether they are there.
+    /// Session nodes that this operation has looked up, and whether they exist.
     lives: RefCell<BTreeMap<Token, bool>>,
-    /// When those who wait were last heard of, in milliseconds since 1970, as far as this step has read it.
+    /// The waiters' last heartbeats that this operation has read, in milliseconds since 1970.
     heard: RefCell<BTreeMap<Token, u64>>,
-    /// Until when holders are believed by the record, as the last step read it.
+    /// End of each lease by the record, as the last operation read it.
     believed: RefCell<BTreeMap<Token, Due>>,
-    /// Where this process waits, by lock.
+    /// This process's nodes in the queues, by lock.
     places: RefCell<BTreeMap<String, Place>>,
-    /// A server may lag behind what was done.
+    /// Whether the next read must wait until the server has caught up.
     must_sync: Cell<bool>,
-    /// This user may write to locks, but not to the lives of all.
+    /// Whether wake-ups need requests of their own: this user may write to locks, but not to all
+    /// session nodes.
     wakes_apart: Cell<bool>,
 }
 
 impl Clone for Znodes {
-    /// Sessions belong to the process that began them.
+    /// A clone begins its own session, because a session belongs to the process that began it.
     fn clone(&self) -> Self {
         Self { mine: self.mine.clone(), ..Self::over(Arc::clone(&self.target)) }
     }
@@ -148,12 +154,12 @@ impl Adapter for Znodes {
         self.must_sync.set(true);
     }
 
-    /// A session has one connection: a second attempt beside the first one would end that.
+    /// A session has one connection, which a second attempt beside the first one would end.
     fn endurance(&self) -> Endurance {
         Endurance::Long
     }
 
-    /// The session is the lease, so it is as long.
+    /// Sets the session's length to the ttl.
     fn attend(&mut self, token: &Token, ttl: Duration) {
         if self.is_own(token) {
             self.ttl = Some(ttl);
@@ -208,13 +214,13 @@ impl Adapter for Znodes {
             _ => return Err(self.refused(Code(0))),
         };
         let bad = |node: &str| {
-            node::garbled(self.shown(), node, &format!("{}/{node}", self.locks()), "its name is none")
+            node::garbled(self.shown(), node, &format!("{}/{node}", self.locks()), "its name is invalid")
         };
         Ok(names.iter().map(|node| node::name_of(node).ok_or_else(|| bad(node))).collect())
     }
 
-    fn tidy(&self) {
-        if getrandom::u32().is_ok_and(|chance| chance % TIDIES_EVERY == 0) {
+    fn clean_up(&self) {
+        if getrandom::u32().is_ok_and(|chance| chance % CLEANS_UP_EVERY == 0) {
             self.sweep().ok();
         }
     }
@@ -227,8 +233,9 @@ impl Adapter for Znodes {
         NEAR
     }
 
-    /// The session of one that was granted the lock and died may last for long: whoever is behind it sees within a
-    /// [`SILENCE`](crate::rules::SILENCE) that it did not confirm.
+    /// Less rarely than elsewhere. A waiter may die right after a grant, and its session may last
+    /// long; the waiters behind it must see within a [`SILENCE`](crate::rules::SILENCE) that it did
+    /// not confirm.
     fn rarely(&self) -> u32 {
         3
     }
@@ -238,7 +245,7 @@ impl Adapter for Znodes {
         Ok(Vec::new())
     }
 
-    /// A guard ends the life of the one whom it guards, from its own session.
+    /// A guard, which has no session node, deletes that of the process that it guards.
     fn end(&mut self, token: &Token) {
         if !self.is_own(token) {
             return;
@@ -271,7 +278,7 @@ impl Adapter for Znodes {
         self.is_own(token) && self.life.get().is_some_and(|life| life.was_ended)
     }
 
-    /// It is in the record, too.
+    /// Always false: the record has to be written, too.
     fn say_lease(&self, _: &Token, _: Duration) -> bool {
         false
     }
@@ -282,7 +289,7 @@ impl Adapter for Znodes {
         self.is_own(token) && self.beat(names).unwrap_or(false)
     }
 
-    /// What was looked at in this step is known. Otherwise it is watched as well.
+    /// Answers from what this operation has looked up. Otherwise looks the node up and watches it.
     fn liveness(&self, token: &Token) -> Liveness<Watch> {
         let path = self.life_path(token);
         let known = self.lives.borrow().get(token).copied();
@@ -318,7 +325,8 @@ impl Adapter for Znodes {
         self.allow();
         match self.wait(token, others, Moment::now().after(limit)) {
             Ok(heard) => Ok(heard),
-            // A place in the queue does not end with a connection. Whether the ensemble is there shows when it is asked.
+            // A broken connection does not end the place in the queue. The next request shows
+            // whether servers answer.
             Err(_) => {
                 self.session.borrow_mut().hang_up();
                 thread::sleep(PAUSE);
@@ -333,7 +341,7 @@ impl Adapter for Znodes {
             Listener::Holder => vec![self.life_path(token)],
             Listener::Watcher => names.iter().map(|name| self.lock_path(name)).collect(),
         };
-        Box::new(Hearing {
+        Box::new(RequestSubscription {
             nodes: Self::over(Arc::clone(&self.target)),
             watched,
             seen: Vec::new(),

@@ -1,5 +1,6 @@
-//! What if the guard itself is gone, or hangs? Then dlock takes the job over, being a subreaper too, and stops it with the
-//! same code; or only says that it has ended, if it has. Nothing here runs as long as the guard does its work.
+//! Takes over from a guard that is gone or hung: dlock, a subreaper too, adopts the job and stops
+//! it with the same code, or reports that it has ended. Nothing here runs while the guard does its
+//! work.
 
 use super::foreign::Foreign;
 use super::process_tree::{ProcessTree, Sweep};
@@ -13,38 +14,39 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
-/// Between two looks at a job that dlock adopted. It is not told of each end, unlike the guard.
-const ADOPTED: Duration = Duration::from_millis(5);
+/// Pause between two checks of an adopted job. Unlike the guard, dlock does not learn of each end
+/// by itself.
+const CHECK_EVERY: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
 pub(super) struct Adopted {
     tree: ProcessTree,
     stop: Stop,
     status: Option<Ended>,
-    /// The last look found nothing.
+    /// The last check found no process.
     was_empty: bool,
     pending: VecDeque<Event>,
 }
 
-/// What is to be thought of a guard that says nothing.
+/// What it means that the guard sends nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Silence {
-    /// There is nothing to say.
+    /// There is nothing to report.
     Right,
     /// It should have killed the job by now.
     Hung,
-    /// The job has ended, and the guard, which somebody has stopped, cannot say so.
+    /// The job has ended, but the guard, stopped by somebody, cannot report it.
     Late,
 }
 
 impl Guard {
-    /// The guard has said nothing: whether dlock must act in its place.
+    /// Called when the guard has sent nothing. Acts in its place if it is hung or late.
     pub(super) fn act_for_it(&mut self) -> io::Result<Option<Event>> {
         match self.silence()? {
             Silence::Right => Ok(None),
-            // A renewal that comes in between does not call it off.
+            // A renewal that comes in between does not undo this.
             Silence::Hung => self.adopt(StopReason::LeaseRanOut).map(Some),
-            Silence::Late => self.conclude().map(Some),
+            Silence::Late => self.report_end().map(Some),
         }
     }
 
@@ -74,7 +76,7 @@ impl Guard {
 
     /// Whether the job has ended, as far as /proc shows it.
     fn is_job_over(&self) -> bool {
-        // Who cannot be seen may still be there.
+        // A process that /proc does not show may still be there.
         let gone = |pid: i32| sys::kill(pid, 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH));
         let ended = |pid: i32| match procfs::read_entry(pid) {
             Some(entry) => entry.ended || entry.parent != self.pid,
@@ -83,20 +85,21 @@ impl Guard {
         match (Source::find(), self.limits.cmd()) {
             (Source::Nothing, _) | (_, None) => false,
             (source, Some(cmd)) => {
-                // Asked in this order: CMD may have ended because the guard has begun to stop all of the job.
+                // In this order: CMD may have ended because the guard has begun to stop the whole
+                // job.
                 let alone = ended(cmd) && self.leftovers == Leftovers::Leave && !self.limits.is_stopping();
-                // Whoever lives is a child of the guard, or below one.
+                // Every living process is a child of the guard, or below one.
                 alone || ended(cmd) && source.children(self.pid).into_iter().all(ended)
             }
         }
     }
 
-    /// The job has ended, and its guard does not say so.
-    fn conclude(&mut self) -> io::Result<Event> {
+    /// Reports the end of the job in place of a stopped guard.
+    fn report_end(&mut self) -> io::Result<Event> {
         self.end_guard();
         self.watch = WatchedBy::Gone;
         self.timer.set(None)?;
-        // What the guard has not reaped is ours now.
+        // What the guard has not reaped is now a child of dlock.
         let ended = self.limits.cmd().map(sys::take);
         let status = match ended {
             Some(Waited::Child(_, raw)) => Ended::of(raw),
@@ -105,19 +108,19 @@ impl Guard {
         Ok(Event::Ended { status: self.status.or(status), reason: self.stopping })
     }
 
-    /// Its children become ours.
+    /// Kills the guard. Its children become children of dlock.
     fn end_guard(&mut self) {
-        // Not reaped yet, so the id is still the guard's.
+        // The guard has not been reaped, so the id is its own.
         let _ = sys::kill(self.pid, libc::SIGKILL);
         sys::wait_for(self.pid);
         self.reaped = true;
     }
 
-    /// Takes the job over from a guard that is gone or hung, and begins to stop it, or goes on with what the guard has
-    /// begun; `new` is why if it has not.
+    /// Adopts the job of a guard that is gone or hung, and stops it, or goes on with a stop that
+    /// the guard has begun. `new` is the reason if the guard has not begun.
     pub(super) fn adopt(&mut self, new: StopReason) -> io::Result<Event> {
         if matches!(self.watch, WatchedBy::Over) {
-            // A socket without another end, and a timer that is due, would be readable for ever.
+            // A socket without a peer and a timer that is due would be readable for ever.
             self.watch = WatchedBy::Gone;
             self.timer.set(None)?;
             return Ok(Event::Died);
@@ -143,7 +146,7 @@ impl Guard {
         Ok(Event::Died)
     }
 
-    /// The latest moment for a kill by the limits, or by the loss.
+    /// The latest moment for a KILL by the limits or by the loss.
     pub(super) fn bound(&self) -> Moment {
         match self.on_lost {
             OnLost::Stop => {
@@ -154,7 +157,7 @@ impl Guard {
         }
     }
 
-    /// Goes on stopping an adopted job.
+    /// Goes on stopping an adopted job. Returns the next event.
     pub(super) fn step(&mut self) -> io::Result<Option<Event>> {
         let bound = self.bound();
         let WatchedBy::Adopted(adopted) = &mut self.watch else { return Ok(None) };
@@ -169,7 +172,8 @@ impl Guard {
         }
         let ended = sweep.changed.iter().filter(|(pid, _)| Some(*pid) == self.limits.cmd());
         adopted.status = adopted.status.or(ended.filter_map(|(_, raw)| Ended::of(*raw)).next());
-        // With children of its own that may live on dlock is never told that it has no child; then it looks twice.
+        // If dlock has children of its own, the kernel never reports that no child is left. Then
+        // two empty checks in a row count as the end.
         let empty = sweep.no_child || !self.apart.is_empty() && adopted.tree.is_empty();
         let last = empty && (sweep.no_child || adopted.was_empty);
         adopted.was_empty = empty;
@@ -181,7 +185,7 @@ impl Guard {
             return Ok(Some(Event::Ended { status, reason }));
         }
         adopted.pending.extend(sweep.refused.into_iter().map(Event::Refused));
-        let wake = adopted.stop.wake(bound).min(Moment::now().after(ADOPTED));
+        let wake = adopted.stop.wake(bound).min(Moment::now().after(CHECK_EVERY));
         let event = adopted.pending.pop_front();
         self.arm(wake)?;
         Ok(event)

@@ -1,5 +1,5 @@
-//! How is something done in a process of its own? What may leave threads behind, before the guard is forked: of that
-//! nothing stays but what it says. And what goes on in the background when its caller has gone.
+//! Runs work in a separate process: work that may leave threads behind before the guard is forked
+//! (only its output stays), and a hold that goes on in the background when its caller has ended.
 
 use super::bond::{Pin, leave_standard_streams, leave_stderr, null};
 use crate::exit::Ended;
@@ -11,13 +11,15 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::IntoRawFd as _;
 
-/// What `work` says in another process. This process must have one thread. Nothing that comes back: it ended early.
+/// Runs `work` in another process and returns its output, empty or cut short if it ended early.
+/// This process must have one thread.
 pub fn apart(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
     match sys::fork()? {
         Fork::Child => {
             drop(reader);
-            // A panic must end this process: unwinding further would make a second dlock of it.
+            // A panic must end this process: if it unwound further, it would go on as a second
+            // dlock.
             let work = || File::from(writer).write_all(&work());
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             sys::exit_now(if matches!(done, Ok(Ok(()))) { 0 } else { 70 })
@@ -32,16 +34,17 @@ pub fn apart(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
     }
 }
 
-/// A process that went to the background.
+/// A process in the background.
 #[derive(Debug)]
 pub struct Detached {
     pid: i32,
-    /// What it said on stdout before it gave that up, or ended.
+    /// What it wrote to stdout before it gave that up or ended.
     pub said: Vec<u8>,
 }
 
-/// Has `work` done by a process in a session of its own, which has of its caller stderr alone, and `keep`. Returns when that
-/// process has given up stdout. Until [`leave_caller`] it gets TERM when this one ends.
+/// Runs `work` in a process with its own session, which keeps only the caller's stderr and `keep`.
+/// Returns when that process has given up stdout. Until it calls [`leave_caller`], it gets TERM
+/// when this process ends.
 pub fn detach(keep: Option<&Pin>, work: impl FnOnce() -> u8) -> io::Result<Detached> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
     let caller = getpid();
@@ -52,14 +55,14 @@ pub fn detach(keep: Option<&Pin>, work: impl FnOnce() -> u8) -> io::Result<Detac
                 setsid()?;
                 dup2_stdin(null()?)?;
                 dup2_stdout(writer)?;
-                // It is closed with the rest.
+                // `close_all_but` closes it.
                 let _ = reader.into_raw_fd();
                 let mut fds = vec![0, 1, 2];
                 fds.extend(keep.map(Pin::raw_fd));
                 sys::close_all_but(&mut fds);
                 if getppid() == Some(caller) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::NotFound)) }
             };
-            // A panic must end this process: unwinding further would make a second dlock of it.
+            // As above.
             let all = || begin().map_or(70, |()| work());
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(all));
             sys::exit_now(i32::from(done.unwrap_or(70)))
@@ -73,7 +76,7 @@ pub fn detach(keep: Option<&Pin>, work: impl FnOnce() -> u8) -> io::Result<Detac
     }
 }
 
-/// In a process that was detached: from now on nothing is left of its caller, which goes on.
+/// Called in a detached process: drops the last ties to the caller, which goes on.
 pub fn leave_caller() -> io::Result<()> {
     set_parent_process_death_signal(None)?;
     leave_stderr()?;
@@ -81,7 +84,7 @@ pub fn leave_caller() -> io::Result<()> {
 }
 
 impl Detached {
-    /// Waits for its end, and says how it ended.
+    /// Waits until it ends. Returns how it ended.
     pub fn status(&self) -> Option<Ended> {
         match sys::wait_for(self.pid) {
             Waited::Child(_, raw) => Ended::of(raw),
@@ -89,7 +92,7 @@ impl Detached {
         }
     }
 
-    /// Asks it to end, and waits for that.
+    /// Sends it TERM and waits until it ends.
     pub fn end(&self) {
         // It has not been reaped, so the id is its own.
         let _ = sys::kill(self.pid, libc::SIGTERM);

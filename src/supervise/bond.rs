@@ -1,9 +1,11 @@
-//! Watches what `dlock hold` holds a lock for: a process, or the program at the other end of dlock's stdin. In place of CMD
-//! the guard starts a process of dlock's own, the watcher. The watcher ends with status 0 when the process or stdin has
-//! ended. Until then it prints on stdout what dlock tells it. So the rest of a hold works as for CMD.
+//! Watches what `dlock hold` holds a lock for: a process, or the program at the other end of
+//! dlock's stdin. The guard starts a process of dlock's own, the watcher, in place of CMD. The
+//! watcher ends with status 0 when the process or stdin has ended, and until then prints on stdout
+//! what dlock sends it. The rest of a hold works as for CMD.
 //!
-//! The watcher alone keeps stdout open. When it is killed the reader sees the end of the file, whatever has become of dlock.
-//! When what it watches is over it hands stdout back to dlock, which then says that the lock is given back.
+//! Only the watcher keeps stdout open. If it is killed, the reader sees the end of the file,
+//! whatever has happened to dlock. When what it watches has ended, it hands stdout back to dlock,
+//! which then prints that the lock is released.
 
 use super::procfs::read_entry;
 use super::signals::next_signal;
@@ -27,29 +29,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const WATCHER_NAME: &CStr = c"dlock-watch";
-/// Asked to end, the watcher goes on for so long to pass on why.
-const LAST_WORDS: Duration = Duration::from_millis(100);
-/// A terminal that is another job's at the moment is looked at again after this time.
+/// How long the watcher goes on after a request to end, to print why.
+const REASON_WITHIN: Duration = Duration::from_millis(100);
+/// Pause before the watcher checks again whether a terminal has come back to its process group.
 const BACKGROUND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// Tells the watcher that the hold is over although what it watches is not.
+/// Signal that tells the watcher that the hold is over although what it watches has not ended.
 pub const OVER: i32 = libc::SIGUSR1;
-/// No message is longer: a socket takes no more at once.
+/// The longest message: a socket takes no more at once.
 const LONGEST: usize = 1 << 18;
-/// What a pipe takes without blocking once it is ready for writing (PIPE_BUF).
+/// How much a pipe takes without blocking once it is ready for writing (PIPE_BUF).
 const PIECE: usize = 4096;
 
-/// What the job is, in place of a command.
+/// What the job is instead of a command.
 #[derive(Debug)]
 pub struct Bond {
-    /// The process that the lock is held for. Without one it is the program at the other end of stdin.
+    /// The process that the lock is held for. `None`: the program at the other end of stdin.
     pub process: Option<Pin>,
-    /// Where dlock's words for stdout come from.
+    /// The watcher's end of the socket on which dlock sends its output for stdout.
     pub words: OwnedFd,
-    /// No descriptor of dlock's caller is kept once the lock is held.
+    /// Whether every descriptor of dlock's caller is closed once the lock is held.
     pub is_detached: bool,
 }
 
-/// A process, never another one with its number.
+/// A process, pinned by a pidfd: never another one with its number.
 #[derive(Debug, Clone)]
 pub struct Pin {
     pid: i32,
@@ -59,7 +61,7 @@ pub struct Pin {
 /// Why a process cannot be pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoPin {
-    /// There is none with this number, or it has ended.
+    /// There is no process with this number, or it has ended.
     Gone,
     /// The number is that of a thread.
     Thread,
@@ -83,7 +85,7 @@ impl Pin {
         self.pid
     }
 
-    /// Whether it has ended. Nobody need have reaped it.
+    /// Whether it has ended, reaped or not.
     pub fn has_ended(&self) -> bool {
         is_ready(self.fd.as_fd(), PollFlags::IN)
     }
@@ -92,7 +94,7 @@ impl Pin {
         Ok(pidfd_send_signal(&self.fd, signal)?)
     }
 
-    /// Asks it to end, and waits for that. Whether it has.
+    /// Sends it TERM and waits until `deadline`. Returns whether it has ended.
     pub fn end(&self, deadline: Moment) -> bool {
         if self.signal(Signal::TERM).is_err() {
             return self.has_ended();
@@ -106,9 +108,9 @@ impl Pin {
         sys::kill(self.pid, 0).is_ok() || self.has_ended()
     }
 
-    /// When it was started, in the kernel's own ticks since boot. Together with the number this names it.
+    /// When it was started, in clock ticks since boot. Together with the number this identifies it.
     pub fn started(&self) -> Option<u64> {
-        // Read while it has not been reaped, the entry is its own.
+        // It had not been reaped when it was read, so the entry is its own.
         read_entry(self.pid).map(|entry| entry.started).filter(|_| !self.has_ended())
     }
 
@@ -123,29 +125,30 @@ impl AsFd for Pin {
     }
 }
 
-/// What dlock says on stdout, as long as the watcher has it.
+/// dlock's end of the socket on which it sends output to the watcher, which has stdout.
 #[derive(Debug)]
 pub struct Words(OwnedFd);
 
 impl Words {
-    /// The end for dlock, and the one for the watcher.
+    /// Returns dlock's end and the watcher's.
     pub fn new() -> io::Result<(Self, OwnedFd)> {
         let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Self(near), far))
     }
 
-    /// Says it whole or not at all: nothing waits for somebody who does not read. Whether it was said.
+    /// Sends the text whole or not at all, and never waits for a reader. Returns whether it was
+    /// sent.
     pub fn say(&self, text: &[u8]) -> bool {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         rustix::net::send(&self.0, text, flags).is_ok_and(|sent| sent == text.len())
     }
 
-    /// The watcher closes stdout as soon as it has passed everything on.
+    /// Ends the output: the watcher closes stdout as soon as it has printed everything.
     pub fn end(&self) {
         let _ = rustix::net::shutdown(&self.0, Shutdown::Write);
     }
 
-    /// stdout, which the watcher handed back before it ended, if it did.
+    /// The stdout that the watcher handed back before it ended, if it did.
     pub fn take_back(&self) -> Option<OwnedFd> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -159,7 +162,8 @@ impl Words {
     }
 }
 
-/// Whether the end of stdin can say that somebody is gone: that of a pipe, a socket or a terminal.
+/// Whether an end of file on stdin can mean that its other end is gone: it is a pipe, a socket or a
+/// terminal.
 pub fn is_stdin_alive() -> bool {
     if sys::closed_at_start().any(|fd| fd == 0) {
         return false;
@@ -173,14 +177,14 @@ pub fn is_stdin_hung_up() -> bool {
     is_ready(stdin(), PollFlags::RDHUP)
 }
 
-/// Gives up stdin and stdout, which the watcher has.
+/// Replaces stdin and stdout by /dev/null. The watcher keeps them.
 pub fn leave_standard_streams() -> io::Result<()> {
     let null = null()?;
     dup2_stdin(&null)?;
     Ok(dup2_stdout(&null)?)
 }
 
-/// Gives up stderr, too.
+/// Replaces stderr by /dev/null, too.
 pub(super) fn leave_stderr() -> io::Result<()> {
     Ok(dup2_stderr(null()?)?)
 }
@@ -196,7 +200,8 @@ fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
 }
 
 impl Bond {
-    /// Is the watcher, until its end. Every signal is blocked; TERM is heeded.
+    /// Runs the watcher in this process. Never returns. Every signal is blocked; a signalfd reads
+    /// TERM and [`OVER`].
     pub(super) fn watch(&self) -> ! {
         let status = Watcher::new(self).and_then(|mut watcher| watcher.run());
         sys::exit_now(if status.is_ok() { 0 } else { 70 })
@@ -207,12 +212,10 @@ struct Watcher<'a> {
     bond: &'a Bond,
     asked: OwnedFd,
     timer: Timer,
-    /// Not yet passed on.
+    /// Output that is not printed yet.
     buffer: Vec<u8>,
-    /// dlock may say more.
-    hears: bool,
-    /// stdout is open.
-    speaks: bool,
+    is_input_open: bool,
+    is_output_open: bool,
 }
 
 impl<'a> Watcher<'a> {
@@ -226,7 +229,7 @@ impl<'a> Watcher<'a> {
         let mut keep = vec![0, 1, 2, bond.words.as_raw_fd(), asked.as_raw_fd(), timer.as_fd().as_raw_fd()];
         keep.extend(bond.process.as_ref().map(Pin::raw_fd));
         sys::close_all_but(&mut keep);
-        Ok(Self { bond, asked, timer, buffer: Vec::new(), hears: true, speaks: true })
+        Ok(Self { bond, asked, timer, buffer: Vec::new(), is_input_open: true, is_output_open: true })
     }
 
     fn run(&mut self) -> io::Result<()> {
@@ -237,10 +240,10 @@ impl<'a> Watcher<'a> {
         };
         loop {
             let is_away = bond.process.is_none() && is_background(over);
-            // What is not to be looked at now is replaced by what is looked at anyway.
+            // A descriptor that must not be polled now is replaced by one that is polled anyway.
             let asked = self.asked.as_fd();
             let over_fd = if is_away { asked } else { over };
-            let words = match (self.buffer.is_empty(), self.hears, self.speaks) {
+            let words = match (self.buffer.is_empty(), self.is_input_open, self.is_output_open) {
                 (false, _, true) => PollFd::from_borrowed_fd(stdout(), PollFlags::OUT),
                 (_, true, _) => PollFd::new(&bond.words, PollFlags::IN),
                 _ => PollFd::new(&self.asked, PollFlags::IN),
@@ -263,7 +266,7 @@ impl<'a> Watcher<'a> {
                 return Ok(());
             }
             if signal.is_some() && self.bond.process.is_none() {
-                self.timer.set(Some(Moment::now().after(LAST_WORDS)))?;
+                self.timer.set(Some(Moment::now().after(REASON_WITHIN)))?;
             }
             if timer {
                 self.timer.set(None)?;
@@ -275,7 +278,7 @@ impl<'a> Watcher<'a> {
         }
     }
 
-    /// What is watched has something to say: whether that is its end.
+    /// Called when what is watched is readable. Whether that is its end.
     fn is_over(&self, over: BorrowedFd<'_>) -> io::Result<bool> {
         if self.bond.process.is_some() {
             return Ok(true);
@@ -283,46 +286,46 @@ impl<'a> Watcher<'a> {
         match rustix::io::read(over, &mut [0u8; 1 << 16]) {
             Ok(length) => Ok(length == 0),
             Err(Errno::AGAIN | Errno::INTR) => Ok(false),
-            // A terminal that went to another job a moment ago cannot be read either.
+            // A terminal that has just passed to another process group cannot be read either.
             Err(Errno::IO) if is_background(over) => Ok(false),
             Err(_) => Ok(true),
         }
     }
 
-    /// Takes the next of dlock's words, or prints what there is of them.
+    /// Prints buffered output, or takes the next from dlock.
     fn pass_on(&mut self) -> io::Result<()> {
-        if self.speaks && !self.buffer.is_empty() {
+        if self.is_output_open && !self.buffer.is_empty() {
             let piece = self.buffer.get(..PIECE).unwrap_or(&self.buffer);
             match rustix::io::write(stdout(), piece) {
                 Ok(written) => drop(self.buffer.drain(..written)),
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                // Nobody reads. That alone ends no hold.
+                // Nobody reads stdout. That alone does not end a hold.
                 Err(_) => self.buffer.clear(),
             }
-        } else if self.hears {
+        } else if self.is_input_open {
             let mut piece = vec![0u8; LONGEST];
             match rustix::io::read(&self.bond.words, &mut piece) {
-                Ok(0) => self.hears = false,
-                Ok(length) if self.speaks => self.buffer.extend(&piece[..length]),
+                Ok(0) => self.is_input_open = false,
+                Ok(length) if self.is_output_open => self.buffer.extend(&piece[..length]),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
-        if !self.hears && self.buffer.is_empty() {
+        if !self.is_input_open && self.buffer.is_empty() {
             self.close()?;
         }
         Ok(())
     }
 
     fn close(&mut self) -> io::Result<()> {
-        self.speaks = false;
+        self.is_output_open = false;
         self.buffer.clear();
         Ok(dup2_stdout(null()?)?)
     }
 
-    /// Prints what there is, as far as somebody reads, and gives stdout to dlock.
+    /// Prints what is buffered, as far as stdout takes it, and hands stdout to dlock.
     fn hand_back(&mut self) {
-        while self.speaks && !self.buffer.is_empty() && is_ready(stdout(), PollFlags::OUT) {
+        while self.is_output_open && !self.buffer.is_empty() && is_ready(stdout(), PollFlags::OUT) {
             if self.pass_on().is_err() {
                 return;
             }
@@ -330,7 +333,7 @@ impl<'a> Watcher<'a> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fds = [stdout()];
-        if self.speaks && control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        if self.is_output_open && control.push(SendAncillaryMessage::ScmRights(&fds)) {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             // dlock may be gone.
             let _ = sendmsg(&self.bond.words, &[IoSlice::new(b".")], &mut control, flags);
@@ -338,7 +341,7 @@ impl<'a> Watcher<'a> {
     }
 }
 
-/// Whether it is a terminal that belongs to another process group at the moment.
+/// Whether it is a terminal that now belongs to another process group.
 fn is_background(fd: BorrowedFd<'_>) -> bool {
     isatty(fd) && tcgetpgrp(fd).is_ok_and(|group| group.as_raw_pid() != sys::own_group())
 }

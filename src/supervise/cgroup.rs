@@ -1,30 +1,30 @@
-//! How is a job killed in one step, also what this process may not signal? By a control group (cgroups(7), version 2) of its
-//! own, made only when it is needed: what is in it, and all that is forked there, dies of one write to `cgroup.kill`
-//! (Linux 5.14). Where none can be had, nothing is said and nothing lost: whoever calls kills one by one beside it.
+//! Kills a job at once, including processes that dlock may not signal, by a control group
+//! (cgroups(7), version 2). The group is made only when it is needed. One write to `cgroup.kill`
+//! (Linux 5.14) kills everything in it and all that is forked there. If no group can be made, there
+//! is no error: the caller kills the processes one by one anyway.
 //!
-//! It lies below the group that this process is in, so it needs root or a delegated subtree. What has been given another
-//! group than that (a container) stays there. Whether a process is of the job is not asked here.
+//! It lies below the group of this process, so it needs root or a delegated subtree. A process in
+//! another group (a container) stays there. The caller decides which processes are part of the job.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// What the names of such groups begin with; the id of the process that made it follows.
+/// Start of such a group's name; the id of the process that made it follows.
 const NAME: &str = "dlock-stop-";
 
-/// The control group, if there is one.
 #[derive(Debug)]
 pub(super) enum Cgroup {
-    /// Nobody has needed it.
+    /// Not needed yet.
     Unmade,
-    /// It cannot be had here.
+    /// No group can be made here.
     Unavailable,
     Made(Made),
 }
 
 #[derive(Debug)]
 pub(super) struct Made {
-    /// The group of this process: its directory, and its path as /proc/PID/cgroup has it.
+    /// The group of this process: its directory, and its path as in /proc/PID/cgroup.
     around: PathBuf,
     around_path: String,
     directory: PathBuf,
@@ -33,23 +33,24 @@ pub(super) struct Made {
     kill: File,
 }
 
-/// Where a process is.
+/// Result of moving a process into the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// In the group, by this call.
+    /// This call moved it.
     Now,
-    /// In the group before.
+    /// It was in the group before.
     Before,
     No,
 }
 
 impl Cgroup {
-    /// Whether anything can be done here, as far as is known.
+    /// Whether a group can be made here, as far as is known.
     pub(super) fn is_available(&self) -> bool {
         !matches!(self, Self::Unavailable)
     }
 
-    /// Takes a process in, and makes the group if there is none. The caller answers for the id.
+    /// Moves a process into the group; makes the group if there is none. The caller must make sure
+    /// that the id is the right process's.
     pub(super) fn take(&mut self, pid: i32) -> Taken {
         if let Self::Unmade = self {
             *self = Made::new().map_or(Self::Unavailable, Self::Made);
@@ -65,28 +66,28 @@ impl Cgroup {
         }
     }
 
-    /// Puts a process back that should not have been taken.
+    /// Moves back a process that should not be in the group.
     pub(super) fn put_back(&mut self, pid: i32) {
         let Self::Made(made) = self else { return };
         if path_of(&pid.to_string()).is_some_and(|path| made.is_within(&path))
             && fs::write(made.around.join("cgroup.procs"), pid.to_string()).is_err()
         {
-            // Then this group is not killed.
+            // A process of somebody else is in the group, so it must not be killed.
             *self = Self::Unavailable;
         }
     }
 
-    /// Kills whatever is in it.
+    /// Kills everything in the group.
     pub(super) fn kill(&mut self) {
         if let Self::Made(made) = self {
             let _ = made.kill.write_all(b"1");
         }
     }
 
-    /// Removes the group when all in it are dead, and those that others left who were killed themselves.
+    /// Removes the group when all in it are dead, and leftover groups of guards that were killed.
     pub(super) fn remove(&mut self) {
         if let Self::Made(made) = std::mem::replace(self, Self::Unmade) {
-            // A job that was stopped here may have been about to stop one.
+            // The job may itself have been a dlock that was stopping one.
             remove_leftovers(&made.directory);
             let _ = fs::remove_dir(&made.directory);
             remove_leftovers(&made.around);
@@ -104,7 +105,7 @@ impl Made {
         let directory = around.join(name);
         fs::create_dir(&directory)
             .or_else(|_| {
-                // Somebody had this id before.
+                // A process that had this id before left it.
                 fs::remove_dir(&directory)?;
                 fs::create_dir(&directory)
             })
@@ -123,14 +124,15 @@ impl Made {
         path.strip_prefix(&self.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
-    /// Whether who is there may be taken away: from the group of this process, or where another guard put it to be killed.
+    /// Whether a process in this group may be moved: only from the group of this process, or from
+    /// where another guard moved it to be killed.
     fn may_leave(&self, path: &str) -> bool {
         let below = path.strip_prefix(self.around_path.trim_end_matches('/'));
         below.is_some_and(|rest| matches!(rest, "" | "/") || rest.trim_start_matches('/').starts_with(NAME))
     }
 }
 
-/// Removes the groups that nobody is in and whose makers are gone.
+/// Removes empty groups whose makers are gone.
 fn remove_leftovers(within: &Path) {
     for entry in fs::read_dir(within).into_iter().flatten().flatten() {
         let maker = entry.file_name().to_str().and_then(|name| name.strip_prefix(NAME)?.parse().ok());
@@ -142,24 +144,24 @@ fn remove_leftovers(within: &Path) {
     }
 }
 
-/// The path of a process's group of version 2.
+/// The path of a process's version 2 group.
 fn path_of(pid: &str) -> Option<String> {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     groups.lines().find_map(|line| line.strip_prefix("0::")).map(str::to_owned)
 }
 
-/// Where the group with this path is mounted.
+/// The directory at which the group with this path is mounted.
 fn directory_of(path: &str, mountinfo: &str) -> Option<PathBuf> {
     mountinfo.lines().find_map(|line| {
         let (mount, kind) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
         let (root, point) = (fields.next()?, fields.next()?);
         let below = path.strip_prefix(root.trim_end_matches('/'))?;
-        // What proc(5) writes with escapes nobody names a mount point.
+        // proc(5) escapes some characters; mount points with these are not supported.
         let fits = kind.starts_with("cgroup2 ")
             && (below.is_empty() || below.starts_with('/'))
             && !point.contains('\\');
-        // A group outside of the namespace's own has "/.." in it.
+        // The path of a group outside the namespace contains "/..".
         (fits && !below.contains("/..")).then(|| Path::new(point).join(below.trim_start_matches('/')))
     })
 }
@@ -169,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_directory_is_found() {
+    fn directory_is_found_by_path_and_mounts() {
         let hybrid = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
                       32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
                       41 31 0:41 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n";

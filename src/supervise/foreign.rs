@@ -1,6 +1,7 @@
-//! Which processes descend from one that dlock did not start, and how are they stopped? They do not become children of
-//! this process when their parents end, as those of CMD do. So each one that was seen once is remembered by its number and
-//! the time it was started. What left its parent before anybody looked cannot be found any more.
+//! Finds the processes that descend from one that dlock did not start, and stops them. Unlike CMD's
+//! descendants, they do not become children of this process when their parents end. So each process
+//! that was seen once is remembered by its number and start time. A process that left its parent
+//! before a look cannot be found any more.
 
 use super::bond::Pin;
 use super::procfs::{Entry, Source, read_entry};
@@ -11,17 +12,18 @@ use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
 
-/// How long new processes are looked for before all that were found are signalled.
+/// How long to look for new processes before all that were found are signalled.
 const FREEZE: Duration = Duration::from_millis(5);
-/// How long one look may take: what forks faster than it is read would keep the guard in it.
-const LOOK: Duration = Duration::from_millis(100);
-/// How long all looks before a signal may take. What is stopped forks no more, and what was not found is lost.
-const LOOKS: Duration = Duration::from_secs(1);
+/// Longest time for one look, because a job may fork faster than it can be read.
+const LOOK_MAX: Duration = Duration::from_millis(100);
+/// Longest time for all looks before a signal. A stopped process forks no more, and what was not
+/// found is lost.
+const LOOKS_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Foreign {
     target: Pin,
-    /// Those that were seen and may be alive, each after its parent; the target first.
+    /// Processes that were seen and may be alive, each after its parent; the target first.
     known: Vec<Known>,
     /// dlock's own processes, which may descend from the target.
     left_out: [i32; 2],
@@ -48,18 +50,19 @@ impl Known {
 }
 
 impl Foreign {
-    /// The tree below the target, without dlock's processes and what they started.
+    /// The target and what descends from it, without dlock's processes and what they started.
     pub(super) fn new(target: Pin, left_out: [i32; 2]) -> Self {
         let known = target.started().map(|started| Known { pid: target.pid(), started });
         Self { target, known: known.into_iter().collect(), left_out }
     }
 
-    /// Looks for new ones, and forgets those that have ended.
+    /// Looks for new processes and forgets those that have ended.
     pub(super) fn look(&mut self, source: Source) {
-        self.find(source, Moment::now().after(LOOK), |_| {});
+        self.find(source, Moment::now().after(LOOK_MAX), |_| {});
     }
 
-    /// Looks for new ones; each is `met` before its children are looked for. Whether there were new ones.
+    /// Looks for new processes. Calls `met` on each before it looks for its children. Returns
+    /// whether there were new ones.
     fn find(&mut self, source: Source, until: Moment, met: impl Fn(Known)) -> bool {
         let mut seen: HashSet<Known> = self.known.iter().copied().collect();
         let (before, mut at) = (self.known.len(), 0);
@@ -70,7 +73,8 @@ impl Foreign {
             let children = children.filter_map(read_entry).filter(|child| child.parent == parent.pid);
             let children = children.map(|child| Known { pid: child.pid, started: child.started });
             let mut fresh: Vec<Known> = children.filter(|child| !seen.contains(child)).collect();
-            // Read after the list: the number may have become another's, whose children these are.
+            // Check the parent again after the list was read: its number may have been reused, and
+            // then the list shows the children of another process.
             if !fresh.is_empty() && parent.entry().is_some() {
                 seen.extend(&fresh);
                 self.known.append(&mut fresh);
@@ -85,21 +89,22 @@ impl Foreign {
         self.known.len()
     }
 
-    /// Whether nothing is left that is known.
+    /// Whether no known process is left.
     pub(super) fn is_gone(&self) -> bool {
         self.target.has_ended() && !self.known.iter().any(|known| known.lives())
     }
 
-    /// Whether all that is left is among these.
+    /// Whether all living processes are among these.
     pub(super) fn is_among(&self, pids: &HashSet<i32>) -> bool {
         self.known.iter().all(|known| pids.contains(&known.pid) || !known.lives())
     }
 
-    /// Asks all of it to end. A child that is forked after the look would be lost when its parent ends of the TERM, so what the
-    /// process has started stands still meanwhile. Not the process itself: its own parent may be `su` or `sudo`, which stop
-    /// with it, and which nobody has go on. So it is asked straight after the look; what it forks just then may be lost.
+    /// Sends TERM and CONT to all. A child that is forked after the look would be lost when its
+    /// parent ends of the TERM, so the target's descendants are stopped first. The target itself is
+    /// not stopped: its own parent may be `su` or `sudo`, which stops with it and is never
+    /// continued. It gets TERM straight after the look; what it forks in between may be lost.
     ///
-    /// Nothing is asked once it is time for the KILL, which comes next and finds all of it standing still.
+    /// Sends no TERM once the KILL is due, which then finds all of them stopped.
     pub(super) fn term(&mut self, source: Source, kill_at: Moment) -> Vec<(i32, io::Result<()>)> {
         let target = self.target.pid();
         self.freeze(source, |known| known.pid != target, || {});
@@ -107,32 +112,32 @@ impl Foreign {
             return Vec::new();
         }
         let done = self.signal(Signalling::Relay(Signal::TERM));
-        // Children first: a parent that goes on never finds its child stopped.
+        // Children first: a continued parent must never find its child stopped.
         self.known.iter().rev().for_each(|known| drop(known.signal(Signalling::Relay(Signal::CONT))));
         done
     }
 
-    /// Signals each of them; says what became of it.
+    /// Signals each of them. Returns the results.
     fn signal(&self, how: Signalling) -> Vec<(i32, io::Result<()>)> {
         let mut done: Vec<_> = self.known.iter().map(|known| (known.pid, known.signal(how))).collect();
         if self.known.is_empty() && !self.target.has_ended() {
-            // Without /proc it is all that can be reached.
+            // Without /proc, only the target can be reached.
             let signal = if how == Signalling::Kill { Signal::KILL } else { Signal::TERM };
             done.push((self.target.pid(), self.target.signal(signal)));
         }
         done
     }
 
-    /// Kills what there is.
+    /// Kills all.
     pub(super) fn kill(&mut self, source: Source, beat: impl Fn()) -> Vec<(i32, io::Result<()>)> {
         self.freeze(source, |_| true, beat);
         self.signal(Signalling::Kill)
     }
 
-    /// Stops those of it that may be stopped, parents before their children are looked for: what is stopped starts no other process
-    /// while the rest is found.
+    /// Stops each process that `may_be_stopped` before looking for its children: a stopped process
+    /// starts no other while the rest is found.
     fn freeze(&mut self, source: Source, may_be_stopped: impl Fn(Known) -> bool, beat: impl Fn()) {
-        // What this user may not stop is said to be refused by the signal that comes next.
+        // If a process may not be stopped, the signal that follows reports that.
         let stop = |known: Known| {
             beat();
             if may_be_stopped(known) {
@@ -140,9 +145,9 @@ impl Foreign {
             }
         };
         let now = Moment::now();
-        let (until, by) = (now.after(FREEZE), now.after(LOOKS));
-        while self.find(source, by, stop) && !until.passed() {}
-        // Those that were met when the time was over.
-        self.find(source, by, stop);
+        let (until, deadline) = (now.after(FREEZE), now.after(LOOKS_MAX));
+        while self.find(source, deadline, stop) && !until.passed() {}
+        // Also stop those that the last look found.
+        self.find(source, deadline, stop);
     }
 }

@@ -1,5 +1,5 @@
-//! What does the guard do? It starts CMD on dlock's word, sleeps until a limit passes or something happens, and stops
-//! the job when it must. Everything here runs in the guard's own process, in one thread, and ends with it.
+//! The guard: starts CMD when dlock orders it, sleeps until a limit passes or something happens,
+//! and stops the job when it must. Everything here runs in the guard's own process, in one thread.
 
 use super::bond::{self, Bond, Pin};
 use super::limits::{Limits, LimitsSender};
@@ -22,15 +22,16 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// A guard that has heard nothing for so long makes ready, in nanoseconds: its dlock waits for the lock.
+/// If no order comes for this long (in nanoseconds), dlock is waiting for the lock, and the guard
+/// prepares the start of CMD.
 const READY_AFTER: i64 = 100_000_000;
 
-/// What the guard is given at its birth.
+/// What dlock hands to the guard at the fork.
 pub(super) struct Setup {
     pub argv: Vec<CString>,
     pub bond: Option<Bond>,
     pub group: Group,
-    /// `None` if it has no name here: its leader is outside of this PID namespace.
+    /// `None` if it has no id here: its leader is outside this PID namespace.
     pub caller_group: Option<Pid>,
     pub caller: i32,
     pub grace: Duration,
@@ -46,10 +47,10 @@ pub(super) struct Setup {
     pub limits: LimitsSender,
 }
 
-/// Is the guard, until its end.
+/// Runs the guard in this process. Never returns.
 pub(super) fn run(setup: Setup, on_orphaned: impl FnMut(Orphaned)) -> ! {
-    // A panic must end the guard: unwinding further would make a second dlock of it. dlock sees the end, and stops the
-    // job.
+    // A panic must end the guard: if it unwound further, this process would go on as a second
+    // dlock. dlock sees the end and stops the job.
     let watch = || Watcher::new(setup, on_orphaned).and_then(|mut watch| watch.run());
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(watch));
     sys::exit_now(if matches!(done, Ok(Ok(()))) { 0 } else { 70 })
@@ -64,31 +65,31 @@ struct Watcher<F> {
     buffer: Vec<u8>,
     changes: Vec<Change>,
     cmd: Option<Cmd>,
-    /// Made ready for CMD while there was time for it.
+    /// CMD's stack, prepared while dlock waited for the lock.
     stack: Option<Stack>,
     state: JobState,
-    /// dlock is gone, or has left the rest to us.
+    /// dlock is gone, or has left the rest to the guard.
     is_orphaned: bool,
-    /// dlock said so, and has told what there was to tell.
-    told_to_finish: bool,
-    /// There is no child left, as far as is known.
+    /// dlock sent `Order::Finish`, and has printed all messages itself.
+    may_finish_quietly: bool,
+    /// No child is left, as far as is known.
     no_child: bool,
-    /// What killing the job was last measured to take, and for which limit.
+    /// The limit for which the cost of killing the job was last measured, and that cost.
     measured: Option<(Moment, Duration)>,
     unsent: VecDeque<Vec<u8>>,
-    /// To be told when dlock is gone and only they are left.
+    /// Reported when dlock is gone and only these are left.
     refused: Vec<Process>,
 }
 
 enum JobState {
     /// CMD has not been started, or could not be.
     Idle,
-    /// CMD runs; or it has ended, and what it left behind is waited for.
+    /// CMD runs; or it has ended, and the guard waits for what it left behind.
     Running {
         since: Moment,
     },
     Stopping(Stop),
-    /// The job has ended, and from now on nothing is signalled.
+    /// The job has ended. Nothing is signalled any more.
     Ended {
         reason: Option<StopReason>,
     },
@@ -102,10 +103,11 @@ struct Cmd {
 
 impl<F: FnMut(Orphaned)> Watcher<F> {
     fn new(setup: Setup, on_orphaned: F) -> io::Result<Self> {
-        // Blocked, not ignored: what is ignored stays so across exec, and CMD would inherit it. Blocking also keeps the
-        // terminal from stopping a background process that writes to it.
+        // Blocked, not ignored: an ignored signal stays ignored across exec, so CMD would inherit
+        // it. Blocking also keeps the terminal from stopping a background process that writes to
+        // it.
         sys::set_mask(SignalSet::ALL);
-        // A group without a name could not be joined again by CMD, so then we stay in it.
+        // CMD could not rejoin a group without an id, so the guard stays in it.
         if setup.group == Group::Own || setup.caller_group.is_some() {
             rustix::process::setpgid(None, None)?;
         }
@@ -123,7 +125,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             stack: None,
             state: JobState::Idle,
             is_orphaned: false,
-            told_to_finish: false,
+            may_finish_quietly: false,
             no_child: true,
             measured: None,
             unsent: VecDeque::new(),
@@ -136,22 +138,22 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             self.arm()?;
             let ready = self.wait()?;
             if ready.nothing {
-                self.make_ready();
+                self.prepare_start();
                 continue;
             }
-            // Orders first: a limit that was moved in time counts, however late we come to it. Then the ends, so that
-            // what has ended by itself is not stopped.
+            // Orders first: a limit that was moved in time counts, however late the guard wakes.
+            // Then the children, so that a job that has ended by itself is not stopped.
             if ready.link {
-                self.listen(ready.closed)?;
+                self.read_orders(ready.closed)?;
             }
             if ready.children {
-                // Which child it was is asked of the kernel; the signal only wakes.
+                // The signal only wakes the guard. `reap` asks the kernel which child changed.
                 let _ = rustix::io::read(&self.children, &mut [0u8; 512]);
                 self.reap();
             }
-            self.judge();
+            self.act_when_due();
             self.flush();
-            if self.is_orphaned && self.is_through() {
+            if self.is_orphaned && self.is_finished() {
                 return Ok(());
             }
         }
@@ -168,7 +170,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             PollFd::new(&self.children, read),
             PollFd::new(&self.setup.link, heard),
         ];
-        // Once orphaned there is nothing more to hear, and a closed socket would wake us for ever.
+        // Once dlock is gone no order can come, and the closed socket would always be ready.
         let link = !self.is_orphaned;
         if !link {
             fds[2] = PollFd::new(&self.timer, read);
@@ -191,11 +193,12 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         })
     }
 
-    /// Takes one order; all of them if dlock is gone, so that a start with nobody behind it is not begun.
-    fn listen(&mut self, closed: bool) -> io::Result<()> {
+    /// Takes one order. If dlock is gone, takes all of them first, so that an order to start is not
+    /// obeyed after dlock's end.
+    fn read_orders(&mut self, closed: bool) -> io::Result<()> {
         let mut start = false;
         loop {
-            // A datagram may be long, and is nearly always short.
+            // A datagram may be long, but rarely is: read its length first.
             let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK | RecvFlags::TRUNC;
             if let Ok((_, length)) = rustix::net::recv(&self.setup.link, [0u8; 0].as_mut_slice(), flags) {
                 self.buffer.resize(length.max(1), 0);
@@ -214,12 +217,13 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
                     }
                     Some(Order::Relay(signal, reached)) => self.relay(signal, reached),
                     Some(Order::Lost(deadline)) => self.lost(deadline),
-                    Some(Order::Stop) => self.asked(),
-                    Some(Order::Finish) => self.told_to_finish = true,
+                    Some(Order::Stop) => self.stop_on_request(),
+                    Some(Order::Finish) => self.may_finish_quietly = true,
                     None => {}
                 },
                 Err(Errno::AGAIN) => break,
-                // Said once, before the end: dlock went with words of ours unread.
+                // CONNRESET comes once, before the end of the stream, if dlock ended with events
+                // unread.
                 Err(Errno::INTR | Errno::CONNRESET) => continue,
                 Err(error) => return Err(error.into()),
             }
@@ -229,7 +233,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         }
         if start && let Err(error) = self.start() {
             let errno = error.raw_os_error().unwrap_or(libc::EAGAIN);
-            self.tell(&Event::NotStarted(NotStarted::Errno(errno)));
+            self.send_event(&Event::NotStarted(NotStarted::Errno(errno)));
         }
         Ok(())
     }
@@ -239,8 +243,8 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             return Ok(());
         }
         let now = Moment::now();
-        if self.heeds_limits() && self.setup.limits.get().term_at <= now {
-            self.tell(&Event::NotStarted(NotStarted::TooLate));
+        if self.obeys_limits() && self.setup.limits.get().term_at <= now {
+            self.send_event(&Event::NotStarted(NotStarted::TooLate));
             return Ok(());
         }
         let (pid, failed) = match &self.setup.bond {
@@ -256,7 +260,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         if let Some(errno) = failed {
             sys::wait_for(pid);
             self.setup.limits.set_cmd(0);
-            self.tell(&Event::NotStarted(NotStarted::Errno(errno)));
+            self.send_event(&Event::NotStarted(NotStarted::Errno(errno)));
             return Ok(());
         }
         self.cmd = Some(Cmd { pid, status: None, was_stopped: false });
@@ -266,12 +270,13 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         Ok(())
     }
 
-    /// Its id, and why it could not be executed.
+    /// Returns CMD's id, and the errno if it could not be executed.
     fn start_cmd(&mut self) -> io::Result<(i32, Option<i32>)> {
         let stack = self.stack.take().unwrap_or_else(|| self.new_stack());
         let changes = std::mem::take(&mut self.changes);
         sys::spawn(stack, || {
-            // CMD notes its id itself, first of all. If the guard is stopped here, dlock knows which process to look for.
+            // CMD notes its id itself, first of all: if the guard is stopped here, dlock still
+            // knows which process to look for.
             self.setup.limits.set_cmd(own_pid());
             become_cmd(&self.setup, changes)
         })
@@ -282,26 +287,28 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             Fork::Parent(pid) => Ok(pid),
             Fork::Child => {
                 self.setup.limits.set_cmd(own_pid());
-                // As CMD, it must be in the terminal's group to read from it.
+                // Like CMD, it must be in the terminal's group to read from it.
                 let _ = join_group(&self.setup);
                 bond.watch()
             }
         }
     }
 
-    /// For the script that exec hands to /bin/sh the C library builds another argv on the stack.
+    /// The slack is for a script that exec hands to /bin/sh: the C library builds a second argv on
+    /// the stack.
     fn new_stack(&self) -> Stack {
         Stack::new((self.setup.argv.len() + 8) * size_of::<usize>())
     }
 
-    /// The lock is waited for. What can be done before it comes will not have to be done then.
-    fn make_ready(&mut self) {
+    /// Prepares the start of CMD while dlock waits for the lock.
+    fn prepare_start(&mut self) {
         let mut stack = self.new_stack();
         stack.touch();
         self.stack = Some(stack);
     }
 
-    /// Closes what was inherited for CMD: a reader of CMD's output must see its end when CMD ends, not when we do.
+    /// Closes the descriptors that were inherited for CMD: a reader of CMD's output must see its
+    /// end when CMD ends, not when the guard does.
     fn close_the_rest(&mut self) {
         let mut keep =
             vec![2, self.setup.link.as_raw_fd(), self.children.as_raw_fd(), self.timer.as_fd().as_raw_fd()];
@@ -317,25 +324,26 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         self.take(&sweep);
         let (JobState::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
         if self.setup.bond.is_some() && status != Ended::Code(0) {
-            // The watcher was killed, and what it watched lives on.
+            // The watcher was killed, and the process that it watched is still alive.
             let deadline = Moment::now().after(self.setup.grace).min(self.bound());
             return self.stop(StopReason::GuardGone, deadline);
         }
-        // A process hands its children to the nearest subreaper before it can be reaped itself. So as long as any
-        // descendant lives there is a child here, and that there is none is the end of all, exactly.
+        // A process hands its children to the nearest subreaper before it can be reaped itself. So
+        // as long as any descendant lives, the guard has a child; with no child left, the whole job
+        // has ended.
         let leaves = || self.setup.leftovers == Leftovers::Leave && !self.setup.tree.has_guard();
         if self.no_child || leaves() {
             self.end(None);
         } else if before.is_none() {
-            self.tell(&Event::CommandEnded { status });
+            self.send_event(&Event::CommandEnded { status });
         }
     }
 
-    /// What has become of the children.
+    /// Records what has happened to CMD.
     fn take(&mut self, sweep: &Sweep) {
         self.no_child |= sweep.no_child;
         for &(pid, raw) in &sweep.changed {
-            // Once CMD has been reaped, its id may be that of another process of the job.
+            // Once CMD has been reaped, its id may belong to another process of the job.
             let cmd = self.cmd.as_mut().filter(|cmd| cmd.pid == pid && cmd.status.is_none());
             let Some(cmd) = cmd else { continue };
             if let Some(status) = Ended::of(raw) {
@@ -346,33 +354,33 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         }
     }
 
-    /// How CMD ended, if it has.
     fn status(&self) -> Option<Ended> {
         self.cmd.as_ref().and_then(|cmd| cmd.status)
     }
 
-    /// CMD was stopped or continued.
+    /// Handles a stop or continuation of CMD.
     fn pause(&mut self, raw: i32) {
         let Some(cmd) = &mut self.cmd else { return };
         let stopped = raw & 0xff == 0x7f;
         let event = if stopped { Event::Stopped { signal: raw >> 8 & 0xff } } else { Event::Continued };
         let woken = cmd.was_stopped && !stopped;
         cmd.was_stopped = stopped;
-        // These two may repeat without end while a stopped dlock does not listen.
+        // These two may repeat without end while a stopped dlock does not read.
         if self.unsent.is_empty() {
-            self.tell(&event);
+            self.send_event(&event);
         }
         let caller_lives =
             rustix::process::getppid().is_some_and(|parent| parent.as_raw_pid() == self.setup.caller);
         if woken && self.setup.group == Group::Caller && caller_lives {
-            // dlock stopped itself along with CMD. Where somebody continues CMD alone, dlock must go on renewing.
+            // dlock stopped itself along with CMD. If somebody continues CMD alone, dlock must
+            // renew again.
             let _ = sys::kill(self.setup.caller, libc::SIGCONT);
         }
     }
 
     fn end(&mut self, reason: Option<StopReason>) {
         self.state = JobState::Ended { reason };
-        self.tell(&Event::Ended { status: self.status(), reason });
+        self.send_event(&Event::Ended { status: self.status(), reason });
     }
 
     fn relay(&mut self, signal: i32, reached: Reached) {
@@ -387,15 +395,16 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             }
             return;
         }
-        // CMD has not been reaped, so neither its id nor that of a group it leads can be another's.
+        // CMD has not been reaped, so no other process can have its id, nor a group that it leads.
         if self.setup.group == Group::Caller || sys::kill(-cmd.pid, signal).is_err() {
-            // A process that has become another user's is not ours to signal; its sender could not have done it either.
+            // If CMD now belongs to another user, the guard may not signal it. Neither could the
+            // signal's sender.
             let _ = sys::kill(cmd.pid, signal);
         }
     }
 
     fn lost(&mut self, deadline: Moment) {
-        if !self.heeds_limits() {
+        if !self.obeys_limits() {
             return;
         }
         let deadline = deadline.min(self.bound());
@@ -406,20 +415,21 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         }
     }
 
-    fn asked(&mut self) {
+    fn stop_on_request(&mut self) {
         if let JobState::Running { .. } = self.state {
             self.stop(StopReason::Asked, Moment::now().after(self.setup.grace));
         }
     }
 
-    fn heeds_limits(&self) -> bool {
+    fn obeys_limits(&self) -> bool {
         self.setup.on_lost == OnLost::Stop
     }
 
-    /// When TERM is due by the limits: earlier than they say where killing this job takes long. Before it could be any
-    /// earlier that is not known, and then the moment to find out is answered.
+    /// When TERM is due by the limits: earlier than `term_at` if this job takes long to kill. The
+    /// cost is measured only when it could matter; until then this returns the moment to measure
+    /// it.
     fn term_due(&mut self, limits: Limits, now: Moment) -> Option<Moment> {
-        if !self.heeds_limits() {
+        if !self.obeys_limits() {
             return None;
         }
         let earliest = limits.term_at.min(limits.kill_at.before(self.setup.spare));
@@ -432,28 +442,28 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         Some(limits.term_at.before(cost).max(earliest))
     }
 
-    /// The latest moment for a kill by the limits.
+    /// The latest moment for a KILL by the limits.
     fn bound(&self) -> Moment {
-        if self.heeds_limits() { self.setup.limits.get().kill_at } else { Moment::from_boot(Duration::MAX) }
+        if self.obeys_limits() { self.setup.limits.get().kill_at } else { Moment::from_boot(Duration::MAX) }
     }
 
     fn stop(&mut self, reason: StopReason, deadline: Moment) {
         self.setup.limits.set_stopping();
         let (stop, refused) = Stop::begin(&mut self.setup.tree, reason, deadline);
         self.state = JobState::Stopping(stop);
-        self.tell(&Event::Stopping { reason });
+        self.send_event(&Event::Stopping { reason });
         self.note(refused);
     }
 
     fn note(&mut self, refused: Vec<Process>) {
         for process in refused {
-            self.tell(&Event::Refused(process.clone()));
+            self.send_event(&Event::Refused(process.clone()));
             self.refused.push(process);
         }
     }
 
-    /// Looks at the clock and at what has become of dlock, and does what is due.
-    fn judge(&mut self) {
+    /// Checks the clock and whether dlock is gone, and does what is due.
+    fn act_when_due(&mut self) {
         let now = Moment::now();
         let limits = self.setup.limits.get();
         let ran_out = self.term_due(limits, now).is_some_and(|at| at <= now);
@@ -462,7 +472,8 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             JobState::Running { .. } if ran_out => self.stop(StopReason::LeaseRanOut, limits.kill_at),
             JobState::Running { .. } if self.is_orphaned => {
                 let is_on_input = self.setup.bond.as_ref().is_some_and(|bond| bond.process.is_none());
-                // The program at the other end of stdin cannot be stopped. It has the rest of the lease to end.
+                // The program at the other end of stdin cannot be stopped. It gets the rest of the
+                // lease to end.
                 let deadline = if is_on_input { limits.kill_at } else { grace_ends.min(self.bound()) };
                 self.stop(StopReason::CallerGone, deadline);
             }
@@ -493,7 +504,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         if !self.no_child {
             sweep = stop.step(&mut self.setup.tree, bound, first);
         }
-        // As long as any descendant lives there is a child here.
+        // As long as any descendant lives, the guard has a child.
         let last = self.no_child || sweep.no_child;
         let reason = stop.reason();
         self.take(&sweep);
@@ -508,8 +519,8 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         }
     }
 
-    /// Whether, with dlock gone, nothing is left to do; then the rest has been done too.
-    fn is_through(&mut self) -> bool {
+    /// Whether nothing is left to do, with dlock gone. If so, the last report has been made too.
+    fn is_finished(&mut self) -> bool {
         let reason = match self.state {
             JobState::Idle => None,
             JobState::Ended { reason } => reason,
@@ -517,11 +528,12 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         };
         let started = !matches!(self.state, JobState::Idle);
         if !started {
-            // CMD will not need them any more.
+            // CMD will never need these descriptors.
             self.close_the_rest();
         }
-        if reason.is_none() || self.told_to_finish {
-            // There is nothing to tell, and whoever reads dlock's messages need not wait for us.
+        if reason.is_none() || self.may_finish_quietly {
+            // No message follows, so a reader of dlock's messages must not wait for the guard to
+            // close stderr.
             let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
             let _ = null.and_then(rustix::stdio::dup2_stderr);
         }
@@ -530,8 +542,8 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         true
     }
 
-    /// Says something to dlock; keeps it for later if dlock does not listen now.
-    fn tell(&mut self, event: &Event) {
+    /// Sends an event to dlock, or queues it if dlock does not read now.
+    fn send_event(&mut self, event: &Event) {
         if !self.is_orphaned {
             self.unsent.push_back(protocol::encode(event));
             self.flush();
@@ -544,7 +556,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             match rustix::net::send(&self.setup.link, datagram, flags) {
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR) => {}
-                // Sent; or dlock is gone, which the next read will show.
+                // Sent. Or dlock is gone, which the next read shows.
                 _ => drop(self.unsent.pop_front()),
             }
         }
@@ -565,7 +577,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
                 other.into_iter().chain([stop.wake(bound)]).min()
             }
         };
-        // A moment that has passed must be set again, for setting it makes the timer unreadable first.
+        // A moment that has passed is set again: that first makes the timer unreadable.
         if at != self.armed || at.is_some_and(Moment::passed) {
             self.timer.set(at)?;
             self.armed = at;
@@ -575,21 +587,20 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
 }
 
 impl StopReason {
-    /// Whether the lock is still held, so that what is worse may come in between.
+    /// Whether the lock is still held, so that a loss may still replace this reason.
     fn is_unhurried(self) -> bool {
         matches!(self, Self::MaxRun | Self::Asked)
     }
 }
 
 struct Ready {
-    /// Nothing came for a while.
+    /// The wait timed out.
     nothing: bool,
     children: bool,
     link: bool,
     closed: bool,
 }
 
-/// Joins the process group that the job belongs in.
 fn join_group(setup: &Setup) -> rustix::io::Result<()> {
     match (setup.group, setup.caller_group) {
         (Group::Caller, None) => Ok(()),
@@ -598,7 +609,7 @@ fn join_group(setup: &Setup) -> rustix::io::Result<()> {
     }
 }
 
-/// Becomes CMD, as dlock's caller would have started it. Returns only if that failed.
+/// Executes CMD as dlock's caller would have started it. Returns only on failure.
 fn become_cmd(setup: &Setup, changes: Vec<Change>) -> io::Error {
     if let Err(error) = join_group(setup) {
         return error.into();

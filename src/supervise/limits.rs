@@ -1,6 +1,6 @@
-//! Until when may the job run? The limits live in memory that dlock and the guard share, not in messages: a renewal
-//! costs a store and wakes nobody, it can neither block nor get lost, and a guard that was stopped for a while finds the
-//! newest limits, not a queue of old ones.
+//! Until when the job may run. The limits lie in memory that dlock and the guard share, not in
+//! messages: setting them wakes nobody, cannot block and cannot get lost, and a guard that was
+//! stopped for a while finds the newest limits, not a queue of old ones.
 
 use crate::clock::Moment;
 use crate::sys;
@@ -8,22 +8,22 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Until when the job may run as things stand.
+/// Until when the job may run, unless the limits are moved on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// When it is asked to end: TERM, with CONT. That is final.
+    /// When it gets TERM and CONT. This is final.
     pub term_at: Moment,
-    /// When all of it is killed.
+    /// When all of it gets KILL.
     pub kill_at: Moment,
 }
 
 impl Limits {
-    /// Those of a job that may run for as long as it likes.
+    /// No limits.
     pub const NEVER: Self =
         Self { term_at: Moment::from_boot(Duration::MAX), kill_at: Moment::from_boot(Duration::MAX) };
 }
 
-/// Where the limits are put. May be handed to another thread; setting them never blocks and needs no system call.
+/// Sets and reads the limits. May be used on another thread; never blocks and makes no system call.
 #[derive(Debug, Clone, Copy)]
 pub struct LimitsSender {
     cells: &'static [AtomicU64; 5],
@@ -40,46 +40,46 @@ impl LimitsSender {
         Ok(Self { cells: sys::shared_cells()? })
     }
 
-    /// Sets new limits. They only ever move on: earlier ones than those set before are without effect.
+    /// Sets new limits. Limits earlier than the current ones have no effect.
     pub fn set(&self, limits: Limits) {
-        // The reader must never pair a new term_at with an old kill_at: it would sleep beyond the kill.
+        // KILL first. The reader must never pair a new term_at with an old kill_at: it would sleep
+        // beyond the KILL.
         self.cells[KILL].fetch_max(nanos(limits.kill_at), Ordering::Release);
         self.cells[TERM].fetch_max(nanos(limits.term_at), Ordering::Release);
     }
 
-    /// The newest limits; boot, long past, before any were set.
+    /// The newest limits; the time of boot, long past, before any were set.
     pub fn get(&self) -> Limits {
         let term_at = moment(self.cells[TERM].load(Ordering::Acquire));
         Limits { term_at, kill_at: moment(self.cells[KILL].load(Ordering::Acquire)) }
     }
 
-    /// The process that the guard starts notes itself; 0: there is none after all.
+    /// Called by the process that the guard starts; 0 if it could not become CMD.
     pub(super) fn set_cmd(&self, pid: i32) {
         self.cells[CMD].store(u64::from(pid.cast_unsigned()), Ordering::Release);
     }
 
-    /// The process that the guard started, if it has; perhaps on the way to that still.
+    /// The process that the guard started, if it has; it may not have become CMD yet.
     pub(super) fn cmd(&self) -> Option<i32> {
         let pid = self.cells[CMD].load(Ordering::Acquire);
         i32::try_from(pid).ok().filter(|&pid| pid > 0)
     }
 
-    /// The guard notes that it stops the job, before it asks anything of it to end.
+    /// Called by the guard before it begins to stop the job.
     pub(super) fn set_stopping(&self) {
         self.cells[STOPPING].store(1, Ordering::Release);
     }
 
-    /// Whether the guard has begun to stop the job.
     pub(super) fn is_stopping(&self) -> bool {
         self.cells[STOPPING].load(Ordering::Acquire) != 0
     }
 
-    /// The guard counts here that its killing gets on.
+    /// Called by the guard for each step of killing.
     pub(super) fn beat(&self) {
         self.cells[BEAT].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How far the guard's killing has got; 0 if it has not begun.
+    /// How many steps of killing the guard has made; 0 if it has not begun.
     pub(super) fn beats(&self) -> u64 {
         self.cells[BEAT].load(Ordering::Relaxed)
     }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_only_move_on() -> io::Result<()> {
+    fn limits_never_move_back() -> io::Result<()> {
         let sender = LimitsSender::new()?;
         assert_eq!(sender.get(), limits(0, 0));
         sender.set(limits(5, 9));

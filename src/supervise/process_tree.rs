@@ -1,15 +1,16 @@
-//! Which processes are the job, and how is each of them signalled without ever hitting another? When to do so is not
-//! decided here.
+//! Finds the processes of the job and signals each of them without ever hitting another. The caller
+//! decides when.
 //!
-//! The job is what descends from the process that watches it. That one is a subreaper, so a descendant stays one
-//! whatever group, session or parent it takes; and while it lives it is a child of a descendant or of the watcher.
+//! The job is what descends from the process that watches it. The watching process is a subreaper,
+//! so a descendant stays one whatever group, session or parent it takes: while it lives, it is a
+//! child of a descendant or of the watching process.
 //!
-//! Descent is all that counts. The environment or the memory of a process is never read: to look for what a daemon such as
-//! atd started for the job, the guard would have to read those of strangers, who decide how large they are, and whether
-//! the read ever returns.
+//! Only descent counts. The environment and memory of a process are never read: to find what a
+//! daemon such as atd started for the job, the guard would have to read those of foreign processes,
+//! which decide how large they are and whether the read ever returns.
 
+use super::cgroup_members::CgroupMembers;
 use super::foreign::Foreign;
-use super::gathering::Gathering;
 use super::limits::LimitsSender;
 use super::procfs::{Member, Source, name_of, own_pid, read_entry};
 use super::strike::{Signalling, pinned, send};
@@ -22,31 +23,31 @@ use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
 
-/// So many are killed further down before the own children are looked at again: what loses its parent is met there, and
-/// costs less there.
+/// How many are killed further down before this process's own children are read again: a process
+/// whose parent has died is found there, and costs less there.
 const BATCH: usize = 32;
-/// What it costs the kernel to end a process, as a multiple of what it costs to find it: measured once with 2,000
-/// small ones on a busy machine, 10 to 17. Both grow alike where the machine is slow or busy.
+/// Cost of ending a process, as a multiple of the cost of finding it (measured; see
+/// docs/protocol.md). On a slow or busy machine both grow alike.
 const DYING: u32 = 12;
 
 /// How far down a kill looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Depth {
-    /// At the own children. Whatever is below them comes here when they end.
+    /// Only this process's children. What is below them becomes a child when they end.
     Children,
     All,
 }
 
-/// What a sweep met.
+/// Result of a sweep.
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
-    /// Processes that may not be signalled, if they had not been met before.
+    /// Processes that may not be signalled and were not reported before.
     pub refused: Vec<Process>,
-    /// Children that have changed: their ids and raw statuses.
+    /// Children that have changed: ids and raw wait statuses.
     pub changed: Vec<(i32, i32)>,
-    /// There is no child left.
+    /// No child is left.
     pub no_child: bool,
-    /// Nothing is left but what may not be signalled.
+    /// Only processes that may not be signalled are left.
     pub only_refused: bool,
 }
 
@@ -55,20 +56,21 @@ pub(super) struct Sweep {
 pub(super) struct ProcessTree {
     root: i32,
     source: OnceCell<Source>,
-    /// Processes that are not of the job though they descend from the root.
+    /// Processes that descend from the root but are not part of the job.
     apart: Vec<i32>,
     refused: HashSet<i32>,
-    gathering: Gathering,
-    /// Where the job is a process that is not below the root, with what descends from it.
+    gathering: CgroupMembers,
+    /// The job of a `hold`: a process that is not below the root, and what descends from it.
     foreign: Option<Foreign>,
-    /// Those that have got a KILL and may not have ended yet.
+    /// Processes that got a KILL and may not have ended yet.
     killed: HashSet<i32>,
-    /// Where it is counted that the killing gets on.
+    /// Counts the steps of killing.
     beat: LimitsSender,
 }
 
 impl ProcessTree {
-    /// The descendants of this process, but for the processes `apart`; and a foreign process with what descends from it.
+    /// The descendants of this process except `apart`; and a foreign process with what descends
+    /// from it.
     pub(super) fn new(apart: Vec<i32>, foreign: Option<Foreign>, beat: LimitsSender) -> Self {
         let root = own_pid();
         Self {
@@ -76,7 +78,7 @@ impl ProcessTree {
             source: OnceCell::new(),
             apart,
             refused: HashSet::new(),
-            gathering: Gathering::new(root),
+            gathering: CgroupMembers::new(root),
             foreign,
             killed: HashSet::new(),
             beat,
@@ -87,7 +89,7 @@ impl ProcessTree {
         *self.source.get_or_init(Source::find)
     }
 
-    /// What the job consists of, and what killing it all may take.
+    /// The processes of the job, and the estimated time to kill them all.
     pub(super) fn look(&mut self) -> (Vec<Member>, Duration) {
         let began = Moment::now();
         let members = self.source().below(self.root, &self.apart);
@@ -95,7 +97,7 @@ impl ProcessTree {
         (members, Moment::now().since(began) * DYING)
     }
 
-    /// Whether there is a foreign process to look after, which nobody tells about.
+    /// Whether there is a foreign process, whose descendants the kernel does not report.
     pub(super) fn is_abroad(&self) -> bool {
         self.foreign.is_some()
     }
@@ -108,13 +110,13 @@ impl ProcessTree {
         }
     }
 
-    /// How many there are abroad, as far as they were seen.
+    /// How many foreign processes are known.
     pub(super) fn count_abroad(&self) -> usize {
         self.foreign.as_ref().map_or(0, Foreign::len)
     }
 
-    /// Asks these processes to end, parents before children: a shell must not go on to its next line because the child it
-    /// waited for is gone already.
+    /// Sends these processes TERM, parents before children: a shell must not go on to its next line
+    /// because the child that it waited for is gone.
     pub(super) fn term<'a>(&mut self, members: impl Iterator<Item = &'a Member>, kill_at: Moment) -> Sweep {
         let mut known = HashSet::from([self.root]);
         let mut sweep = Sweep::default();
@@ -131,10 +133,11 @@ impl ProcessTree {
         sweep
     }
 
-    /// Kills what there is and what comes up meanwhile, and reaps it; ends when a look finds nothing new, or at `until`.
+    /// Kills all processes, also new ones, and reaps them. Ends when a look finds nothing new, or
+    /// at `until`.
     ///
-    /// Who is killed leaves its children to the root, so nothing that forked before it was hit is out of reach for longer
-    /// than it takes to die.
+    /// A killed process leaves its children to the root, so what it forked before is out of reach
+    /// only until it is dead.
     pub(super) fn kill(&mut self, depth: Depth, until: Moment) -> Sweep {
         let mut sweep = Sweep::default();
         self.kill_abroad(&mut sweep);
@@ -155,12 +158,12 @@ impl ProcessTree {
         sweep
     }
 
-    /// What was hit counts as not hit from now on: an id may have been given to another process of the job.
+    /// Forgets which processes were killed: an id may now be another process of the job.
     pub(super) fn begin_anew(&mut self) {
         self.killed.clear();
     }
 
-    /// Takes what there is to know of the own children, and forgets those that have ended.
+    /// Records the changes of this process's children, and forgets those that have ended.
     pub(super) fn reap(&mut self, sweep: &mut Sweep) {
         loop {
             match sys::wait_any() {
@@ -178,13 +181,13 @@ impl ProcessTree {
         }
     }
 
-    /// Goes on taking the job into a control group until `until`. Whether there is no more to do.
+    /// Goes on moving the job into a control group until `until`. Returns whether all is done.
     pub(super) fn gather(&mut self, until: Moment) -> bool {
         self.gathering.go_on(self.source(), &self.apart, until)
     }
 
-    /// Takes into the control group what may not be signalled, so that it can be killed nevertheless; it does not count as
-    /// refused then.
+    /// Moves processes that may not be signalled into the control group, where they can be killed.
+    /// They no longer count as refused.
     pub(super) fn catch(&mut self, refused: &mut Vec<Process>) {
         refused.retain(|process| {
             let caught = self.gathering.catch(process.pid);
@@ -195,20 +198,19 @@ impl ProcessTree {
         });
     }
 
-    /// Has these processes found to be refused again.
+    /// Forgets these refused processes, so that they are reported again.
     pub(super) fn forget(&mut self, refused: &mut Vec<Process>) {
         for process in refused.drain(..) {
             self.refused.remove(&process.pid);
         }
     }
 
-    /// Kills what is in the control group.
     pub(super) fn kill_gathered(&mut self) {
         self.beat.beat();
         self.gathering.kill();
     }
 
-    /// When nothing of the job is left.
+    /// Removes the control group once the job has ended.
     pub(super) fn remove_cgroup(&mut self) {
         self.gathering.remove();
     }
@@ -231,7 +233,7 @@ impl ProcessTree {
         let mut hit = 0;
         for pid in children {
             if !self.killed.contains(&pid) {
-                // Only this process can reap its child, so the id stays that child's.
+                // Only this process can reap its child, so the id stays the child's.
                 let done = send(pid, None, Signalling::Kill);
                 hit += usize::from(self.note_kill(pid, done, sweep));
             }
@@ -270,15 +272,15 @@ impl ProcessTree {
         self.source().children_but(self.root, &self.apart)
     }
 
-    /// Passes a signal on to every descendant once, parents before children, but for those that are in the process group
-    /// `but`. One that is forked meanwhile may be missed: a second look could not tell it from a child that a handler of
-    /// this very signal has started.
+    /// Relays a signal to every descendant once, parents before children, except those in the
+    /// process group `but`. A process forked meanwhile may be missed: a second look could not tell
+    /// it from a child that a handler of this very signal has started.
     pub(super) fn relay(&self, signal: Signal, but: Option<i32>) {
         let members = self.source().below(self.root, &self.apart);
         let known = members.iter().map(|member| member.pid).chain([self.root]).collect();
         for member in members {
             if but.is_none() || read_entry(member.pid).is_some_and(|entry| Some(entry.group) != but) {
-                // What is not ours to signal, its sender could not have signalled either.
+                // If the guard may not signal a process, the signal's sender could not either.
                 let _ = self.strike(member.pid, member.parent, &known, Signalling::Relay(signal));
             }
         }
@@ -287,7 +289,7 @@ impl ProcessTree {
     /// Signals a descendant, a child of one of the `known`.
     fn strike(&self, pid: i32, parent: i32, known: &HashSet<i32>, how: Signalling) -> io::Result<()> {
         if parent == self.root {
-            // As above.
+            // The root's own child: only this process can reap it.
             return send(pid, None, how);
         }
         pinned(pid, how, || {
@@ -295,17 +297,18 @@ impl ProcessTree {
         })
     }
 
-    /// Whether no descendant can be found any more: whoever lives is a child, or below one.
+    /// Whether no descendant is left: every living one is a child, or below one.
     pub(super) fn is_empty(&self) -> bool {
         self.own_children().is_empty() && self.foreign.as_ref().is_none_or(Foreign::is_gone)
     }
 
-    /// Whether a guard is a child: its dlock ran inside the job and was killed, and it is stopping what that ran.
+    /// Whether a child is a guard: its dlock ran inside the job and was killed, and the guard is
+    /// stopping that dlock's job.
     pub(super) fn has_guard(&self) -> bool {
         self.own_children().into_iter().any(|pid| name_of(pid).as_bytes() == GUARD_NAME.to_bytes())
     }
 
-    /// Whether it was hit.
+    /// Returns whether the process was killed.
     fn note_kill(&mut self, pid: i32, done: io::Result<()>, sweep: &mut Sweep) -> bool {
         self.beat.beat();
         let hit = done.is_ok();
@@ -317,7 +320,7 @@ impl ProcessTree {
     }
 
     fn note(&mut self, pid: i32, done: io::Result<()>, sweep: &mut Sweep) {
-        // Any other error: it has ended by itself.
+        // Any other error means that it has ended by itself.
         if done.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)) && self.refused.insert(pid) {
             sweep.refused.push(Process { pid, name: name_of(pid) });
         }

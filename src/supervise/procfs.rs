@@ -1,7 +1,8 @@
-//! What does /proc say of a process: whose child it is, which children it has, whether it lives? Decides nothing.
+//! Reads from /proc a process's parent, children and state. Decides nothing.
 //!
-//! Children are read from /proc/PID/task/TID/children, so that a look at a job costs what the job is large, not what the
-//! machine is. A kernel without these files (CONFIG_PROC_CHILDREN) leaves only the walk through every process there is.
+//! Children are read from /proc/PID/task/TID/children, so a look at a job costs what the job is
+//! large, not what the machine is. A kernel without these files (CONFIG_PROC_CHILDREN) leaves only
+//! the walk through all processes.
 
 use super::Process;
 use std::collections::{HashMap, HashSet};
@@ -9,14 +10,15 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 
-/// How children can be found.
+/// How to find the children of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Each process has a list of them.
+    /// Each process has a list of its children.
     Lists,
-    /// Each process names its parent, and all must be read.
+    /// Each process names its parent, so all must be read.
     Walk,
-    /// Not at all: /proc is not there, or is that of another PID namespace, whose numbers stand for other processes.
+    /// Not at all: there is no /proc, or it is that of another PID namespace, where the numbers
+    /// mean other processes.
     Nothing,
 }
 
@@ -32,18 +34,18 @@ pub(super) struct Member {
 pub(super) struct Entry {
     pub pid: i32,
     pub parent: i32,
-    /// Its process group; 0 if that has no name in our PID namespace.
+    /// Its process group; 0 if the group has no id in this PID namespace.
     pub group: i32,
-    /// A signal has stopped it.
+    /// Stopped by a signal.
     pub stopped: bool,
-    /// Ended, with no thread left; only its status waits for the parent.
+    /// Ended, with no thread left, and not yet reaped.
     pub ended: bool,
-    /// When it was started, in ticks since boot. It never changes.
+    /// When it was started, in clock ticks since boot. It never changes.
     pub started: u64,
 }
 
 impl Source {
-    /// What this machine has.
+    /// The source that this machine has.
     pub(super) fn find() -> Self {
         let own = own_pid();
         let seen = fs::read_link("/proc/self").ok().and_then(|link| link.to_str()?.parse().ok());
@@ -56,7 +58,7 @@ impl Source {
         }
     }
 
-    /// The children of a process, ended ones that have not been reaped included.
+    /// The children of a process, with those that have ended and were not reaped.
     pub(super) fn children(self, pid: i32) -> Vec<i32> {
         match self {
             Self::Lists => listed_children(pid),
@@ -67,14 +69,15 @@ impl Source {
         }
     }
 
-    /// The same without those that are `apart`.
+    /// The same, without those in `apart`.
     pub(super) fn children_but(self, pid: i32, apart: &[i32]) -> Vec<i32> {
         let mut children = self.children(pid);
         children.retain(|pid| !apart.contains(pid));
         children
     }
 
-    /// What is below `root`, each after its parent; nothing that is `apart`, nor what is below that.
+    /// The descendants of `root`, each after its parent, without those in `apart` and their
+    /// descendants.
     pub(super) fn below(self, root: i32, apart: &[i32]) -> Vec<Member> {
         match self {
             Self::Lists => descend(root, apart, listed_children),
@@ -91,7 +94,7 @@ impl Source {
 }
 
 fn descend(root: i32, apart: &[i32], mut children: impl FnMut(i32) -> Vec<i32>) -> Vec<Member> {
-    // A process that changes its parent between two looks may be met twice.
+    // A process that changes its parent between two reads may be found twice.
     let mut seen: HashSet<i32> = apart.iter().copied().chain([root]).collect();
     let mut found: Vec<Member> = Vec::new();
     let (mut parent, mut at) = (root, 0);
@@ -110,27 +113,27 @@ fn listed_children(pid: i32) -> Vec<i32> {
         found.extend(list.split(|&byte| byte == b' ').filter_map(number));
     };
     let tasks = format!("/proc/{pid}/task");
-    // A directory has a link for each directory in it, and two of its own: nearly every process has one thread.
+    // A directory's link count is 2 and one for each subdirectory. Nearly every process has one
+    // thread.
     match fs::metadata(&tasks).map(|tasks| tasks.nlink()) {
         Ok(..=3) => read(&pid.to_string()),
         Ok(_) => {
             let tasks = fs::read_dir(tasks).into_iter().flatten().flatten();
             tasks.filter_map(|task| task.file_name().into_string().ok()).for_each(|task| read(&task));
         }
-        // It has ended.
+        // The process has ended.
         Err(_) => {}
     }
     found
 }
 
-/// The living processes below another one, as they are at the moment.
+/// The living descendants of a process.
 pub(super) fn below(root: i32) -> Vec<Process> {
     let living = |member: &Member| read_entry(member.pid).is_some_and(|entry| !entry.ended);
     let members = Source::find().below(root, &[]).into_iter().filter(living);
     members.map(|member| Process { pid: member.pid, name: name_of(member.pid) }).collect()
 }
 
-/// The children of this process.
 pub(super) fn own_children() -> Vec<i32> {
     Source::find().children(own_pid())
 }
@@ -143,7 +146,7 @@ fn processes() -> Vec<Entry> {
     pids().filter_map(read_entry).collect()
 }
 
-/// Every process that there is, one after the other.
+/// The id of every process.
 fn pids() -> impl Iterator<Item = i32> {
     let proc = fs::read_dir("/proc").into_iter().flatten().flatten();
     proc.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -162,7 +165,8 @@ pub(super) fn is_below(mut pid: i32, root: i32) -> bool {
 }
 
 pub(super) fn read_entry(pid: i32) -> Option<Entry> {
-    // In proc_pid_stat(5) the name has 16 bytes, a kernel thread's 64; what is wanted follows soon after.
+    // The name has up to 16 bytes (proc_pid_stat(5)), a kernel thread's 64. The fields needed
+    // follow soon after.
     let mut stat = [0u8; 512];
     let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut stat).ok()?;
     parse_stat(stat.get(..length)?)
@@ -174,10 +178,10 @@ fn number(field: &[u8]) -> Option<i32> {
 
 fn parse_stat(stat: &[u8]) -> Option<Entry> {
     let pid = number(stat.split(|&byte| byte == b' ').next()?)?;
-    // The name is in parentheses and may contain any character, these too.
+    // The name is in parentheses and may contain any character, also parentheses.
     let after_name = stat.iter().rposition(|&byte| byte == b')')? + 2;
     let fields: Vec<&[u8]> = stat.get(after_name..)?.splitn(21, |&byte| byte == b' ').collect();
-    // A first thread that has ended shows as a zombie while others of the process live on.
+    // If the first thread has ended and others have not, the process also shows as a zombie.
     let ended = matches!(*fields.first()?, b"Z" | b"X") && number(fields.get(17)?)? <= 1;
     let stopped = *fields.first()? == b"T";
     let started = std::str::from_utf8(fields.get(19)?).ok()?.trim().parse().ok()?;
@@ -191,7 +195,7 @@ fn parse_stat(stat: &[u8]) -> Option<Entry> {
     })
 }
 
-/// Whether a process is stopped by a signal; if that cannot be seen, it is taken for granted.
+/// Whether a process is stopped by a signal. True if that cannot be seen.
 pub(super) fn is_stopped(pid: i32) -> bool {
     read_entry(pid).is_none_or(|entry| entry.stopped)
 }
@@ -227,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_come_before_children_and_what_is_apart_is_left_out() {
+    fn parents_come_first_and_excluded_processes_are_left_out() {
         let tree = [(10, vec![11, 12, 13]), (12, vec![5]), (13, vec![20]), (5, vec![3, 11])];
         let children =
             |pid: i32| tree.iter().find(|(of, _)| *of == pid).map_or(vec![], |(_, all)| all.clone());
@@ -235,9 +239,9 @@ mod tests {
         assert_eq!(found, [11, 12, 5, 3]);
     }
 
-    /// Whatever else runs on the machine.
+    /// It reads nothing of other processes on the machine.
     #[test]
-    fn a_look_reads_one_list_for_each_process_of_the_job() {
+    fn look_reads_one_list_per_process() {
         let mut looks = 0;
         let found = descend(own_pid(), &[], |pid| {
             looks += 1;
@@ -246,9 +250,9 @@ mod tests {
         assert_eq!(looks, found.len() + 1);
     }
 
-    /// Both ways of looking see the same, children of every thread too.
+    /// Lists and walk find the same children, those of other threads too.
     #[test]
-    fn lists_show_what_the_walk_shows() -> std::io::Result<()> {
+    fn lists_and_walk_find_the_same_children() -> std::io::Result<()> {
         if Source::find() != Source::Lists {
             println!("skipped: this kernel has no lists of children");
             return Ok(());

@@ -1,38 +1,38 @@
-//! What do dlock and the guard say to each other? One message is one datagram. Both ends are the same program at the same
-//! version, so nothing here is a format to keep.
+//! The messages between dlock and the guard, one per datagram. Both ends are the same version of
+//! the same program, so the format may change at any time.
 
 use super::Reached;
 use crate::clock::Moment;
 use serde::{Deserialize, Serialize};
 
-/// No message is longer. A single variable of the environment may have 128 KiB (MAX_ARG_STRLEN).
+/// The longest message. One environment variable may have 128 KiB (MAX_ARG_STRLEN).
 pub(super) const LONGEST: usize = 192 * 1024;
 
-/// A change of CMD's environment: a variable and its value, or none if it is to be unset.
+/// A change to CMD's environment: a variable, and its value or `None` to unset it.
 pub(super) type Change = (Vec<u8>, Option<Vec<u8>>);
 
-/// What dlock says to the guard. That dlock is gone shows on the socket.
+/// An order from dlock to the guard. If dlock is gone, the guard sees the socket close.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// More of CMD's environment; the last part comes with the start.
+    /// More of CMD's environment. The last part comes with `Start`.
     Environment(Vec<Change>),
     Start(Vec<Change>),
     /// Pass this signal on to CMD, or to what it left behind.
     Relay(i32, Reached),
-    /// The lock is another's: stop the job, by this moment.
+    /// The lock is lost: stop the job by this moment.
     Lost(Moment),
-    /// Somebody asked for the job to end: stop it, with its grace.
+    /// Somebody asked for the job to end: stop it with its grace.
     Stop,
-    /// dlock ends now and leaves the rest to the guard. It has said itself what there was to say.
+    /// dlock ends now and leaves the rest to the guard. It has printed all messages itself.
     Finish,
 }
 
-/// An order or an event as it is sent.
+/// Encodes an order or an event.
 pub(super) fn encode(message: &impl Serialize) -> Vec<u8> {
     postcard::to_allocvec(message).unwrap_or_default()
 }
 
-/// What was sent; nothing if that cannot be read.
+/// Decodes a message; `None` if it is malformed.
 pub(super) fn decode<'a, T: Deserialize<'a>>(datagram: &'a [u8]) -> Option<T> {
     postcard::from_bytes(datagram).ok()
 }
@@ -44,7 +44,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn orders_come_through() {
+    fn orders_survive_encoding() {
         let changes = vec![
             (b"A".to_vec(), Some(b"1=2\n".to_vec())),
             (b"B".to_vec(), None),
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn events_come_through() {
+    fn events_survive_encoding() {
         let mut events = vec![
             Event::NotStarted(NotStarted::Errno(2)),
             Event::NotStarted(NotStarted::TooLate),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_is_not_read() {
+    fn truncated_message_is_rejected() {
         let whole = encode(&Order::Start(vec![(b"A".to_vec(), Some(b"1".to_vec()))]));
         assert!((2..whole.len()).all(|end| decode::<Order>(&whole[..end]).is_none()));
         assert_eq!(decode::<Event>(b""), None);

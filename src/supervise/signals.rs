@@ -1,6 +1,6 @@
-//! Which signals does dlock take for CMD, and what did the caller hand down? Signals are blocked and read one by one,
-//! never handled: nothing runs between two instructions, and CMD gets mask and dispositions as dlock got them. What a
-//! signal means is decided by the caller of this module.
+//! Takes the signals for CMD, and records what the caller handed down. Signals are blocked and read
+//! one by one, never handled: no handler interrupts the code, and CMD gets mask and dispositions as
+//! dlock got them. The caller of this module decides what a signal means.
 
 use super::procfs::name_of;
 use crate::sys::{self, Disposition, SignalSet};
@@ -9,7 +9,8 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// The signals that dlock takes. SIGCHLD is dlock's own, and not passed on; that the guard has ended shows on its socket.
+/// The signals that dlock takes. SIGCHLD is for dlock itself and is not relayed. The end of the
+/// guard shows on its socket.
 const TAKEN: SignalSet = SignalSet::of(&[
     libc::SIGCHLD,
     libc::SIGHUP,
@@ -25,25 +26,25 @@ const TAKEN: SignalSet = SignalSet::of(&[
     libc::SIGTTOU,
 ]);
 
-/// The signals that end a dlock which waits.
+/// The signals that end a waiting dlock.
 pub const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// Who sent a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sender {
-    /// The kernel, as for the keys of a terminal: everything in the foreground group got it.
+    /// The kernel, as for a terminal's keys: every process in the foreground group got it.
     Kernel,
-    /// A process; 0 where it cannot be named, as across namespaces.
+    /// A process; 0 if it cannot be named, as across namespaces.
     Process(u32),
 }
 
-/// Whether it is a guard, which stops its job. A dlock that is a part of that job ends with it.
+/// Whether the sender is a guard that stops its job. A dlock that is part of that job ends with it.
 pub fn is_guard(sender: Sender) -> bool {
     let Sender::Process(pid) = sender else { return false };
     name_of(pid.cast_signed()).as_bytes() == super::GUARD_NAME.to_bytes()
 }
 
-/// One signal that dlock got.
+/// One signal that dlock received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
     /// Its number.
@@ -52,7 +53,8 @@ pub struct Received {
     pub from: Sender,
 }
 
-/// What dlock got from its caller and CMD is to get from dlock, and the signals that come in from now on.
+/// The signal mask and dispositions from dlock's caller, which CMD gets, and the signals that
+/// arrive from now on.
 #[derive(Debug)]
 pub struct Inherited {
     pub(super) mask: SignalSet,
@@ -60,13 +62,13 @@ pub struct Inherited {
     reader: OwnedFd,
 }
 
-/// Makes this process fit to supervise: blocks and takes its signals, becomes the one that adopts the orphans among its
-/// descendants. To be called before anything else of a run, and before any thread.
+/// Prepares this process to supervise: blocks its signals, opens a signalfd for them, and becomes a
+/// child subreaper. Must be called before anything else of a run, and before any thread.
 pub fn prepare() -> io::Result<Inherited> {
     let mask = sys::block(TAKEN);
     let ignored_child = sys::ignored(libc::SIGCHLD);
     if ignored_child {
-        // With SIGCHLD ignored the kernel throws the children's statuses away.
+        // If SIGCHLD is ignored, the kernel discards the children's statuses.
         sys::dispose(libc::SIGCHLD, Disposition::Default);
     }
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
@@ -79,24 +81,24 @@ impl Inherited {
         self.reader.as_fd()
     }
 
-    /// What breaks off a wait for a store: a signal, or news of the guard. The end of a child is none, for a command that prints
-    /// a password is a child.
-    pub fn alarm(&self, guard: BorrowedFd<'_>) -> io::Result<Alarm> {
+    /// Returns what interrupts a wait for a store: a signal, or news from the guard. SIGCHLD does
+    /// not: a command that prints a password is a child.
+    pub fn interrupt(&self, guard: BorrowedFd<'_>) -> io::Result<Interrupt> {
         let signals = sys::signalfd(TAKEN.without(SignalSet::of(&[libc::SIGCHLD])))?;
         let either = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for fd in [signals.as_fd(), guard] {
             epoll::add(&either, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
-        Ok(Alarm { either, _signals: signals })
+        Ok(Interrupt { either, _signals: signals })
     }
 
-    /// The next signal that came; `None` if there is none now.
+    /// The next signal; `None` if there is none now.
     pub fn next_signal(&self) -> io::Result<Option<Received>> {
         next_signal(&self.reader)
     }
 
-    /// Whether the caller had dlock ignore this signal (nohup, a background job of sh). Then it does not end a dlock
-    /// that waits either.
+    /// Whether the caller had dlock ignore this signal (nohup, a background job of sh). Then it
+    /// does not end a waiting dlock either.
     pub fn ignored(&self, signal: i32) -> bool {
         match signal {
             libc::SIGCHLD => self.ignored_child,
@@ -106,21 +108,21 @@ impl Inherited {
     }
 }
 
-/// Readable when something else is to be heeded.
+/// Readable when a wait for a store must be interrupted.
 #[derive(Debug)]
-pub struct Alarm {
+pub struct Interrupt {
     either: OwnedFd,
-    /// As long as it is open, the other one tells of it.
+    /// Must stay open: the epoll instance does not hold it.
     _signals: OwnedFd,
 }
 
-impl AsFd for Alarm {
+impl AsFd for Interrupt {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.either.as_fd()
     }
 }
 
-/// The next signal that came in by a signalfd; `None` if there is none now.
+/// The next signal from a signalfd; `None` if there is none now.
 pub fn next_signal(reader: &OwnedFd) -> io::Result<Option<Received>> {
     let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
     match rustix::io::read(reader, &mut info) {
@@ -130,7 +132,7 @@ pub fn next_signal(reader: &OwnedFd) -> io::Result<Option<Received>> {
     }
 }
 
-/// Reads a `signalfd_siginfo`: signo, errno, code and pid come first, four bytes each.
+/// Decodes a `signalfd_siginfo`: signo, errno, code and pid come first, four bytes each.
 fn decode(info: &[u8; 128]) -> Received {
     let word = |at: usize| i32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
     let from = match word(8) {

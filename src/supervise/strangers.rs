@@ -1,8 +1,9 @@
-//! Which children of dlock are not of its job? Those it had before the guard, if a shell that had put something into the
-//! background then became dlock; and what such a process leaves behind, or, where dlock is PID 1, whatever anybody leaves
-//! behind. They are never signalled, and reaped when they end: nobody else would.
+//! Reaps children of dlock that are not part of its job: those it had before the guard (a shell
+//! started something in the background and then became dlock), and orphans of these; where dlock is
+//! PID 1, any orphan. They are never signalled. They must be reaped here, for no other process can.
 //!
-//! As long as the guard lives, what its job leaves behind goes to the guard. So any other child is a stranger.
+//! While the guard lives, orphans of the job go to the guard. So every other child of dlock is
+//! foreign.
 
 use super::{Guard, STALLED, WatchedBy, procfs};
 use crate::clock::Moment;
@@ -11,18 +12,21 @@ use std::io;
 use std::time::Duration;
 
 impl Guard {
-    /// A child of this process has changed (SIGCHLD): reaps strangers, and looks after a guard that somebody has stopped.
+    /// Called when a child has changed (SIGCHLD): reaps foreign children, and checks whether the
+    /// guard was stopped.
     pub fn tend(&mut self) -> io::Result<()> {
         if self.reaped || !matches!(self.watch, WatchedBy::Guard | WatchedBy::Over) {
             return Ok(());
         }
         let cmd = self.limits.cmd();
         let mut strangers = procfs::own_children();
-        // CMD is here only if the guard has just died; whoever takes the job over wants to know how it ended.
+        // CMD is a child of dlock only if the guard has just died. Adopting the job needs its
+        // status.
         strangers.retain(|&pid| pid != self.pid && Some(pid) != cmd && !sys::reap(pid));
         let Some(guard) = procfs::read_entry(self.pid).filter(|guard| !guard.ended) else { return Ok(()) };
         self.apart = strangers;
-        // Before there is a job nothing can be late: no limits are set yet, and they would count as passed.
+        // Before the start nothing can be overdue: no limits are set yet, and they would count as
+        // passed.
         let has_begun = self.limits.get().kill_at > Moment::from_boot(Duration::ZERO);
         if guard.stopped && has_begun && matches!(self.watch, WatchedBy::Guard) {
             self.arm(self.armed.min(Moment::now().after(STALLED)))?;

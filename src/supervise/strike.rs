@@ -1,5 +1,5 @@
-//! How is one process signalled without ever hitting another? Its id may have been given away since it was read. Which
-//! processes, and when, is not decided here.
+//! Signals one process without ever hitting another: its id may have been reused since it was read.
+//! The caller decides which processes and when.
 
 use crate::sys;
 use rustix::io::Errno;
@@ -7,31 +7,31 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// What is done to each process.
+/// What to send to a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Signalling {
-    /// TERM, and CONT after it: a stopped process would not see the TERM.
+    /// TERM, then CONT: a stopped process does not see the TERM.
     Term,
     /// KILL, which a stopped process gets too.
     Kill,
-    /// What somebody sent to dlock.
+    /// A signal that dlock received.
     Relay(Signal),
 }
 
-/// Signals the process behind an id that may have been given away since it was read: pins the process first, then makes
-/// sure by `is_still` that the id stands for one of the job.
+/// Signals a process whose id may have been reused since it was read: pins it first, then checks by
+/// `is_still` that the id is one of the job.
 pub(super) fn pinned(pid: i32, how: Signalling, is_still: impl Fn() -> bool) -> io::Result<()> {
     let pin = match Pid::from_raw(pid).ok_or(Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()))
     {
         Ok(pin) => Some(pin),
-        // Linux before 5.3, or a sandbox that does not know the call: the check alone must do.
+        // Linux before 5.3, or a sandbox without the call: only the check remains.
         Err(Errno::NOSYS | Errno::PERM) => None,
         Err(error) => return Err(error.into()),
     };
     if is_still() { send(pid, pin.as_ref(), how) } else { Err(Errno::SRCH.into()) }
 }
 
-/// Signals a process whose id is still its own: a child, or one that is pinned.
+/// Signals a process whose id cannot be reused: a child, or one that is pinned.
 pub(super) fn send(pid: i32, pin: Option<&OwnedFd>, how: Signalling) -> io::Result<()> {
     let signal = |signal: Signal| match pin {
         Some(pin) => Ok(pidfd_send_signal(pin, signal)?),

@@ -1,5 +1,5 @@
-//! Is there a controlling terminal? It decides which process group CMD runs in. Nothing here touches the terminal: its
-//! foreground group, its modes and its input stay as they are.
+//! Finds out whether there is a controlling terminal, which decides CMD's process group. The
+//! terminal is not touched: its foreground group, modes and input stay as they are.
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
@@ -7,17 +7,18 @@ use rustix::io::Errno;
 /// The process group that CMD runs in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// dlock's own, so that the terminal's keys reach CMD as they would without dlock.
+    /// dlock's own, so that the terminal's keys reach CMD as without dlock.
     Caller,
     /// A new one, which dlock may signal as a whole.
     Own,
 }
 
-/// The group that CMD belongs in: the caller's with a controlling terminal, one of its own without.
+/// CMD's process group: the caller's if there is a controlling terminal, else a new one.
 ///
-/// Opening /dev/tty asks exactly that of the kernel (ENXIO: there is none), whatever 0, 1 and 2 are; tcgetsid(3) wants
-/// a descriptor of the terminal first, and in `ssh host dlock … <file | tee log` none of the three is one. Where
-/// /dev/tty cannot be opened for another reason, as in a bare chroot, /proc says it too, ten times as slowly.
+/// Opening /dev/tty asks the kernel exactly that (ENXIO: there is none), whatever 0, 1 and 2 are.
+/// tcgetsid(3) needs a descriptor of the terminal, and in `ssh host dlock … <file | tee log` none
+/// of the three is one. If /dev/tty cannot be opened for another reason, as in a bare chroot, /proc
+/// says it too, but more slowly.
 pub fn group() -> Group {
     let terminal = match open("/dev/tty", OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()) {
         Ok(_) => true,
@@ -39,7 +40,7 @@ mod tests {
     use super::has_terminal;
 
     #[test]
-    fn the_terminal_is_field_seven_whatever_the_name_is() {
+    fn terminal_is_found_after_any_process_name() {
         assert!(has_terminal(b"12 (a) b) S 1 12 12 34816 12 0 1"));
         assert!(!has_terminal(b"12 (a) b) S 1 12 12 0 -1 0 1"));
         assert!(!has_terminal(b""));

@@ -311,11 +311,11 @@ fn it_does_not_wait_for_itself(backend: Backend) {
     inside(&[], "-w 0.1", "64");
     inside(&[], "", "75");
     let said = world.run("k", &[], "$D acquire -k k -w 10m; $D acquire -k k").env("D", BINARY);
-    let like = "dlock: this process itself holds k in .* own end; it ends with this job.*\n\
+    let like = "dlock: this process itself holds k in .* wait for itself; this job runs under it already.*\n\
                 dlock: k in .* is busy: held by .*; this process itself runs under it\n";
     said.status(75).stderr_like(like).run();
     let text = "eval \"$(dlock acquire -q --export -k own)\"; dlock acquire -k own -w 10m";
-    let like = "dlock: this process itself holds own .* own end; 'dlock release own' gives it back\n";
+    let like = "dlock: this process itself holds own .* wait for itself; 'dlock release own' gives it back\n";
     script(&world, "sh", text).status(64).stderr_like(like).run();
     inside(&["-n", "1"], "-n 1 -w", "64");
     inside(&["-n", "2"], "-s -w", "64");

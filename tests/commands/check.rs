@@ -62,7 +62,7 @@ fn a_store_that_cannot_be_reached_is_no_answer(backend: Backend) {
         r#"[{{"store":"{elsewhere}","prefix":"dlock:","keys":["k"],"token":"0123456789abcdef0123456789abcdef","fence":1}}]"#
     );
     let check = world.dlock(["check", "--store", elsewhere, "--connect-timeout", "0.2"]);
-    let like = "dlock: .*127.0.0.1:1.*; whether k is still held is not known\n";
+    let like = "dlock: .*127.0.0.1:1.*; it is unknown whether k is still held\n";
     check.env("DLOCK_HELD", held).status(69).stderr_like(like).run();
 }
 

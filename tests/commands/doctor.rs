@@ -1,7 +1,8 @@
 //! `dlock doctor`: is this store fit to hold locks? What it finds on real servers and directories; how each fact is
 //! judged is tested where that is done.
 
-use crate::support::certificates::Certificate;
+mod doctor_settings;
+
 use crate::support::cluster::Cluster;
 use crate::support::dlock::{Dlock, End};
 #[cfg(feature = "etcd")]
@@ -17,13 +18,12 @@ use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 #[cfg(feature = "zookeeper")]
 use crate::support::zookeeper::ZooKeeper;
-use rcgen::IsCa;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-on_every_store!(a_fit_store, nothing_is_left_behind);
+on_every_store!(a_fit_store, nothing_is_left_behind,);
 
 /// What lets no round trip be too slow, however busy this machine is.
 const PATIENT: [&str; 4] = ["--op-timeout", "40s", "--ttl", "24h"];
@@ -188,151 +188,6 @@ fn a_server_that_is_not_there_or_does_not_let_in() {
     silent.redis().pause();
     silent.dlock(["doctor"]).env("DLOCK_OP_TIMEOUT", "200ms").any_stdout().status(69).run();
     silent.redis().resume();
-}
-
-#[test]
-fn settings_are_looked_at() {
-    let world = World::with_redis(&["--requirepass", "hush"]);
-    let mode = |name: &str, mode| {
-        fs::set_permissions(world.path(name), fs::Permissions::from_mode(mode)).expect("permissions");
-    };
-    world.write("password", "hush\n");
-    world.write("dlock.toml", "password = 'hush'\nttl = '500ms'\n");
-    for (bits, expected) in [(0o644, "warn"), (0o600, "ok")] {
-        mode("password", bits);
-        let doctor = world.dlock(["doctor", "--json", "--password-file", "password"]);
-        assert_eq!(verdict(&findings(doctor), "secrets"), expected);
-        mode("dlock.toml", bits);
-        let doctor = world.dlock(["doctor", "--json", "--config", "dlock.toml"]);
-        let found = findings(doctor);
-        assert_eq!(verdict(&found, "secrets"), expected);
-        // The lease is that of the file.
-        assert!(
-            found
-                .iter()
-                .any(|(.., finding)| finding["found"].as_str().is_some_and(|text| text.contains("500ms")))
-        );
-    }
-    let text = world.dlock(["doctor", "--password-file", "password"]).any_stdout().run().stdout;
-    assert!(!text.contains("hush"), "{text}");
-    // On this machine a server may be at the default address, or not.
-    let output = world.dlock(["doctor", "--json"]).env_remove("DLOCK_STORE").any_stdout().any_stderr();
-    assert_eq!(verdict(&findings(output), "store"), "warn");
-}
-
-/// Whatever file has a secret in it, or says where the locks are.
-#[test]
-fn every_file_that_settings_lead_to_is_looked_at() {
-    let world = World::with_redis(&["--requirepass", "hush"]);
-    let write = |name: &str, text: &str, mode| {
-        world.write(name, text);
-        fs::set_permissions(world.path(name), fs::Permissions::from_mode(mode)).expect("permissions");
-        world.path(name).display().to_string()
-    };
-    let client = Certificate::self_signed(&["client"], IsCa::ExplicitNoCa);
-    let about = |dlock: Dlock<'_>, file: &str| {
-        let found = findings(dlock)
-            .into_iter()
-            .find(|(.., finding)| finding["found"].as_str().is_some_and(|text| text.contains(file)));
-        found.map(|(check, verdict, finding)| (check, verdict, finding["advice"].as_str().map(str::to_owned)))
-    };
-    let expected = |check: &str, bad: bool, advice: &str| {
-        let verdict = if bad { "warn" } else { "ok" };
-        Some((check.to_owned(), verdict.to_owned(), bad.then(|| advice.to_owned())))
-    };
-    for (mode, bad) in [(0o644, true), (0o600, false)] {
-        let sentinel = write("sentinel-password", "s\n", mode);
-        let store = format!("redis+sentinel://127.0.0.1:1/m?sentinel-password-file={sentinel}");
-        let dlock = world.dlock(["doctor", "--json", "--store", &store]);
-        assert_eq!(about(dlock, &sentinel), expected("secrets", bad, &format!("chmod 600 {sentinel}")));
-        let cert = write("cert.pem", &client.pem, 0o644);
-        let key = write("key.pem", &client.key, mode);
-        let store = format!("rediss://127.0.0.1:1?cert={cert}&key={key}");
-        let dlock = world.dlock(["doctor", "--json", "--store", &store]);
-        assert_eq!(about(dlock, &key), expected("secrets", bad, &format!("chmod 600 {key}")));
-    }
-    for (mode, bad) in [(0o666, true), (0o644, false)] {
-        let config = write("dlock.toml", "store = 'redis://127.0.0.1:1'\n", mode);
-        let dlock = world.dlock(["doctor", "--json", "--config", &config]);
-        assert_eq!(about(dlock, &config), expected("settings", bad, &format!("chmod 644 {config}")));
-    }
-}
-
-/// A job inherits the environment, and with it what is secret there.
-#[test]
-fn a_password_in_the_environment_is_told_of() {
-    let world = World::with_redis(&["--requirepass", "hush"]);
-    let warned = |dlock: Dlock<'_>| {
-        let found = findings(dlock);
-        let of_job = found.iter().filter(|(.., finding)| {
-            finding["advice"].as_str().is_some_and(|advice| advice.contains("DLOCK_PASSWORD_FILE"))
-        });
-        of_job.map(|(check, verdict, _)| (check.clone(), verdict.clone())).collect::<Vec<_>>()
-    };
-    let expected = [("secrets".to_owned(), "warn".to_owned())];
-    assert_eq!(warned(world.dlock(["doctor", "--json"]).env("DLOCK_PASSWORD", "hush")), expected);
-    let url = format!("redis://:hush@127.0.0.1:{}", world.redis().port());
-    assert_eq!(warned(world.dlock(["doctor", "--json"]).env("DLOCK_STORE", &url)), expected);
-    world.write("password", "hush\n");
-    assert_eq!(warned(world.dlock(["doctor", "--json"]).env("DLOCK_PASSWORD_FILE", "password")), []);
-}
-
-/// A password, or a database spoken to with sslmode=disable. What stays on this machine, or is encrypted, is not.
-#[test]
-fn what_goes_to_another_machine_in_clear_is_warned_of() {
-    let world = World::without_redis();
-    let warned = |store: &str| {
-        let args =
-            ["doctor", "--json", "--connect-timeout", "50ms", "--op-timeout", "50ms", "--store", store];
-        let found = findings(world.dlock(args).env_remove("DLOCK_STORE"));
-        let found = found.into_iter().find(|(check, ..)| check == "encryption");
-        found.map(|(_, verdict, finding)| {
-            (verdict, finding["found"].to_string(), finding["advice"].to_string())
-        })
-    };
-    // Nothing answers at 203.0.113.9, which is for documentation.
-    for (store, hosts, advice) in [
-        ("redis://:hush@203.0.113.9", "203.0.113.9:6379", "rediss"),
-        ("redis+cluster://:hush@127.0.0.1:1,203.0.113.9:2", "203.0.113.9:2", "rediss"),
-        (
-            "redis+quorum://:hush@203.0.113.9:1,203.0.113.9:2,[::1]:1",
-            "203.0.113.9:1, 203.0.113.9:2",
-            "rediss",
-        ),
-        #[cfg(feature = "etcd")]
-        ("etcd://u:hush@203.0.113.9", "203.0.113.9:2379", "etcds"),
-        #[cfg(feature = "zookeeper")]
-        ("zookeeper://u:hush@203.0.113.9", "203.0.113.9:2181", "zookeepers"),
-        #[cfg(feature = "postgres")]
-        ("postgres://u:hush@203.0.113.9/d?sslmode=disable", "203.0.113.9:5432", "sslmode=disable"),
-        #[cfg(feature = "mysql")]
-        ("mysql://u@203.0.113.9/d?sslmode=disable", "203.0.113.9:3306", "sslmode=disable"),
-    ] {
-        let (verdict, found, advised) = warned(store).unwrap_or_else(|| panic!("nothing is said of {store}"));
-        assert_eq!(verdict, "warn", "{store}");
-        assert!(
-            found.contains(&format!("to {hosts} unencrypted")) && !found.contains("hush"),
-            "{store}: {found}"
-        );
-        assert!(advised.contains(advice), "{store}: {advised}");
-    }
-    for store in [
-        "redis://203.0.113.9",
-        "redis://:hush@127.0.0.1:1",
-        "redis://:hush@localhost:1",
-        "redis+unix://:hush@/no/such/socket",
-        "rediss://:hush@203.0.113.9",
-        #[cfg(feature = "etcd")]
-        "etcds://u:hush@203.0.113.9",
-        #[cfg(feature = "zookeeper")]
-        "zookeeper://u:hush@[::1]:1",
-        #[cfg(feature = "postgres")]
-        "postgres://u:hush@203.0.113.9/d",
-        #[cfg(feature = "mysql")]
-        "mysql://u:hush@localhost:1/d",
-    ] {
-        assert_eq!(warned(store), None, "{store}");
-    }
 }
 
 #[test]

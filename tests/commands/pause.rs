@@ -63,7 +63,7 @@ fn a_narrow_terminal_shows_who_has_paused_it_and_why() {
 
 fn paused_and_resumed(world: &World) {
     world.dlock(["resume", "k"]).stderr_like("dlock: k in .* was not paused\n").run();
-    let said = "dlock: k in .* is paused for 1h: nobody is granted it\n";
+    let said = "dlock: k in .* is paused for 1h: no new holder until then\n";
     world.dlock(["pause", "k", "--reason", "freeze"]).stderr_like(said).run();
     world.run("k", &[], "echo ran >> log").stderr_like(REFUSED).status(75).run();
     world.run("k", &["-q", "-w", "200ms"], "echo ran >> log").status(75).run();
@@ -102,12 +102,13 @@ fn who_holds_it_goes_on(backend: Backend) {
     let job = format!("echo up >> log; until [ -e go ]; do sleep 0.02; done; {inside}; echo over >> log");
     let holder = world.run("k", &["-t", "4s"], &job).spawn();
     world.wait_for_log("up");
-    let said = "dlock: k in .* is paused for 1m: nobody is granted it; .*@.* \\(pid \\d+\\) goes on\n";
+    let said = "dlock: k in .* is paused for 1m: no new holder until then; .*@.* \\(pid \\d+\\) goes on\n";
     world.dlock(["pause", "k", "--for", "1m", "--reason", "r"]).stderr_like(said).run();
     // It is renewed some times.
     let lease = || world.status("k")["holders"][0]["held_ms"].as_u64();
     wait_until("it outlives its lease", || lease().is_some_and(|held| held > 4500));
-    let besides = "dlock: k in .* is busy: held by .*; besides, .* has paused it \\(r\\); the command did not run; .*\n";
+    let besides =
+        "dlock: k in .* is busy: held by .*; also paused by .* \\(r\\); the command did not run; .*\n";
     world.run("k", &[], "true").stderr_like(besides).status(75).run();
     world.write("go", "");
     holder.finish();
@@ -119,7 +120,7 @@ fn who_holds_it_is_asked_to_end(backend: Backend) {
     let world = World::new(backend);
     let holder = hold(&world);
     let said =
-        "dlock: k in .* is paused for 1h: nobody is granted it; .*@.* \\(pid \\d+\\) is asked to end\n";
+        "dlock: k in .* is paused for 1h: no new holder until then; .*@.* \\(pid \\d+\\) is asked to end\n";
     world.dlock(["pause", "k", "--stop", "--reason", "r"]).stderr_like(said).run();
     assert_eq!(holder.output().status.code(), Some(79));
     assert_eq!(world.state("k"), "paused");
@@ -141,7 +142,7 @@ fn who_was_granted_it_just_before_is_asked_to_end(backend: Backend) {
         let end = waiter.output().end();
         assert!(matches!(end, End::Status(75 | 79)), "{end:?}");
         // A grant lasts for some seconds, which is short on a busy machine.
-        said.contains("was granted it just before and is asked to end")
+        said.contains("was granted the lock just before and is asked to end")
     };
     assert!((0..5).any(|_| is_known()), "nobody was told of");
 }
@@ -178,8 +179,8 @@ fn patterns_of_known_keys(world: &World) {
         world.run(key, &[], "true").run();
     }
     // Into a pipe, too, it is said which locks they are.
-    let said = "dlock: deploy-db in .* is paused for 1h: nobody is granted it\n\
-        dlock: deploy-web in .* is paused for 1h: nobody is granted it\n";
+    let said = "dlock: deploy-db in .* is paused for 1h: no new holder until then\n\
+        dlock: deploy-web in .* is paused for 1h: no new holder until then\n";
     world.dlock(["pause", "deploy-*", "--reason", "freeze"]).stderr_like(said).run();
     for (key, state) in [("deploy-web", "paused"), ("deploy-db", "paused"), ("other", "free")] {
         assert_eq!(world.state(key), state, "{key}");
@@ -204,7 +205,7 @@ fn patterns_of_known_keys(world: &World) {
 fn a_pattern_that_nothing_matches_is_an_error(backend: Backend) {
     let world = World::new(backend);
     world.run("k", &[], "true").run();
-    let said = "dlock: .* knows no key that matches x\\*; nothing was changed\n";
+    let said = "dlock: .* has no key that matches x\\*; nothing was changed\n";
     for words in [&["pause", "k", "x*", "--reason", "r"][..], &["resume", "k", "x*"], &["forget", "k", "x*"]]
     {
         world.dlock(words).stderr_like(said).status(64).run();

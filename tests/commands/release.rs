@@ -1,18 +1,17 @@
 //! `dlock release`: one's own hold is given back, somebody's is asked for, and by force anybody's is taken away.
 
-use crate::support::dlock::{BINARY, Running};
+mod force;
+mod own_hold;
+
+use crate::support::dlock::Running;
 use crate::support::pty::{CTRL_C, Terminal};
-use crate::support::wait::{wait_for, wait_until};
+use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 
 on_every_store!(
     a_free_lock_is_released_already,
     a_pattern_is_refused,
-    a_token_gives_back_its_own_hold_only,
-    what_a_script_acquired_is_given_back,
-    a_script_that_lost_its_lock_asks_nobody_else,
-    what_the_run_around_holds_ends_with_its_job,
     without_a_terminal_nobody_is_asked_by_accident,
     a_holder_that_is_asked_stops_its_job_and_gives_back,
     who_ended_it_is_named_and_why,
@@ -23,11 +22,7 @@ on_every_store!(
     several_holders_are_asked_together_or_by_slot,
     a_script_is_waited_for_until_its_lease_ends,
     where_nobody_holds_it_there_is_nothing_to_ask,
-    force_says_what_it_did,
-    force_asks_the_person_at_the_terminal,
-    both_jobs_may_run_only_after_a_yes,
     what_goes_as_it_should_is_told_to_a_terminal_only,
-    force_takes_a_lock_from_several,
 );
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
@@ -63,61 +58,6 @@ fn a_pattern_is_refused(backend: Backend) {
     world.wait_for_log("up");
     world.dlock(["release", "-y", r"a\*"]).any_stderr().run();
     holder.finish();
-}
-
-fn a_token_gives_back_its_own_hold_only(backend: Backend) {
-    let world = World::new(backend);
-    let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.02; done";
-    let holder = world.run("k", &["-t", "6s"], job).status(79).any_stderr().spawn();
-    wait_until("the job runs", || !world.read("token").is_empty());
-    world.write("strange", "00000000000000000000000000000000\n");
-    world.dlock(["release", "k", "--token-file", "strange"]).status(79).stderr_like("dlock: .*\n").run();
-    world.dlock(["release", "k", "--token-file", "-"]).stdin("no token\n").status(78).any_stderr().run();
-    world.dlock(["release", "k", "--token-file", "absent"]).status(78).any_stderr().run();
-    assert_eq!(world.state("k"), "held");
-    world.dlock(["release", "k", "--token-file", "token"]).any_stderr().any_stdout().run();
-    // Given back is given back: the dlock that held it learns that it is lost.
-    holder.finish();
-    assert_eq!(world.state("k"), "free");
-    let again = world.dlock(["release", "k", "--token-file", "-"]).stdin(&world.read("token"));
-    again.any_stderr().any_stdout().run();
-}
-
-fn what_a_script_acquired_is_given_back(backend: Backend) {
-    let world = World::new(backend);
-    let job = "eval \"$($D acquire -q --export -k k -k l)\"; $D release k -v; $D release l -v; $D release k";
-    let sh = world.dlock([""; 0]).under(&["sh", "-c", job]).env("D", BINARY);
-    sh.stderr_like("dlock: k and l in .* is given back\ndlock: k and l in .* was given back before\n").run();
-    assert_eq!((world.state("k").as_str(), world.state("l").as_str()), ("free", "free"));
-    // Inside of a run of another key, and of the same one shared.
-    let job = "eval \"$($D acquire -q --export -k k -s)\"; $D release -q k; $D release -v k; echo $?";
-    let run = world.run("k", &["-s"], job).env("D", BINARY).stdout("0\n");
-    run.stderr_like("dlock: k in .* was given back before\n").run();
-}
-
-fn a_script_that_lost_its_lock_asks_nobody_else(backend: Backend) {
-    let world = World::new(backend);
-    let acquire = "eval \"$($D acquire -q --export -k k -t 500ms)\"; echo \"$DLOCK_HELD\" > held";
-    world.dlock([""; 0]).under(&["sh", "-c", acquire]).env("D", BINARY).run();
-    world.wait_for_state("k", "free");
-    let other = world.run("k", &[], HOLD).spawn();
-    world.wait_for_log("up");
-    for options in [&[][..], &["-y"]] {
-        let release =
-            world.dlock(["release", "k"]).args(options).env("DLOCK_HELD", world.read("held").trim());
-        release.status(79).stderr_like("dlock: the token holds nothing: k in .*\n").run();
-    }
-    world.write("go", "");
-    other.finish();
-}
-
-fn what_the_run_around_holds_ends_with_its_job(backend: Backend) {
-    let world = World::new(backend);
-    let job = "echo \"$DLOCK_HELD\" > held; $D release k; echo $?; $D release k -y; echo $?";
-    let run = world.run("k", &[], job).env("D", BINARY).stdout("64\n64\n");
-    run.stderr_like("(dlock: k in .* ends with its job.*\n){2}").run();
-    let late = world.dlock(["release", "k", "-y"]).env("DLOCK_HELD", world.read("held").trim());
-    late.status(79).stderr_like("dlock: k in .* is not held any more .*\n").run();
 }
 
 fn without_a_terminal_nobody_is_asked_by_accident(backend: Backend) {
@@ -200,7 +140,7 @@ fn a_person_says_yes_or_no(backend: Backend) {
     let mut terminal = Terminal::open(&world);
     for (answer, status) in [("\n", 75), ("n\n", 75), ("yess\n", 75), ("\x04", 75)] {
         terminal.type_line("dlock release k; echo STATUS $?");
-        let shown = terminal.expect("stopped and given back? [y/N] ");
+        let shown = terminal.expect("give the lock back? [y/N] ");
         assert!(shown.contains(&format!("pid {}", holder.pid())) && shown.contains("sleep 1000"), "{shown}");
         terminal.press(answer);
         terminal.expect("nothing was done");
@@ -238,7 +178,7 @@ fn the_next_holder_is_not_asked(backend: Backend) {
     world.wait_for_log("second");
     let fence = world.fence("k");
     terminal.press("y\n");
-    terminal.expect("has given it back meanwhile");
+    terminal.expect("has given the lock back already");
     terminal.expect("STATUS 0");
     assert_eq!((world.state("k").as_str(), world.fence("k")), ("held", fence));
     terminal.close();
@@ -291,7 +231,7 @@ fn several_holders_are_asked_together_or_by_slot(backend: Backend) {
     let refused = world.dlock(["release", "k"]).status(64).any_stderr().run().stderr;
     assert_eq!(refused.matches("sleep 1000").count(), 2, "all are shown: {refused}");
     let said = world.dlock(["release", "k", "-yv"]).any_stderr().run().stderr;
-    assert_eq!(said.matches("gave it back").count(), 2, "{said}");
+    assert_eq!(said.matches("gave the lock back").count(), 2, "{said}");
     assert_eq!(world.state("k"), "free");
     holders.into_iter().for_each(|holder| drop(holder.finish()));
     let alone = endless(&world, "k", &["-t", "6s"]);
@@ -304,7 +244,7 @@ fn a_script_is_waited_for_until_its_lease_ends(backend: Backend) {
     let world = World::new(backend);
     world.dlock(["acquire", "-q", "-k", "k", "-t", "3s"]).any_stdout().run();
     let said = world.dlock(["release", "k", "-yv"]).any_stderr().run().stderr;
-    for part in ["acquired by a script", "--force", "let its lease end"] {
+    for part in ["acquired by a script", "--force", "did not renew the lock, and its lease ended"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     let token = world.dlock(["acquire", "-q", "-k", "k", "-t", "1h"]).any_stdout().run().stdout;
@@ -331,80 +271,6 @@ fn where_nobody_holds_it_there_is_nothing_to_ask(backend: Backend) {
         world.dlock(["release", "foreign", "-y"]).status(64).stderr_like("dlock: .*did not write.*\n").run();
         assert_eq!(world.redis().get("dlock:foreign").as_deref(), Some("x"));
     }
-}
-
-fn force_says_what_it_did(backend: Backend) {
-    let world = World::new(backend);
-    let holder = endless(&world, "k", &["-t", "6s"]);
-    let output = world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
-    let said = output.stdout + &output.stderr;
-    assert!(said.contains(&holder.pid().to_string()) && said.contains('k'), "it names whose it was: {said}");
-    holder.finish();
-    wait_until("it is free", || world.state("k") == "free");
-    let last = world.status("k")["last_run"].to_string();
-    assert!(last.contains("forced"), "the log knows: {last}");
-}
-
-fn force_takes_a_lock_from_several(backend: Backend) {
-    let world = World::new(backend);
-    let holders: Vec<Running> = (0..2).map(|_| endless(&world, "k", &["-t", "6s", "-s"])).collect();
-    let said = world.dlock(["release", "k", "--force"]).any_stderr().run().stderr;
-    assert!(holders.iter().all(|holder| said.contains(&format!("pid {}", holder.pid()))), "{said}");
-    holders.into_iter().for_each(|holder| drop(holder.finish()));
-    wait_for("it is free", || (world.state("k") == "free").then_some(()));
-    world.dlock(["acquire", "-q", "-k", "k", "-t", "1h"]).any_stdout().run();
-    let said = world.dlock(["release", "k", "--force"]).any_stderr().run().stderr;
-    assert!(said.contains("no dlock stops what a script does"), "{said}");
-    world.dlock(["release", "k", "--force", "--now", "-y", "-q"]).run();
-    assert_eq!(world.state("k"), "free");
-}
-
-fn force_asks_the_person_at_the_terminal(backend: Backend) {
-    let world = World::new(backend);
-    let holder = endless(&world, "k", &["-t", "6s"]);
-    let mut terminal = Terminal::open(&world);
-    for (options, question) in
-        [("--force", "take it away? [y/N] "), ("--force --now", "may still run? [y/N] ")]
-    {
-        terminal.type_line(&format!("dlock release k {options}; echo STATUS $?"));
-        let shown = terminal.expect(question);
-        assert!(shown.contains(&format!("pid {}", holder.pid())) && shown.contains("sleep 1000"), "{shown}");
-        terminal.press("n\n");
-        terminal.expect("nothing was done");
-        terminal.expect("STATUS 75");
-        assert_eq!(world.state("k"), "held");
-    }
-    terminal.type_line("dlock release k --force; echo STATUS $?");
-    terminal.expect("[y/N] ");
-    terminal.press("y\n");
-    terminal.expect("is taken away from");
-    terminal.expect("STATUS 0");
-    holder.finish();
-    world.wait_for_state("k", "free");
-    // Nothing to ask of a free one, and no question with -y.
-    terminal.type_line("dlock release k --force; dlock release k --force --now; echo STATUS $?");
-    let shown = terminal.expect("STATUS 0");
-    assert_eq!(shown.matches("is free; nothing to release").count(), 2, "{shown}");
-    let holder = endless(&world, "k", &["-t", "6s"]);
-    terminal.type_line("dlock release k --force -y; echo STATUS $?");
-    let shown = terminal.expect("STATUS 0");
-    assert!(!shown.contains("[y/N]"), "{shown}");
-    holder.finish();
-    terminal.close();
-}
-
-fn both_jobs_may_run_only_after_a_yes(backend: Backend) {
-    let world = World::new(backend);
-    let holder = endless(&world, "k", &["-t", "6s"]);
-    let release =
-        world.dlock(["release", "k", "--force", "--now"]).stdin("y\n").status(64).any_stderr().run();
-    for part in [&format!("pid {}", holder.pid()), "No terminal", "-y"] {
-        assert!(release.stderr.contains(part), "{part}: {}", release.stderr);
-    }
-    assert_eq!(world.state("k"), "held");
-    let release = world.dlock(["release", "k", "--force", "--now", "-y"]).any_stderr().run();
-    assert!(release.stderr.contains("may run until that is noticed"), "{}", release.stderr);
-    holder.finish();
 }
 
 fn what_goes_as_it_should_is_told_to_a_terminal_only(backend: Backend) {

@@ -1,8 +1,9 @@
 //! `dlock status`: who holds what, who waits, what is cooling, revoked or not dlock's at all.
 
+mod tables;
+
 use crate::support::dlock::finish_all;
 use crate::support::masters::Masters;
-use crate::support::pty::Terminal;
 use crate::support::redis::Redis;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
@@ -10,14 +11,10 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 on_every_store!(
-    who_waits_is_told_about_when_it_is_its_turn,
     a_held_lock_with_waiters,
     every_lock_under_the_prefix,
     a_free_lock,
     a_revoked_lock,
-    what_comes_from_elsewhere_is_escaped,
-    one_key_is_a_record,
-    what_is_not_there_is_said_with_the_place,
     a_pattern_means_what_looks_like_it,
     a_hold_that_is_not_renewed_is_stale,
 );
@@ -175,80 +172,6 @@ fn a_revoked_lock(backend: Backend) {
     assert_eq!(world.state("k"), "free");
 }
 
-fn what_comes_from_elsewhere_is_escaped(backend: Backend) {
-    let world = World::new(backend);
-    let holder = world
-        .run("k", &["--label", "a\x1b[31mred\x07\u{9b}", "--reason", "two\nlines"], HOLD)
-        .any_stderr()
-        .spawn();
-    world.wait_for_log("up");
-    let table = world.dlock(["status", "k"]).any_stdout().run().stdout;
-    let busy = world.run("k", &[], "true").status(75).any_stderr().run().stderr;
-    for text in [&table, &busy] {
-        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
-        assert!(text.contains("red"), "{text:?}");
-    }
-    assert_eq!(busy.lines().count(), 1, "{busy:?}");
-    world.write("go", "");
-    holder.finish();
-}
-
-fn one_key_is_a_record(backend: Backend) {
-    let world = World::new(backend);
-    world.run("k", &[], "exit 3").status(3).run();
-    let holder = world.run("k", &["-t", "1m", "-n", "3", "--reason", "because"], HOLD).spawn();
-    world.wait_for_log("up");
-    let waiter = world.run("k", &["-w", "--label", "the next one"], "true").any_stderr().spawn();
-    world.wait_for_waiters("k", 1);
-    let text = world.dlock(["status", "k"]).any_stdout().run().stdout;
-    let labels: Vec<&str> = text.lines().filter_map(|line| line.split_whitespace().next()).collect();
-    let expected = [
-        "key", "state", "mode", "holder", "since", "lease", "command", "reason", "fence", "waiting", "1.",
-        "last", "store",
-    ];
-    assert_eq!(labels, expected, "{text}");
-    for part in [
-        &format!("{}, slot 0", holder.pid()),
-        "1 of 3 slots held",
-        &format!("{}, for ", waiter.pid()),
-        "exclusive: the next one",
-        "because",
-        "exit 3",
-        &world.shown(),
-        "prefix dlock:",
-    ] {
-        assert!(text.contains(part), "{part}: {text}");
-    }
-    world.write("go", "");
-    holder.finish();
-    waiter.finish();
-}
-
-/// An empty answer names the store and the prefix, because the wrong one is the usual reason for it.
-fn what_is_not_there_is_said_with_the_place(backend: Backend) {
-    let world = World::new(backend);
-    let url = world.shown();
-    let said = |words: &[&str]| world.dlock(words).any_stdout().run().stdout;
-    let place = format!("under the prefix dlock: in {url}");
-    assert_eq!(
-        said(&["status", "never"]),
-        format!(
-            "no record of never, {}: never used there, or the store was restarted, flushed or failed over since\n",
-            place.trim_end()
-        )
-    );
-    assert_eq!(said(&["status"]), format!("no lock is held, cooling, paused or waited for, {place}\n"));
-    let elsewhere = said(&["status", "--prefix", "other:"]);
-    assert!(elsewhere.contains("under the prefix other:"), "{elsewhere}");
-    let bare = said(&["status", "k", "--prefix", ""]);
-    assert!(bare.contains("without a prefix"), "{bare}");
-    let none = said(&["status", "deploy-*"]);
-    assert_eq!(none, format!("no key that matches deploy-* is known, {place}\n"));
-    let table = said(&["status", "never", "again"]);
-    assert_eq!(table.matches("never used").count(), 2, "{table}");
-    assert_eq!(said(&["status", "--json"]), "[]\n");
-}
-
 fn a_pattern_means_what_looks_like_it(backend: Backend) {
     let world = World::new(backend);
     let keys = ["deploy-web", "deploy-db", "report"];
@@ -269,7 +192,7 @@ fn a_pattern_means_what_looks_like_it(backend: Backend) {
     assert_eq!(shown(&["status", "x*"]), "");
     let metrics = world.dlock(["metrics", "deploy-*"]).any_stdout().run().stdout;
     assert!(metrics.contains("\"deploy-idle\"") && !metrics.contains("\"report\""), "{metrics}");
-    let none = "dlock: .* knows no key that matches x\\*\n";
+    let none = "dlock: .* has no key that matches x\\*\n";
     world.dlock(["metrics", "x*"]).any_stdout().stderr_like(none).run();
     let watch = world.dlock(["watch", "-v", "deploy-*"]).any_stdout().any_stderr().spawn();
     wait_until("it watches", || watch.messages().contains("watching from now on"));
@@ -280,68 +203,6 @@ fn a_pattern_means_what_looks_like_it(backend: Backend) {
     assert!(!told("report"), "{}", watch.printed());
     watch.signal(Signal::TERM);
     watch.finish();
-}
-
-/// On a terminal KEY and HOLDER are whole and every line fits, also where characters are two columns wide.
-#[test]
-fn a_terminal_shows_key_and_holder_whole() {
-    let world = World::new(Backend::Redis);
-    let keys = ["nightly-report", "夜间报告-每天", "deploy-🚀-web", &"very-long-".repeat(8)];
-    let holders = keys.map(|key| {
-        world.run(key, &["-t", "1m", "--label", "sleep 600 # 睡觉 😴"], HOLD).env("LC_ALL", "C.UTF-8").spawn()
-    });
-    world.wait_for_lines("up", 4);
-    for columns in [60, 80, 100] {
-        let mut terminal = Terminal::with_size(&world, "xterm", 40, columns);
-        terminal.type_line("export LC_ALL=C.UTF-8; clear; dlock status; echo e''nd");
-        terminal.expect("\r\nend");
-        let rows = terminal.rows();
-        let text = rows.concat().replace(' ', "");
-        for (key, holder) in keys.iter().zip(&holders) {
-            assert!(text.contains(key), "{columns} {key}\n{rows:#?}");
-            let pid = format!("{}", holder.pid());
-            assert!(
-                rows.iter().any(|row| row.split_whitespace().any(|word| word == pid)),
-                "{columns}\n{rows:#?}"
-            );
-        }
-        let heads = rows.iter().filter(|row| row.contains("STATE")).count();
-        assert_eq!(heads, 1, "{rows:#?}");
-        // What stands on the terminal is what was printed: nothing was wrapped by it.
-        let printed = terminal.screen();
-        let printed =
-            printed.rsplit("KEY").next().expect("a table").replace("\x1b[32m", "").replace("\x1b[0m", "");
-        for line in printed.lines().take_while(|line| !line.starts_with("end")).skip(1) {
-            assert!(rows.iter().any(|row| row == line.trim_end()), "{columns} {line:?}\n{rows:#?}");
-        }
-        // Beside each other the columns are straight.
-        terminal.type_line("clear; dlock status nightly-report 夜间报告-每天 deploy-🚀-web; echo e''nd");
-        terminal.expect("\r\nend");
-        let rows = terminal.rows();
-        let columns_of = |c: char| if c >= '\u{2e80}' { 2 } else { 1 };
-        let place = |row: &String| Some(row[..row.find("held")?].chars().map(columns_of).sum());
-        let places: Vec<usize> = rows.iter().filter_map(place).collect();
-        assert!(
-            places.len() == 3 && places.iter().all(|at| *at == places[0]),
-            "{columns} {places:?}\n{rows:#?}"
-        );
-        terminal.close();
-    }
-    world.write("go", "");
-    finish_all(holders);
-}
-
-/// Piped tables are not cut, and colours do not get into a pipe.
-#[test]
-fn a_piped_table_is_whole_and_plain() {
-    let world = World::new(Backend::Redis);
-    let label = "x".repeat(200);
-    let holder = world.run("k", &["--label", &label], HOLD).spawn();
-    world.wait_for_log("up");
-    let table = world.dlock(["status"]).any_stdout().env("COLUMNS", "40").run().stdout;
-    assert!(table.contains(&label) && !table.contains('\x1b'), "{table}");
-    world.write("go", "");
-    holder.finish();
 }
 
 /// Values that dlock did not write are foreign holders: reported, never an error, never taken over.
@@ -422,33 +283,4 @@ fn assert_idle_ones_are_left_alone(world: &World, store: &str, redis: &Redis, pr
     for name in ["go", "up"] {
         std::fs::remove_file(world.path(name)).expect("it was there");
     }
-}
-
-/// Only where enough runs say so.
-fn who_waits_is_told_about_when_it_is_its_turn(backend: Backend) {
-    let world = World::new(backend);
-    for key in ["k", "k", "k", "k", "k", "l"] {
-        world.run(key, &[], "sleep 0.2").run();
-    }
-    let hold = |key| world.run(key, &[], HOLD).spawn();
-    let wait = |key| world.run(key, &["-w"], "true").any_stderr().spawn();
-    let holders = ["k", "l"].map(hold);
-    world.wait_for_lines("up", 2);
-    let mut waiters: Vec<_> = ["k", "l"].map(wait).into();
-    world.wait_for_waiters("k", 1);
-    waiters.push(wait("k"));
-    world.wait_for_waiters("k", 2);
-    world.wait_for_waiters("l", 1);
-    let turns = |key| -> Vec<Option<u64>> {
-        let status = world.status(key);
-        let waiters = status["waiters"].as_array().expect("waiters");
-        waiters.iter().map(|waiter| waiter["turn_ms"].as_u64()).collect()
-    };
-    let [first, second] = turns("k")[..] else { panic!("two wait") };
-    assert!(first.is_some() && second >= first.map(|first| first + 200), "{first:?}, {second:?}");
-    assert_eq!(turns("l"), [None], "one run says nothing");
-    let text = world.dlock(["status", "k"]).any_stdout().run().stdout;
-    assert!(text.contains("its turn in about "), "{text}");
-    world.write("go", "");
-    holders.into_iter().chain(waiters).for_each(|one| drop(one.finish()));
 }

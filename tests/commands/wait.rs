@@ -88,7 +88,7 @@ fn a_bound_runs_out(backend: Backend) {
     let world = World::new(backend);
     let holder = hold(&world, "k");
     let like = format!(
-        "dlock: k in .* has been held for .* by .*pid {}.*; the 300ms of --wait are over\n",
+        "dlock: k in .* has been held for .* by .*pid {}.*; --wait \\(300ms\\) ran out\n",
         holder.pid()
     );
     world.dlock(["wait", "k", "-w", "0.3"]).status(75).stderr_like(&like).run();
@@ -125,7 +125,7 @@ fn a_pattern_means_every_key_that_is_known(backend: Backend) {
         holder.finish();
     }
     looker.finish();
-    let none = "dlock: .* knows no key that matches x\\*: nothing to wait for\n";
+    let none = "dlock: .* has no key that matches x\\*: nothing to wait for\n";
     world.dlock(["wait", "x*"]).stderr_like(none).run();
 }
 

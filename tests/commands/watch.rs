@@ -326,7 +326,7 @@ fn a_server_that_starts_anew() {
         world.wait_for_log("up");
         let watch = watch(&world, arguments);
         world.redis_mut().kill();
-        wait_until("it says that it is cut off", || watch.messages().contains("nothing is seen until"));
+        wait_until("it says that it is cut off", || watch.messages().contains("no events until"));
         world.redis_mut().restart();
         wait_until("it says that it is back", || watch.messages().contains("answers again"));
         wait_for_events(&watch, 1);
@@ -353,7 +353,7 @@ fn an_outage_is_caught_up() {
     wait_for_events(&watch, 2);
     proxy.begin_outage();
     world.run("k", &[], "exit 2").status(2).run();
-    wait_until("it says that it is cut off", || watch.messages().contains("nothing is seen until"));
+    wait_until("it says that it is cut off", || watch.messages().contains("no events until"));
     world.run("k", &[], "exit 3").status(3).run();
     proxy.end_outage();
     let told = wait_for_events(&watch, 6);

@@ -14,6 +14,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
+use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const ROWS: u16 = 24;
@@ -166,12 +167,25 @@ fn the_history_is_fresh() {
     fresh("history", &world, &terminal);
 }
 
-/// Six nights on a server whose clock the test sets: when a night begins, and while its job runs. The lease is longer than a
-/// night, so that no renewal meets the change.
+/// A busy machine adds seconds to a night, which then needs a wider column: such nights are played again.
 #[test]
 fn the_nights_are_fresh() {
+    let nights = || {
+        let mut world = World::without_redis();
+        let _server = play_nights(&mut world);
+        let mut terminal = terminal(&world);
+        enter(&mut terminal, "dlock history nightly-report");
+        (world, terminal)
+    };
+    let is_good = |(world, terminal): &(World, Terminal)| difference("nights", world, terminal).is_none();
+    let (world, terminal) = (0..3).map(|_| nights()).find(is_good).unwrap_or_else(nights);
+    fresh("nights", &world, &terminal);
+}
+
+/// Six nights on a server whose clock the test sets: when a night begins, and while its job runs. The lease is longer than a
+/// night, so that no renewal meets the change.
+fn play_nights(world: &mut World) -> Redis {
     const MINUTE: i64 = 60_000_000;
-    let mut world = World::without_redis();
     let clock = world.path("clock");
     // The server maps the file, so it must not become shorter.
     let ahead = |by: i64| {
@@ -197,7 +211,7 @@ fn the_nights_are_fresh() {
         let begin = first + night * 24 * 60 * MINUTE + if minutes > 22 { 10 * MINUTE } else { 0 };
         ahead(begin);
         let script = format!("while [ ! -e go ]; do sleep 0.02; done; {end}");
-        let call = run_on(&world, name, &["-t", "20h", "--label", "report"], &script).any_stderr();
+        let call = run_on(world, name, &["-t", "20h", "--label", "report"], &script).any_stderr();
         let call = match end {
             "exit 3" => call.status(3),
             "crash" => call.dies_of(Signal::KILL.as_raw()),
@@ -215,9 +229,7 @@ fn the_nights_are_fresh() {
         world.wait_for_state("nightly-report", "free");
         drop(fs::remove_file(world.path("go")));
     }
-    let mut terminal = terminal(&world);
-    enter(&mut terminal, "dlock history nightly-report");
-    fresh("nights", &world, &terminal);
+    server
 }
 
 #[test]
@@ -234,6 +246,26 @@ fn the_findings_of_the_doctor_are_fresh() {
         enter(&mut terminal, "dlock doctor -t 5s");
         difference("doctor", &world, &terminal).is_none()
     });
+}
+
+/// The picture of docs/protocol.md is what its script prints.
+#[test]
+fn the_theory_of_operation_is_fresh() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for palette in &PALETTES {
+        let mut script = Command::new("python3");
+        let output =
+            script.arg(root.join("tests/docs/theory.py")).arg(palette.name).output().expect("python3");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let printed = String::from_utf8(output.stdout).expect("a picture");
+        let path = root.join(format!("docs/pictures/theory-{}.svg", palette.name));
+        if std::env::var_os("DLOCK_REGENERATE").is_some_and(|value| value == "1") {
+            fs::write(&path, printed).expect("a picture");
+            continue;
+        }
+        let drawn = fs::read_to_string(&path).expect("the picture of the page");
+        assert!(drawn == printed, "DLOCK_REGENERATE=1 cargo test pictures");
+    }
 }
 
 #[track_caller]

@@ -1,9 +1,12 @@
 //! What may a bad server say? In the words of each store: what is well formed and means nothing, refusals of every kind, lengths
 //! that are none, and what does not end. Who says it when is told in `liar` and `servers`.
 
+mod frames;
+
 use super::liar::{Lie, garbled, random};
 use crate::support::storm::Dice;
 use crate::support::world::Backend;
+use frames::{frame, frames, http, message, number_of, packet, row};
 
 /// How a kind of server speaks.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -348,67 +351,4 @@ impl Tongue {
             }
         }
     }
-}
-
-#[cfg(feature = "mysql")]
-fn packet(number: u8, body: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(body.len()).expect("a length").to_le_bytes();
-    [&length[..3], &[number], body].concat()
-}
-
-#[cfg(feature = "postgres")]
-fn message(kind: u8, body: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(body.len() + 4).expect("a length").to_be_bytes();
-    [&[kind][..], &length, body].concat()
-}
-
-/// A row of odd values; it may tell of more of them than there are.
-#[cfg(feature = "postgres")]
-fn row(dice: &mut Dice) -> Vec<u8> {
-    let values: [&[u8]; 10] =
-        [b"t", b"r", b"w", b"e", b"", b"-1", b"18446744073709551615", b"646c6f636b3a6b", b"7b7d", b"\xff\0"];
-    let count = u16::try_from(dice.roll(12)).unwrap_or(0);
-    let mut body = count.saturating_add(u16::from(dice.roll(9) == 0)).to_be_bytes().to_vec();
-    for _ in 0..count {
-        if dice.roll(6) == 0 {
-            body.extend([0xff; 4]);
-            continue;
-        }
-        let value = dice.of(&values);
-        body.extend(u32::try_from(value.len()).expect("a length").to_be_bytes());
-        body.extend(*value);
-    }
-    body
-}
-
-#[cfg(feature = "etcd")]
-fn http(status: u16, body: &[u8]) -> Vec<u8> {
-    let date = "Date: Mon, 01 Jan 2035 00:00:00 GMT";
-    let head = format!("HTTP/1.1 {status} X\r\n{date}\r\nContent-Length: {}\r\n\r\n", body.len());
-    [head.as_bytes(), body].concat()
-}
-
-#[cfg(feature = "zookeeper")]
-fn frame(body: &[u8]) -> Vec<u8> {
-    [&u32::try_from(body.len()).expect("a length").to_be_bytes(), body].concat()
-}
-
-/// All frames but the last one, and that.
-#[cfg(feature = "zookeeper")]
-fn frames(answer: &[u8]) -> (&[u8], &[u8]) {
-    let mut at = 0;
-    while let Some(length) = answer.get(at..).and_then(|rest| rest.first_chunk()) {
-        let next = at + 4 + u32::from_be_bytes(*length) as usize;
-        if next >= answer.len() {
-            break;
-        }
-        at = next;
-    }
-    answer.split_at(at)
-}
-
-/// Which question the answer is to.
-#[cfg(feature = "zookeeper")]
-fn number_of(answer: &[u8]) -> &[u8] {
-    answer.get(4..8).unwrap_or(&[0; 4])
 }

@@ -149,10 +149,13 @@ fn a_password_in_a_flag_is_missed_inside() {
         let job = format!("$D {words} 2> inner; echo $?");
         let call = world.dlock(["run", "-k", "k", "--store", &url, "--", "sh", "-c", &job]);
         let call = call.env("D", BINARY).env_remove("DLOCK_STORE").stdout("77\n");
-        let warned = "dlock: a password on the command line .* not handed on .* --password-file .*\n";
+        let warned = "dlock: every user of this machine can see a password on the command line, .* does not get it; use --password-file .*\n";
         call.stderr_like(warned).run();
         let inner = world.read("inner");
-        assert!(inner.contains("the dlock around") && inner.contains("--password-file out there"), "{inner}");
+        assert!(
+            inner.contains("the surrounding dlock run") && inner.contains("give it --password-file there"),
+            "{inner}"
+        );
     }
     // Nobody around is to blame where there is none.
     let url = format!("redis://127.0.0.1:{}", world.redis().port());
@@ -192,7 +195,7 @@ fn the_built_in_default_is_said() {
         [&["run", "-q", "-k", "dlock-test-of-the-default", "true"][..], &["acquire", "-qk", "x", "-t", "1s"]]
     {
         let call = world.dlock(words).env_remove("DLOCK_STORE").any_stdout().any_stderr().spawn().output();
-        let said = "dlock: nothing names a store, so it is redis://127.0.0.1:6379, ";
+        let said = "dlock: no setting names a store, so redis://127.0.0.1:6379 is used, ";
         assert!(call.stderr.starts_with(said) && call.stderr.contains("/etc/dlock.toml"), "{}", call.stderr);
         assert_eq!(call.stderr.matches("nothing names").count(), 1, "{}", call.stderr);
         // Also where nothing listens, which is another line, it is said once how to name one.

@@ -114,7 +114,7 @@ fn what_goes_inside_what(backend: Backend) {
                     run.stdout("ran\n").run();
                 } else {
                     let refused =
-                        r"dlock: the job that runs this dlock holds k in .*; the command did not run\n";
+                        r"dlock: this dlock runs inside a job that holds k in .*; the command did not run\n";
                     run.stderr_like(refused).run();
                 }
                 let status = if goes { "0\n" } else { "64\n" };
@@ -143,7 +143,7 @@ fn a_part_is_held_and_the_rest_is_taken(backend: Backend) {
     world.write("end", "");
     run.finish();
     // Whoever waits while it holds something else may wait for one who waits for that.
-    let unbound = r"dlock: the job that runs this dlock .*-w 10m.*; the command did not run\n";
+    let unbound = r"dlock: this dlock runs inside a job .*-w 10m.*; the command did not run\n";
     let status = "-- echo ran; echo $? > status";
     outer(&world, &[], &format!("$D run -k k -k l -w {status}")).stderr_like(unbound).run();
     assert_eq!(world.read("status"), "64\n");
@@ -317,7 +317,7 @@ fn killed_it_takes_its_job_along_and_no_other(backend: Backend) {
     proc::signal(world.wait_for_pid("dlock.pid"), Signal::KILL);
     world.wait_for_log("killed");
     wait_until("the inner job is stopped", || !proc::alive(inside));
-    wait_until("it is said", || run.messages().contains("the job around still holds k"));
+    wait_until("it is said", || run.messages().contains("the surrounding job still holds k"));
     assert!(proc::alive(world.wait_for_pid("beside.pid")));
     assert_eq!(world.state("k"), "held");
     world.write("go", "");

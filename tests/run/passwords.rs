@@ -245,7 +245,7 @@ fn a_missing_right_is_77() {
 fn a_password_that_the_server_does_not_have_is_77() {
     let world = World::with_redis(&[]);
     let call = world.run("k", &[], "touch ran").env("DLOCK_PASSWORD", WRONG);
-    let said = call.status(77).stderr_like("dlock: .* has no password, and one is given; .*\n").run().stderr;
+    let said = call.status(77).stderr_like("dlock: .* has no password, but one is given; .*\n").run().stderr;
     assert!(said.contains(&world.url()) && !said.contains(WRONG), "{said}");
     assert!(!world.path("ran").exists());
 }

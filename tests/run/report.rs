@@ -1,12 +1,13 @@
 //! `--report`: one JSON object about the run, however it ended; whole or not at all, and never the reason for anything.
 
-use crate::support::wait::wait_until;
+mod report_file;
+
+use crate::support::dlock::Dlock;
+use crate::support::proc;
 use crate::support::world::{Backend, World, on_every_store};
-use crate::support::{dlock::Dlock, proc};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 
 on_every_store!(
@@ -16,7 +17,6 @@ on_every_store!(
     a_command_that_does_not_start,
     max_run_and_how_the_command_took_it,
     a_lock_that_an_operator_takes_away,
-    a_report_that_cannot_be_written_changes_nothing,
 );
 
 const FIELDS: [&str; 16] = [
@@ -37,6 +37,7 @@ const FIELDS: [&str; 16] = [
     "nested",
     "error",
 ];
+
 const OUTCOMES: [&str; 10] = [
     "ran",
     "busy",
@@ -49,6 +50,7 @@ const OUTCOMES: [&str; 10] = [
     "invalid",
     "fault",
 ];
+
 const LOST: [&str; 3] = ["expired", "vanished", "forced"];
 
 /// The report in `r.json`, its fields, types and words as documented. It is removed.
@@ -261,136 +263,6 @@ fn the_password_is_not_in_it() {
     reported(&world, "k", &[], "true").env("DLOCK_STORE", url).run();
     let text = world.read("r.json");
     assert!(text.contains(&world.redis().port().to_string()) && !text.contains("sesame"), "{text}");
-}
-
-/// Said before the lock is asked for, not after the job has run.
-#[test]
-fn a_place_that_cannot_be_written_is_refused_first() {
-    let world = World::new(Backend::Redis);
-    fs::create_dir(world.path("directory")).expect("a directory");
-    fs::create_dir(world.path("closed")).expect("a directory");
-    fs::set_permissions(world.path("closed"), fs::Permissions::from_mode(0o555)).expect("permissions");
-    world.write("file", "");
-    assert!(world.command("mkfifo").arg("pipe").status().expect("mkfifo").success());
-    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
-    world.open_to_all();
-    let drops = world.dlock(["--version"]).under(&nobody).any_stdout().any_stderr().spawn().output();
-    for path in
-        ["missing/r.json", "directory", "pipe", "/dev/null", "file/r.json", "missing/", "..", "closed/r"]
-    {
-        let call = world.run("k", &["--report", path], "touch ran").stderr_like("dlock: .*\n").status(78);
-        let output = match path {
-            // Root may write anywhere.
-            "closed/r" if drops.status.success() => call.under(&nobody).run(),
-            "closed/r" => continue,
-            _ => call.run(),
-        };
-        assert!(output.stderr.contains(path), "{}", output.stderr);
-    }
-    assert_eq!(world.redis().keys(), [""; 0]);
-    assert!(!world.path("ran").exists());
-    assert!(fs::metadata("/dev/null").is_ok_and(|null| !null.is_file()));
-}
-
-fn a_report_that_cannot_be_written_changes_nothing(backend: Backend) {
-    let world = World::new(backend);
-    fs::create_dir(world.path("d")).expect("a directory");
-    let call = world.run("k", &["--report", "d/r.json"], "rmdir d; exit 5");
-    let output = call.status(5).stderr_like("dlock: the report could not be written to .*\n").run();
-    assert!(output.stderr.contains("d/r.json"), "{}", output.stderr);
-    assert_eq!(world.state("k"), "free");
-    // What cannot be renamed is not left lying about.
-    fs::create_dir(world.path("d")).expect("a directory");
-    let call = world.run("k", &["--report", "d/r.json"], "mkdir d/r.json; exit 6");
-    call.status(6).stderr_like("dlock: the report .*\n").run();
-    assert_eq!(fs::read_dir(world.path("d")).expect("a directory").count(), 1);
-    fs::remove_dir_all(world.path("d")).expect("it is ours");
-    // Under -q it is still said, and death by a signal still comes through.
-    fs::create_dir(world.path("d")).expect("a directory");
-    let call = world.run("k", &["-q", "--report", "d/r.json"], "rmdir d; kill -9 $$");
-    call.dies_of(9).stderr_like("dlock: the report .*\n").run();
-}
-
-/// Whole at once: whoever looks at any moment sees the old one or the new one. Nothing else is left in the directory.
-#[test]
-fn the_file_is_replaced_by_a_rename() {
-    let world = World::new(Backend::Redis);
-    fs::create_dir(world.path("d")).expect("a directory");
-    let call = |script: &str| world.run("k", &["--report", "d/r.json"], script);
-    call("exit 1").status(1).after_shell("umask 027").run();
-    let path = world.path("d/r.json");
-    let mode = |path: &Path| fs::metadata(path).expect("a report").permissions().mode() & 0o7777;
-    assert_eq!(mode(&path), 0o640);
-    // Whoever has the old one open goes on reading it.
-    call("exit 2").after_shell("umask 002; exec 3< d/r.json").status(2).run();
-    assert_eq!(mode(&path), 0o664);
-    assert!(world.read("d/r.json").contains("\"status\":2"));
-    fs::hard_link(&path, world.path("old")).expect("a second name");
-    call("exit 3").status(3).run();
-    assert!(world.read("old").contains("\"status\":2") && world.read("d/r.json").contains("\"status\":3"));
-    // A link leads to the place.
-    symlink("d/r.json", world.path("link")).expect("a link");
-    world.run("k", &["--report", "link"], "exit 4").status(4).run();
-    assert!(world.read("d/r.json").contains("\"status\":4"));
-    assert!(fs::symlink_metadata(world.path("link")).is_ok_and(|link| link.is_symlink()));
-    let names = fs::read_dir(world.path("d")).expect("a directory").count();
-    assert_eq!(names, 1, "no temporary file is left");
-}
-
-/// Root's dlock in a directory where others may make links. The kernel's own setting (protected_symlinks) looks at sticky
-/// directories only, and never at a readlink.
-#[test]
-fn no_link_of_somebody_else_is_followed() {
-    if !rustix::process::geteuid().is_root() {
-        return;
-    }
-    let world = World::without_redis();
-    fs::create_dir(world.path("private")).expect("a directory");
-    fs::create_dir(world.path("open")).expect("a directory");
-    world.write("private/file", "kept");
-    let is_theirs = |name: &str, target: &Path| {
-        symlink(target, world.path(name)).expect("a link");
-        std::os::unix::fs::lchown(world.path(name), Some(65534), None).expect("we are root");
-    };
-    is_theirs("open/r.json", &world.path("private/file"));
-    is_theirs("open/new.json", &world.path("private/new"));
-    is_theirs("open/directory", &world.path("private"));
-    symlink("open/r.json", world.path("mine")).expect("a link");
-    for path in
-        ["open/r.json", "open/new.json", "open/directory/file", "open/directory/../private/file", "mine"]
-    {
-        let call = world.run("k", &["--report", path], "touch ran").status(78);
-        call.stderr_like("dlock: no report .*is a link that belongs to somebody else.*\n").run();
-    }
-    assert!(!world.path("ran").exists());
-    // Nor is one that is put there while the job runs.
-    symlink(world.path("private"), world.path("later")).expect("a link");
-    let swap = "rm later; ln -s $PWD/private later; chown -h 65534 later";
-    world.run("k", &["--report", "later/file"], swap).stderr_like("dlock: the report .*not followed\n").run();
-    let swap = "ln -s ../private/file open/late.json; chown -h 65534 open/late.json";
-    let run = world.run("k", &["--report", "open/late.json"], swap);
-    run.stderr_like("dlock: the report .*not followed\n").run();
-    assert_eq!(world.read("private/file"), "kept");
-    assert_eq!(fs::read_dir(world.path("private")).expect("a directory").count(), 1);
-    // Root's own links lead where they did.
-    symlink("../private/file", world.path("open/own.json")).expect("a link");
-    world.run("k", &["--report", "open/own.json"], "exit 3").status(3).run();
-    assert!(world.read("private/file").contains("\"status\":3"));
-}
-
-/// While the job runs there is no report yet, and the last one stays.
-#[test]
-fn a_killed_dlock_leaves_the_last_report() {
-    let world = World::new(Backend::Redis);
-    world.write("r.json", "old");
-    let holder = reported(&world, "k", &["--grace", "1s"], "echo up >> log; exec sleep 1000");
-    let holder = holder.dies_of(9).any_stderr().spawn();
-    world.wait_for_log("up");
-    assert_eq!(world.read("r.json"), "old");
-    holder.signal(Signal::KILL);
-    holder.finish();
-    wait_until("the guard gives the lock back", || world.state("k") == "free");
-    assert_eq!(world.read("r.json"), "old");
 }
 
 /// The page names every field and every word.

@@ -81,7 +81,7 @@ fn a_queued_writer_holds_back_later_readers(backend: Backend) {
     world
         .run("k", &["-s"], "echo overtook >> log")
         .status(75)
-        .stderr_like("dlock: .*waited before.*\n")
+        .stderr_like("dlock: .*earlier in the queue.*\n")
         .run();
     let later = world.run("k", &["-s", "-w"], &hold("b")).any_stderr().spawn();
     world.wait_for_waiters("k", 2);

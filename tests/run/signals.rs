@@ -66,13 +66,12 @@ fn a_signal_ends_dlock_as_it_ends_the_job(backend: Backend) {
         assert_eq!(world.state("k"), "free");
     }
     // CMD decides: one that takes its time is given it, and its status counts.
-    let job =
-        "trap 'sleep 0.5; echo tidy >> log; exit 8' TERM; echo ready >> log; while :; do sleep 0.05; done";
+    let job = "trap 'sleep 0.5; echo clean_up >> log; exit 8' TERM; echo ready >> log; while :; do sleep 0.05; done";
     let dlock = world.run("k", &["--grace", "100ms"], job).status(8).any_stderr().spawn();
     world.wait_for_log("ready");
     dlock.signal(Signal::TERM);
     dlock.finish();
-    assert_eq!(world.log().last().map(String::as_str), Some("tidy"));
+    assert_eq!(world.log().last().map(String::as_str), Some("clean_up"));
 }
 
 fn a_stop_stops_the_job_and_continue_continues_it(backend: Backend) {

@@ -1,28 +1,21 @@
 //! A cluster: the lock is with whoever has its slot, also when that changes in the middle of a hold.
 
+mod slots;
+
 use crate::support::certificates::Authority;
-use crate::support::cluster::{Cluster, node, url};
+use crate::support::cluster::{Cluster, url};
 use crate::support::hole::Silent;
 use crate::support::redis::{Redis, next_port};
 use crate::support::replicated::{connected, is_master};
 use crate::support::wait::wait_until;
 use crate::support::world::World;
-use dlock::clock::Moment;
-use dlock::lock::{Key, Mode, Name, Owner, Token};
-use dlock::rules::{Acquired, Ask, End, Patience, Ran, Terms};
-use dlock::store::Store;
-use dlock::store::net::Address;
-use dlock::store::redis::{RedisStore, Target};
-use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 use rustix::process::Signal;
-use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 /// A job that notes TERM and runs until it is told to end.
 const JOB: &str =
     "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 7";
+
 const WAITER: &str = "echo waited $DLOCK_FENCE >> log";
 
 fn world_with(masters: usize) -> (Cluster, World) {
@@ -124,45 +117,6 @@ fn a_node_that_forgets_the_lock_stops_the_job() {
     assert!(output.stderr.contains("lost"), "{}", output.stderr);
     world.run("k", &[], "echo $DLOCK_FENCE >> fence").run();
     assert!(world.read("fence").trim().parse::<u64>().expect("a fence") > fence);
-}
-
-/// The slot of the lock moves to another node, keys first, while one holds and one waits.
-#[test]
-fn a_slot_that_moves_takes_the_lock_along() {
-    let (cluster, world) = world_with(2);
-    let owner = cluster.owner("dlock:k");
-    let (from, to) = (&cluster.masters[owner], &cluster.masters[1 - owner]);
-    let holder = world.run("k", &["-t", "20s"], JOB).status(7).any_stderr().spawn();
-    world.wait_for_log("up");
-    let fence = world.fence("k");
-    let waiter = world.run("k", &["-w", "-t", "20s"], WAITER).any_stderr().spawn();
-    world.wait_for_waiters("k", 1);
-    let slot = from.ask::<u32>(&["CLUSTER", "KEYSLOT", "dlock:k"]).to_string();
-    let [source, target]: [String; 2] = [from, to].map(|node| node.ask(&["CLUSTER", "MYID"]));
-    to.ask::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]);
-    from.ask::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target]);
-    let port = to.port().to_string();
-    loop {
-        let keys: Vec<String> = from.ask(&["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
-        if keys.is_empty() {
-            break;
-        }
-        for key in keys {
-            from.ask::<String>(&["MIGRATE", "127.0.0.1", &port, &key, "0", "5000"]);
-        }
-    }
-    // Who comes now is sent on, and told there to try again.
-    let options = ["-w", "--connect-timeout", "30s", "--op-timeout", "30s"];
-    let late = world.run("k", &options, "echo late >> log").any_stderr().spawn();
-    wait_until("it is sent on", || calls(to, "asking") > 2);
-    to.ask::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &target]);
-    from.ask::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &target]);
-    to.after_renewal("dlock:k");
-    world.wait_for_waiters("k", 2);
-    end_well(&world, fence, holder, waiter);
-    late.finish();
-    assert_eq!(world.lines("late"), 1);
-    assert!(from.keys().is_empty(), "{:?}", from.keys());
 }
 
 /// Locks of all masters are listed, whichever node is named.
@@ -333,77 +287,6 @@ fn clients(node: &Redis) -> usize {
     list.lines().filter(|line| !line.contains("redis.sock")).count()
 }
 
-/// Whatever a lock leaves in a server lies in the slot of the lock, however odd its name is.
-#[test]
-fn all_keys_of_a_lock_lie_in_one_slot() {
-    let world = World::with_redis(&[]);
-    let judge = node(&world, "judge");
-    let target = Target {
-        address: Address::Tcp { host: "127.0.0.1".into(), port: world.redis().port() },
-        database: 0,
-        username: None,
-        password: None,
-        tls: None,
-        shown: "here".into(),
-        connect_timeout: Duration::from_secs(20),
-        op_timeout: Duration::from_secs(20),
-    };
-    let store = RefCell::new(RedisStore::new(target));
-    let (server, judge) = (RefCell::new(world.redis().connect()), RefCell::new(judge.connect()));
-    let odd = prop::collection::vec(
-        prop::sample::select(vec!["{", "}", "{}", "a", "b", ":", "dlock", "é", "*"]),
-        1..12,
-    );
-    let prefix = prop::sample::select(vec!["", "dlock:", "{p}", "p{", "}"]);
-    let config = Config { cases: 300, failure_persistence: None, ..Config::default() };
-    let seen = Cell::new(0);
-    TestRunner::new(config)
-        .run(&(prefix, odd), |(prefix, parts)| {
-            let key = Key::new(&parts.concat()).expect("a key");
-            let Ok(name) = Name::new(prefix, &key) else { return Ok(()) };
-            let (mut server, mut judge) = (server.borrow_mut(), judge.borrow_mut());
-            fill(&mut store.borrow_mut(), &name);
-            let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut *server).expect("keys");
-            let slots = keys
-                .iter()
-                .map(|key| redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query::<u16>(&mut *judge));
-            let slots: Vec<u16> = slots.collect::<Result<_, _>>().expect("slots");
-            redis::cmd("FLUSHALL").exec(&mut *server).expect("flushed");
-            prop_assert!(keys.len() >= 6, "{keys:?}");
-            prop_assert!(slots.windows(2).all(|two| two[0] == two[1]), "{keys:?} {slots:?}");
-            seen.set(seen.get() + 1);
-            Ok(())
-        })
-        .expect("one slot");
-    let seen = seen.get();
-    assert!(seen > 100, "only {seen} names were fit to be tried");
-}
-
-/// Leaves every kind of record: a hold, a waiter, a fence, an end, a spent token, a wake.
-fn fill(store: &mut RedisStore, name: &Name) {
-    let by = || Moment::now().after(Duration::from_secs(30));
-    let names = name.clone().into();
-    let tokens = [(); 3].map(|()| Token::random().expect("randomness"));
-    let ask = |token: &Token| Ask {
-        token: token.clone(),
-        mode: Mode::Exclusive,
-        ttl: Duration::from_secs(30),
-        min_hold: Duration::ZERO,
-        owner: Owner::default(),
-        patience: Patience::Queue,
-        terms: Terms::default(),
-        waited: Duration::ZERO,
-    };
-    let granted = store.acquire(&names, &ask(&tokens[0]), by()).expect("an answer");
-    assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
-    for token in &tokens[1..] {
-        store.acquire(&names, &ask(token), by()).expect("an answer");
-    }
-    store
-        .leave(&names, &tokens[0], &End { ran: Ran::Yes, job: None, once_per: false }, by())
-        .expect("an answer");
-}
-
 /// One connection hears of the locks of one slot only: several are looked at once a second. Each event is told once.
 #[test]
 fn watch_and_metrics_see_the_locks_of_every_master() {
@@ -424,18 +307,6 @@ fn watch_and_metrics_see_the_locks_of_every_master() {
     }
     let text = world.dlock(["metrics"]).any_stdout().run().stdout;
     assert!(text.contains("\ndlock_all_grants_total 9\n") && text.contains("\ndlock_keys 4\n"), "{text}");
-}
-
-/// All or nothing is one step of one server, so the locks of a hold have to lie in one slot.
-#[test]
-fn keys_of_different_slots_are_refused() {
-    let (_cluster, world) = world_with(2);
-    let run = |keys: [&str; 2]| world.dlock(["run", "-k", keys[0], "-k", keys[1], "--", "touch", "ran"]);
-    run(["a", "b"]).status(64).stderr_like("dlock: .*different slots.*one \\{tag\\}.*\n").run();
-    assert!(!world.path("ran").exists());
-    assert_eq!((world.state("a"), world.state("b")), ("free".into(), "free".into()));
-    run(["{app}:a", "{app}:b"]).run();
-    assert!(world.path("ran").exists());
 }
 
 /// One of the servers is gone for good: the locks of the others are shown, and it is said what is not.

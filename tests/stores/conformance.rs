@@ -2,60 +2,26 @@
 //! and in a directory. What masters refuse (a queue, several keys, sharing) is played on the others. Random histories of
 //! the servers are held to the law in `twin`.
 
-#[cfg(feature = "sql")]
-use crate::support::database::Kind;
-#[cfg(feature = "etcd")]
-use crate::support::etcd::Etcd;
+mod stage;
+
 use crate::support::masters::Masters;
-#[cfg(feature = "mysql")]
-use crate::support::mysql::Mysql;
-#[cfg(feature = "postgres")]
-use crate::support::postgres::Postgres;
 use crate::support::wait::wait_until;
 use crate::support::world::World;
-#[cfg(feature = "zookeeper")]
-use crate::support::zookeeper::ZooKeeper;
 use dlock::clock::Moment;
-use dlock::exit::Ended;
-use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
+use dlock::lock::{Fence, Mode, Owner, Token};
 use dlock::rules::{
-    Acquired, Ask, End, GRANTED_AT_ONCE, Left, Outcome, Patience, Ran, Renewal, Requested, Revoke, Revoked,
-    State, Terms, When,
+    Acquired, Ask, GRANTED_AT_ONCE, Left, Outcome, Patience, Renewal, Requested, Revoke, Revoked, State,
+    Terms, When,
 };
-#[cfg(feature = "etcd")]
-use dlock::store::etcd::EtcdStore;
-use dlock::store::file::FileStore;
-use dlock::store::net::{Address, alarm};
-use dlock::store::quorum::QuorumStore;
-use dlock::store::redis::{RedisStore, Target};
-#[cfg(feature = "sql")]
-use dlock::store::sql::SqlStore;
-#[cfg(feature = "zookeeper")]
-use dlock::store::zookeeper::ZooKeeperStore;
-use dlock::store::{Listener, Slept, Store, Which};
+use dlock::store::net::interrupt;
+use dlock::store::{Listener, Slept};
+use stage::{Person, Stage, TTL, deadline, name};
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 #[cfg(feature = "sql")]
 use std::thread;
 use std::time::Duration;
-
-const TTL: Duration = Duration::from_secs(30);
-
-/// Where it is played.
-enum Stage {
-    Server(World),
-    Masters(Masters),
-    Directory(World),
-    #[cfg(feature = "mysql")]
-    Mysql(World),
-    #[cfg(feature = "postgres")]
-    Postgres(World),
-    #[cfg(feature = "etcd")]
-    Etcd(World),
-    #[cfg(feature = "zookeeper")]
-    ZooKeeper(World),
-}
 
 macro_rules! on_all {
     ($($scenario:ident),+ $(,)?) => {
@@ -103,198 +69,18 @@ on_all!(
     the_newest_replaces_the_others,
     what_is_kept_is_listed,
 );
+
 on_all!(with a queue:
     waiters_are_served_in_order,
     several_locks_are_taken_together,
     holders_share_and_have_slots,
     a_crowd_of_readers_comes_in_step_by_step,
     who_looks_on_is_woken,
-    a_sleep_ends_on_an_alarm,
+    a_sleep_ends_on_an_interrupt,
     a_look_before_a_sleep_misses_nothing,
 );
 
 on_databases!(a_lease_begins_when_it_is_asked_for_and_not_when_one_wakes);
-
-/// Somebody with a token and a store of his own.
-struct Person {
-    store: Box<dyn Store>,
-    token: Token,
-    names: Names,
-    mode: Mode,
-    terms: Terms,
-}
-
-impl Stage {
-    fn store(&self) -> Box<dyn Store> {
-        let target = |port| Target {
-            address: Address::Tcp { host: "127.0.0.1".into(), port },
-            database: 0,
-            username: None,
-            password: None,
-            tls: None,
-            shown: "here".into(),
-            connect_timeout: Duration::from_secs(20),
-            op_timeout: Duration::from_secs(20),
-        };
-        match self {
-            Self::Server(world) => Box::new(RedisStore::new(target(world.redis().port()))),
-            Self::Masters(masters) => {
-                let targets = masters.ports().into_iter().map(target).collect();
-                Box::new(QuorumStore::new(targets, masters.url(), Duration::from_secs(60), |_| {}))
-            }
-            Self::Directory(world) => {
-                Box::new(FileStore::open(&world.path("locks"), "file:/locks").expect("a directory"))
-            }
-            #[cfg(feature = "mysql")]
-            Self::Mysql(world) => Box::new(SqlStore::mysql(database(world, Mysql::shared().port()))),
-            #[cfg(feature = "zookeeper")]
-            Self::ZooKeeper(world) => Box::new(ZooKeeperStore::open(ensemble(world))),
-            #[cfg(feature = "postgres")]
-            Self::Postgres(world) => Box::new(SqlStore::postgres(database(world, Postgres::shared().port()))),
-            #[cfg(feature = "etcd")]
-            Self::Etcd(world) => Box::new(EtcdStore::etcd(Etcd::shared().target(&world.url()))),
-        }
-    }
-
-    /// How many sleep in the database until somebody else lets go of something.
-    #[cfg(feature = "sql")]
-    fn sleeping(&self) -> usize {
-        match self {
-            #[cfg(feature = "mysql")]
-            Self::Mysql(world) => Kind::Mysql.sleeping(world),
-            #[cfg(feature = "postgres")]
-            Self::Postgres(world) => Kind::Postgres.sleeping(world),
-            _ => 0,
-        }
-    }
-
-    fn found(&self, prefix: &str) -> Vec<Name> {
-        self.store().find(prefix, Which::Known).expect("a list").names
-    }
-
-    fn person(&self, keys: &[&str], mode: Mode) -> Person {
-        let (mut store, token) = (self.store(), Token::random().expect("a token"));
-        store.prepare(&token).expect("a store that can be prepared");
-        let mut names = keys.iter().map(|key| name(key));
-        let names = Names::new(names.next().expect("a key"), names);
-        Person { store, token, names, mode, terms: Terms::default() }
-    }
-
-    fn one(&self) -> Person {
-        self.person(&["k"], Mode::Exclusive)
-    }
-}
-
-/// The node of a world.
-#[cfg(feature = "zookeeper")]
-fn ensemble(world: &World) -> dlock::store::zookeeper::Target {
-    let url = world.url();
-    let chroot = url.rsplit('/').next().expect("a node").to_owned();
-    dlock::store::zookeeper::Target {
-        servers: vec![Address::Tcp { host: "127.0.0.1".into(), port: ZooKeeper::shared().port() }],
-        login: None,
-        chroot: format!("/{chroot}"),
-        tls: None,
-        shown: "here".into(),
-        connect_timeout: Duration::from_secs(20),
-        op_timeout: Duration::from_secs(20),
-    }
-}
-
-/// The database of a world.
-#[cfg(feature = "sql")]
-fn database(world: &World, port: u16) -> dlock::store::sql::Target {
-    dlock::store::sql::Target {
-        servers: vec![Address::Tcp { host: "127.0.0.1".into(), port }],
-        user: "app".into(),
-        password: None,
-        database: world.database().into(),
-        tls: None,
-        shown: "here".into(),
-        connect_timeout: Duration::from_secs(20),
-        op_timeout: Duration::from_secs(20),
-    }
-}
-
-fn name(key: &str) -> Name {
-    Name::new("conform:", &Key::new(key).expect("a key")).expect("a name")
-}
-
-fn deadline() -> Moment {
-    Moment::now().after(Duration::from_secs(20))
-}
-
-fn ended() -> End {
-    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false }
-}
-
-impl Person {
-    fn ask(&self, patience: Patience) -> Ask {
-        let owner = Owner { host: "here".into(), ..Owner::default() };
-        let (token, mode, ttl, min_hold) = (self.token.clone(), self.mode, TTL, Duration::ZERO);
-        let (terms, waited) = (self.terms.clone(), Duration::ZERO);
-        Ask { token, mode, ttl, min_hold, owner, patience, terms, waited }
-    }
-
-    fn asks(&mut self, ask: &Ask) -> Acquired {
-        self.store.acquire(&self.names, ask, deadline()).expect("an answer")
-    }
-
-    fn tries(&mut self) -> Acquired {
-        self.asks(&self.ask(Patience::None))
-    }
-
-    #[track_caller]
-    fn holds(&mut self) -> Fence {
-        match self.tries() {
-            Acquired::Granted(grant) => grant.fence,
-            other => panic!("not granted: {other:?}"),
-        }
-    }
-
-    #[track_caller]
-    fn waits(&mut self, ahead: u64) {
-        match self.asks(&self.ask(Patience::Queue)) {
-            Acquired::Waiting(waiting) => assert_eq!(waiting.ahead, ahead),
-            other => panic!("does not wait: {other:?}"),
-        }
-    }
-
-    /// Sleeps as a waiter does until it is granted the lock.
-    #[track_caller]
-    fn is_served(&mut self) -> Fence {
-        let end = deadline();
-        loop {
-            match self.asks(&self.ask(Patience::Queue)) {
-                Acquired::Granted(grant) => return grant.fence,
-                Acquired::Waiting(waiting) if !end.passed() => {
-                    let next = Moment::now().after(waiting.next);
-                    self.store.sleep(&self.names, &self.token, next).expect("a sleep");
-                }
-                other => panic!("never granted: {other:?}"),
-            }
-        }
-    }
-
-    #[track_caller]
-    fn is_busy(&mut self) {
-        let answer = self.tries();
-        assert!(matches!(answer, Acquired::Busy(_)), "{answer:?}");
-    }
-
-    fn renews(&mut self) -> Renewal {
-        self.store.renew(&self.names, &self.token, TTL, deadline()).expect("an answer")
-    }
-
-    fn leaves(&mut self) -> Left {
-        self.store.leave(&self.names, &self.token, &ended(), deadline()).expect("an answer")
-    }
-
-    fn proves(&mut self) -> Option<Fence> {
-        let proof = self.store.prove(&self.names, &self.token, deadline()).expect("an answer");
-        proof.map(|proof| proof.fence)
-    }
-}
 
 const RELEASED: Left = Left::Released { cooling: Duration::ZERO };
 
@@ -328,7 +114,7 @@ fn what_is_sent_twice_is_done_once(stage: &Stage) {
     one.holds();
     assert_eq!(one.leaves(), RELEASED);
     assert_eq!(one.leaves(), Left::Already);
-    assert_eq!(one.tries(), Acquired::Spent);
+    assert_eq!(one.tries(), Acquired::Released);
     assert_eq!(stage.store().inspect(&name("k"), deadline()).expect("a view").state, State::Free);
 }
 
@@ -454,7 +240,7 @@ fn waiters_are_served_in_order(stage: &Stage) {
 }
 
 /// Who waits and has something else to heed wakes for that, and misses nothing by it.
-fn a_sleep_ends_on_an_alarm(stage: &Stage) {
+fn a_sleep_ends_on_an_interrupt(stage: &Stage) {
     let (mut holder, mut waiter) = (stage.one(), stage.one());
     holder.holds();
     waiter.waits(0);
@@ -463,7 +249,7 @@ fn a_sleep_ends_on_an_alarm(stage: &Stage) {
     (&*ring).write_all(b"!").expect("a word");
     let end = Moment::now().after(TTL);
     let mut sleeps = |alarm: &UnixStream| {
-        alarm::heeding(alarm.as_fd(), || waiter.store.sleep(&waiter.names, &waiter.token, end))
+        interrupt::armed(alarm.as_fd(), || waiter.store.sleep(&waiter.names, &waiter.token, end))
     };
     // What it was about to do may have failed for that.
     let slept = sleeps(loud);

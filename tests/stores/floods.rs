@@ -106,7 +106,7 @@ fn a_listing_without_an_end_is_given_up() {
         dlock
             .env("DLOCK_OP_TIMEOUT", "20s")
             .status(69)
-            .stderr_like("dlock: .* lists its keys without coming to an end [^\n]*; name keys instead.*\n")
+            .stderr_like("dlock: .* has too many keys to list [^\n]*; name keys instead.*\n")
             .run();
     }
 }

@@ -86,7 +86,12 @@ fn who_is_not_trusted() {
         (
             "an authority made anew",
             Authority::new("ca").issue(&here),
-            &["was not issued by the authority in", "ca.pem", "another one of that name", "ca= must name"],
+            &[
+                "was not issued by the authority in",
+                "ca.pem",
+                "another one of the same name",
+                "ca= must name",
+            ],
         ),
         (
             "another name",

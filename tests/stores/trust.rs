@@ -20,7 +20,7 @@ fn a_config_of_somebody_else_is_skipped() {
     assert_eq!(world.read("prefix"), "theirs:\n", "as long as it is one's own");
     chown(world.path("config/dlock.toml"), Some(65534), None).expect("root may");
     let said = run().run().stderr;
-    assert!(said.contains("dlock.toml belongs to somebody else and is skipped"), "{said}");
+    assert!(said.contains("dlock.toml belongs to another user and is skipped"), "{said}");
     assert_eq!(world.read("prefix"), "dlock:\n");
 }
 

@@ -5,65 +5,48 @@ pub mod check;
 mod crowd;
 mod groups;
 mod hosts;
+mod leftovers;
 pub mod lives;
 mod nemesis;
 mod network;
 mod peers;
 mod planted;
+mod report;
 mod site;
 mod tasks;
 
 use super::cluster;
-use super::proc;
 use super::redis::Redis;
 use super::sentinel::{self, Sentinel};
 use super::storm::Dice;
 use super::wait::PATIENCE;
 use super::world::World;
-use check::{
-    BUSY, BUSY_AROUND, Ended, Hit, Round, Run, SECOND, Sighting, Told, Trouble, Verdict, judge, seconds,
-};
+use check::{BUSY, BUSY_AROUND, Ended, Hit, Round, SECOND, Sighting, Told, Trouble, judge};
 use crowd::{Crowd, REGISTERS, now};
 use dlock::rules::TICKET_KEPT;
 use groups::Groups;
 use hosts::Host;
-use nemesis::{Nemesis, belongs};
-pub use nemesis::{Outages, Profile};
-pub use peers::{Row, Tool};
+use leftovers::{groups_left, keys_without_an_end, left_in_store, what_is_left};
+use nemesis::Nemesis;
 use serde_json::Value;
-pub use site::Arrangement;
-use site::{Site, StoreSide, on_disk};
+use site::{Site, StoreSide};
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::fs;
 use std::sync::atomic::Ordering;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
+pub use nemesis::{Outages, Profile};
+pub use report::Report;
+
+pub use peers::{Row, Tool};
+
+pub use site::Arrangement;
+
 /// So long after the one before begins the next one of the crowd.
 const ARRIVES_AFTER: Duration = Duration::from_millis(50);
+
 /// After so long a queue has forgotten everybody who is not heard of.
 const FORGOTTEN: Duration = TICKET_KEPT.saturating_add(Duration::from_secs(15));
-
-/// What a night came to.
-#[derive(Default)]
-pub struct Report {
-    pub rounds: Vec<String>,
-    pub counts: BTreeMap<&'static str, usize>,
-    pub grants: usize,
-    pub runs: usize,
-    pub granted_overlaps: Vec<u64>,
-    /// Those that are not granted.
-    pub overlaps: usize,
-    /// Additions that a register took and does not have.
-    pub lost: u64,
-    /// Of how many pairs it was judged who came first and who was served first.
-    pub pairs: usize,
-    pub refused: u64,
-    pub accepted: u64,
-    pub longest_stall: u64,
-    pub faults: Vec<String>,
-}
 
 /// What happened in a round, for a judge.
 struct Played {
@@ -272,200 +255,4 @@ fn tell(world: &World, keys: &[&'static str]) -> BTreeMap<&'static str, Told> {
         (*key, told)
     });
     told.collect()
-}
-
-/// Processes and files that nobody needs any more.
-fn what_is_left(world: &World, crowd: &Crowd, store: &StoreSide) -> Vec<String> {
-    let home = world.path("");
-    let home = home.as_os_str().as_encoded_bytes();
-    let left = || -> Vec<String> {
-        let ours = |pid: &i32| matches!(proc::name(*pid).as_str(), "dlock" | "dlock-guard" | "night-job");
-        let all = proc::pids().into_iter().filter(ours).filter(|pid| belongs(*pid, home));
-        all.map(|pid| format!("process {pid}: {}", proc::arguments(pid))).collect()
-    };
-    let deadline = Instant::now() + PATIENCE;
-    while !left().is_empty() && Instant::now() < deadline {
-        sleep(Duration::from_millis(50));
-    }
-    let mut left = left();
-    if store.arrangement == Arrangement::File {
-        // What the dead have left is removed by whoever takes a lock they had, and then by whoever lists all; of one that had
-        // lost its place, when its ticket is void.
-        let deadline = Instant::now() + FORGOTTEN;
-        let mut files = files_without_a_use(world, crowd);
-        while !files.is_empty() && Instant::now() < deadline {
-            files = files_without_a_use(world, crowd);
-        }
-        left.extend(files);
-    }
-    left
-}
-
-/// What is left in a database, in etcd or in ZooKeeper of those who held a lock or waited for one.
-fn left_in_store(world: &World, crowd: &Crowd, store: &StoreSide) -> Vec<String> {
-    let left = store.left_of_the_dead(world, crowd.keys().len());
-    if left.is_empty() {
-        return left;
-    }
-    // The place of one who died goes when the next one takes the lock.
-    take_each_lock(world, crowd);
-    let deadline = Instant::now() + FORGOTTEN;
-    loop {
-        let left = store.left_of_the_dead(world, crowd.keys().len());
-        if left.is_empty() || Instant::now() > deadline {
-            return left;
-        }
-        sleep(Duration::from_millis(200));
-    }
-}
-
-/// Control groups in which jobs were stopped. One whose maker was killed is removed by the next dlock that makes one beside it, and
-/// there may be none.
-fn groups_left(groups: &Groups, runs: &[Run]) -> Vec<String> {
-    let kills = |run: &Run| run.hits.iter().any(|(_, hit)| matches!(hit, Hit::KillBoth | Hit::LittleMemory));
-    let may_stay = runs.iter().any(kills);
-    let left = || -> Vec<String> {
-        let left = groups.left().into_iter().filter(|(_, is_in_use)| *is_in_use || !may_stay);
-        left.map(|(name, _)| name).collect()
-    };
-    let deadline = Instant::now() + PATIENCE;
-    while !left().is_empty() && Instant::now() < deadline {
-        sleep(Duration::from_millis(50));
-    }
-    left()
-}
-
-/// As somebody who comes later.
-fn take_each_lock(world: &World, crowd: &Crowd) {
-    for key in crowd.keys() {
-        let run = world.run(key, &["-w", "20s"], "true").env("DLOCK_OP_TIMEOUT", "20s");
-        drop(run.any_stderr().spawn().output());
-    }
-}
-
-/// What lies in a directory after each lock was taken once more and all are listed, and need not be there.
-fn files_without_a_use(world: &World, crowd: &Crowd) -> Vec<String> {
-    take_each_lock(world, crowd);
-    let list = world.dlock(["status"]).env("DLOCK_OP_TIMEOUT", "20s");
-    drop(list.any_stdout().any_stderr().spawn().output());
-    let files = fs::read_dir(on_disk(world)).expect("the store").flatten();
-    let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
-    // A FIFO of one that died before it was used is left for an hour, for it cannot be told from one that is new.
-    let stays =
-        |name: &str| [".json", ".mutex", ".new"].iter().any(|end| name.ends_with(end)) || name == "swept";
-    names.filter(|name| !stays(name)).map(|name| format!("file {name}")).collect()
-}
-
-fn keys_without_an_end(store: &StoreSide) -> Vec<String> {
-    let deadline = Instant::now() + FORGOTTEN;
-    loop {
-        let left = keys_left(store);
-        if left.is_empty() || Instant::now() > deadline {
-            return left;
-        }
-        sleep(Duration::from_millis(200));
-    }
-}
-
-fn keys_left(store: &StoreSide) -> Vec<String> {
-    let mut left = Vec::new();
-    // A replica has what its master had, some time ago.
-    let master = store.sentinels.iter().find_map(Sentinel::try_named);
-    let counts = |server: &&Redis| master.is_none_or(|port| port == server.port());
-    let fails_over = store.arrangement == Arrangement::Failover;
-    let counts = |server: &&Redis| counts(server) && (!fails_over || cluster::is_master(server));
-    for server in store.servers.iter().filter(counts) {
-        for key in server.keys() {
-            if server.ask::<i64>(&["PTTL", &key]) == -1 {
-                left.push(format!("{key} has no TTL"));
-            }
-            if key.starts_with("dlock.queue:") {
-                left.push(key);
-            }
-        }
-    }
-    left
-}
-
-impl Report {
-    fn add(
-        &mut self,
-        arrangement: Arrangement,
-        profile: Profile,
-        seed: u64,
-        played: &Played,
-        verdict: &Verdict,
-    ) {
-        let Played { round, counts, raged, .. } = played;
-        let harm: usize = counts.values().sum();
-        let longest = verdict.granted_overlaps.iter().max().copied().unwrap_or(0);
-        self.rounds.push(format!(
-            "{arrangement:?} {profile:?}, seed {seed}, {:.0} s: {} runs, {} grants, {harm} faults; overlaps: {}, and {} that \
-             are granted (at most {:.0} ms); {} additions, {} lost, {} refused; {} pairs in order; longest stall {:.1} s; \
-             wrong: {}",
-            raged.as_secs_f64(),
-            round.runs.len(),
-            verdict.grants,
-            verdict.overlaps(),
-            verdict.granted_overlaps.len(),
-            seconds(longest) * 1000.0,
-            verdict.accepted,
-            verdict.lost,
-            verdict.refused,
-            verdict.pairs,
-            seconds(verdict.longest_stall),
-            verdict.faults.len(),
-        ));
-        println!("{}", self.rounds.last().expect("it was pushed"));
-        for (kind, count) in counts {
-            *self.counts.entry(kind).or_default() += count;
-        }
-        self.grants += verdict.grants;
-        self.runs += round.runs.len();
-        self.granted_overlaps.extend(&verdict.granted_overlaps);
-        self.overlaps += verdict.overlaps();
-        self.lost += verdict.lost;
-        self.pairs += verdict.pairs;
-        self.refused += verdict.refused;
-        self.accepted += verdict.accepted;
-        self.longest_stall = self.longest_stall.max(verdict.longest_stall);
-        for (number, (fault, what)) in verdict.faults.iter().enumerate() {
-            let line = format!("{arrangement:?} {profile:?} seed {seed}: {fault:?}: {what}");
-            // Where everything is wrong one sees nothing.
-            if number < 20 {
-                println!("{line}");
-            }
-            self.faults.push(line);
-        }
-    }
-
-    /// The whole night in a few lines.
-    pub fn summary(&self, took: Duration) -> String {
-        let harm: usize = self.counts.values().sum();
-        let mut text = format!(
-            "{:.1} min: {} runs, {} grants, {harm} faults\n",
-            took.as_secs_f64() / 60.0,
-            self.runs,
-            self.grants
-        );
-        for (kind, count) in &self.counts {
-            let _ = writeln!(text, "  {count:>5} {kind}");
-        }
-        let longest = self.granted_overlaps.iter().max().copied().unwrap_or(0);
-        let _ = writeln!(
-            text,
-            "overlaps: {}, and {} within what is granted, the longest {:.0} ms\nlost updates: {}; {} were taken, {} refused \
-             as stale\n{} pairs of which it was judged that who came first was served first\nlongest stall {:.1} s; wrong: {}",
-            self.overlaps,
-            self.granted_overlaps.len(),
-            seconds(longest) * 1000.0,
-            self.lost,
-            self.accepted,
-            self.refused,
-            self.pairs,
-            seconds(self.longest_stall),
-            self.faults.len()
-        );
-        text
-    }
 }

@@ -1,6 +1,13 @@
 //! The world of one test: a directory that is HOME, working directory and everything's address, and a store. When
 //! it is dropped, whatever was started in it is killed.
 
+mod backend;
+
+pub use backend::Backend;
+#[cfg(feature = "sql")]
+pub use backend::Database;
+pub(crate) use backend::on_every_store;
+
 use super::certificates::Authority;
 use super::dlock::Dlock;
 #[cfg(feature = "etcd")]
@@ -25,64 +32,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use tempfile::TempDir;
-
-/// Which store a scenario runs on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Backend {
-    Redis,
-    File,
-    #[cfg(feature = "mysql")]
-    Mysql,
-    #[cfg(feature = "postgres")]
-    Postgres,
-    #[cfg(feature = "etcd")]
-    Etcd,
-    #[cfg(feature = "zookeeper")]
-    ZooKeeper,
-}
-
-/// A database on a server that all share, gone when it is dropped.
-#[cfg(feature = "sql")]
-pub struct Database {
-    pub name: String,
-    pub remove: fn(&str),
-}
-
-#[cfg(feature = "sql")]
-impl Drop for Database {
-    fn drop(&mut self) {
-        (self.remove)(&self.name);
-    }
-}
-
-/// Runs each scenario, a `fn(Backend)`, on every store.
-macro_rules! on_every_store {
-    ($($(#[$attribute:meta])* $scenario:ident),+ $(,)?) => {
-        mod on_redis {
-            $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::Redis); })+
-        }
-        mod on_file {
-            $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::File); })+
-        }
-        #[cfg(feature = "mysql")]
-        mod on_mysql {
-            $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::Mysql); })+
-        }
-        #[cfg(feature = "postgres")]
-        mod on_postgres {
-            $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::Postgres); })+
-        }
-        #[cfg(feature = "etcd")]
-        mod on_etcd {
-            $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::Etcd); })+
-        }
-        #[cfg(feature = "zookeeper")]
-        mod on_zookeeper {
-            $(#[test] $(#[$attribute])* fn $scenario() { super::$scenario($crate::support::world::Backend::ZooKeeper); })+
-        }
-    };
-}
-pub(crate) use on_every_store;
 
 /// Directory and store of one test.
 pub struct World {
@@ -296,7 +245,7 @@ impl World {
 
     /// Whether the server may take long to answer: it writes to a disk, and shares it and its processors with other
     /// scenarios, which may have it serve hundreds at once.
-    pub(super) fn may_be_slow(&self) -> bool {
+    fn may_be_slow(&self) -> bool {
         let may = self.url().starts_with("etcd") || self.url().starts_with("zookeeper");
         #[cfg(feature = "sql")]
         let may = may || self.database.is_some();

@@ -1,12 +1,12 @@
-//! Is what was found good enough to hold locks? Pure: facts in, findings out. Each bound says why it is where it is.
-//! *Bad* is what keeps locks from working, or from holding; *warn* is a case in which they may not.
+//! Judges whether the facts are good enough to hold locks. Pure: facts in, findings out. *Bad*
+//! means that locks do not work or do not hold; *warn* names a case in which they may not.
 
 use crate::config::Sensitivity;
 use crate::output::doctor::{Finding, Verdict};
 use crate::output::time::span;
 use crate::store::Error;
 use crate::store::probe::{
-    Bell, Database, Directory, Disk, Info, Node, Offset, Persistence, Rights, Role, Standbys, Survey, Tried,
+    Database, Directory, Disk, Info, Node, Offset, Persistence, Rights, Role, Standbys, Survey, Tried, WakeUp,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,58 +14,59 @@ use std::time::Duration;
 mod ensemble;
 mod quorum;
 
-/// The first version that has everything the scripts use.
+/// The first major version with everything that the scripts use.
 const OLDEST: u64 = 7;
-/// From here on people who compare times of two machines are misled, and fences after a failover may be, too.
+/// From this difference on, times of two machines mislead people, and fences after a failover may
+/// be wrong.
 const CLOCK: Duration = Duration::from_secs(1);
-const MIND_CLOCK: &str = "locks are not affected, but fences after a failover";
-/// What a failover takes beside noticing: an election and a promotion.
+const CLOCK_EFFECT: &str = "locks are not affected; fences after a failover are";
+/// Time that a failover takes besides detection: an election and a promotion.
 const ELECTION: Duration = Duration::from_secs(2);
-/// A renewal gets this part of the lease for one attempt (I6).
+/// An attempt to renew gets one part in this many of the lease (I6).
 const ATTEMPT: u32 = 16;
 
-/// What is judged by, beside the store itself.
+/// What findings depend on besides the store itself.
 #[derive(Debug, Clone)]
 pub struct Criteria {
-    /// How messages name the store.
+    /// The store's name in messages.
     pub store: String,
-    /// How somebody named it; none where it is the built-in default.
+    /// Which setting named it; `None` for the built-in default.
     pub named: Option<String>,
     pub ttl: Duration,
     /// The longest that one operation may take.
     pub op_timeout: Duration,
-    /// The longest lease that anybody may ask of a quorum.
+    /// The longest lease allowed on a quorum.
     pub max_lease: Duration,
-    /// The files that the settings lead to.
+    /// The files that the settings name.
     pub files: Vec<SettingsFile>,
-    /// The variables that have a password in them.
+    /// The variables that contain a password.
     pub exposed: Vec<&'static str>,
-    /// Where the password is from, in words; none where there is none.
+    /// Where the password is from, in words; `None` if there is none.
     pub password_from: Option<String>,
-    /// What goes to other machines in clear, if anything does that should not.
+    /// What goes to other machines unencrypted, and should not.
     pub clear: Option<Clear>,
 }
 
-/// Other machines that are spoken to without TLS.
+/// Other machines that are reached without TLS.
 #[derive(Debug, Clone)]
 pub struct Clear {
     pub hosts: String,
-    /// How TLS would be asked for.
+    /// How to enable TLS.
     pub tls: Tls,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tls {
     Scheme(&'static str),
-    /// A database is spoken to over TLS unless `sslmode=disable` is said. It is sent no password in clear.
+    /// For a database TLS is on unless `sslmode=disable`. It is sent no password in clear.
     SslMode,
 }
 
-/// A file that the settings lead to.
+/// A file that the settings name.
 #[derive(Debug, Clone)]
 pub struct SettingsFile {
     pub path: PathBuf,
-    /// What others must not do with it.
+    /// What other users must not do with it.
     pub sensitivity: Sensitivity,
     pub mode: u32,
 }
@@ -88,13 +89,13 @@ pub fn judge(survey: &Survey, criteria: &Criteria) -> Vec<Finding> {
     findings
 }
 
-/// What is judged alike of one server and of one master of many.
+/// The findings common to a single server and a master of a quorum.
 fn of_node(
     node: &Node,
     criteria: &Criteria,
     more: impl Fn(&Info) -> Vec<Finding>,
     without_info: Finding,
-    minds_clock: &str,
+    clock_effect: &str,
 ) -> Vec<Finding> {
     let mut findings = match &node.facts {
         Err(error) => vec![unreachable(error)],
@@ -104,7 +105,7 @@ fn of_node(
                 Some(info) => findings.extend(of_info(info).into_iter().chain(more(info))),
                 None => findings.push(without_info),
             }
-            findings.extend(facts.clock.map(|clock| of_clock(clock, minds_clock)));
+            findings.extend(facts.clock.map(|clock| of_clock(clock, clock_effect)));
             findings.extend(of_rights(&facts.rights));
             findings
         }
@@ -125,7 +126,7 @@ fn bad(check: &'static str, found: impl Into<String>, advice: impl Into<String>)
     Finding { verdict: Verdict::Bad, ..warn(check, found, advice) }
 }
 
-/// A time that may be a fraction of a millisecond.
+/// Formats a time that may be a fraction of a millisecond.
 fn brief(time: Duration) -> String {
     if time < Duration::from_millis(10) {
         format!("{:.2}ms", time.as_secs_f64() * 1000.0)
@@ -134,7 +135,7 @@ fn brief(time: Duration) -> String {
     }
 }
 
-/// Up to whole seconds, so that it can be typed.
+/// Rounds up to whole seconds, so that it can be typed.
 fn at_least(time: Duration) -> String {
     span(Duration::from_secs(time.as_secs() + 1))
 }
@@ -145,7 +146,7 @@ fn of_settings(criteria: &Criteria) -> Vec<Finding> {
         None => warn(
             "store",
             format!("{}, the built-in default: no setting names a store", criteria.store),
-            "name it by --store, DLOCK_STORE or /etc/dlock.toml, because that default means a different server on each machine",
+            "name it with --store, DLOCK_STORE or /etc/dlock.toml, because that default means a different server on each machine",
         ),
     }];
     findings.extend(criteria.password_from.iter().map(|from| ok("password", from)));
@@ -187,7 +188,7 @@ fn of_file(file: &SettingsFile) -> Finding {
     let found = if file.sensitivity == Sensitivity::Secret && file.mode & 0o004 != 0 {
         format!("every user of this machine can read {path}, which has a secret in it")
     } else if file.mode & 0o022 != 0 {
-        format!("others than its owner can change {path}")
+        format!("users other than its owner can change {path}")
     } else {
         return ok(check, good);
     };
@@ -197,7 +198,7 @@ fn of_file(file: &SettingsFile) -> Finding {
 fn unreachable(error: &Error) -> Finding {
     let advice = match error {
         Error::Denied(_) => "give dlock a user that may log in, with the rights that docs/stores.md names",
-        Error::Unfit(_) => "fix what it says, or name another store",
+        Error::Unfit(_) => "correct what the message says, or name another store",
         _ => "check that it runs, and that this machine can reach it",
     };
     bad("reachable", error.to_string(), advice)
@@ -207,13 +208,13 @@ fn of_server(node: &Node, criteria: &Criteria) -> Vec<Finding> {
     let more = |info: &Info| vec![of_persistence(info), of_replicas(info), of_uptime(info, criteria)];
     let without_info = warn(
         "info",
-        "this user may not ask for INFO, so version, role, eviction, persistence and replicas are not known",
-        "give it +info (ACL SETUSER), or run this as an administrator's user",
+        "this user may not use INFO, so version, role, eviction, persistence and replicas are unknown",
+        "give it +info (ACL SETUSER), or run dlock doctor as an administrator of the server",
     );
-    of_node(node, criteria, more, without_info, MIND_CLOCK)
+    of_node(node, criteria, more, without_info, CLOCK_EFFECT)
 }
 
-/// The 99th of a hundred, the 50th: by the nearest rank.
+/// The percentile by the nearest rank.
 fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied().unwrap_or_default()
@@ -233,7 +234,7 @@ fn of_round_trips(sorted: &[Duration], criteria: &Criteria) -> Finding {
     let advice = if criteria.op_timeout <= most {
         format!("give --op-timeout {} or more", at_least(most * 4))
     } else {
-        format!("take a lease of {} or more (--ttl)", at_least(most * 4 * ATTEMPT))
+        format!("give --ttl {} or more", at_least(most * 4 * ATTEMPT))
     };
     if most >= attempt {
         bad("round trip", found, advice)
@@ -244,13 +245,13 @@ fn of_round_trips(sorted: &[Duration], criteria: &Criteria) -> Finding {
     }
 }
 
-/// What matters of a server whether it holds locks by itself or is one of a quorum.
+/// The findings from INFO for a single server and a master of a quorum.
 fn of_info(info: &Info) -> Vec<Finding> {
     let major = info.version.split('.').next().and_then(|major| major.parse::<u64>().ok());
     let version = match major {
         Some(major) if major >= OLDEST => ok("version", info.version.clone()),
-        Some(_) => warn("version", info.version.clone(), "take Redis 7 or later, which dlock is tested with"),
-        None => warn("version", "not known", "take Redis 7 or later, which dlock is tested with"),
+        Some(_) => warn("version", info.version.clone(), "use Redis 7 or later: dlock is tested with it"),
+        None => warn("version", "not known", "use Redis 7 or later: dlock is tested with it"),
     };
     let role = match info.role {
         Role::Master => ok("role", "master"),
@@ -266,9 +267,9 @@ fn of_eviction(info: &Info) -> Finding {
         (_, 0) => warn(
             "eviction",
             format!("{policy}, and no limit set yet (maxmemory 0)"),
-            "set maxmemory-policy noeviction before anybody sets a limit",
+            "set maxmemory-policy noeviction before a limit is set",
         ),
-        // Every key of dlock's has a time to live, so volatile-… is no better.
+        // Every key of dlock has a time to live, so volatile-… is no better.
         _ => bad(
             "eviction",
             format!("{policy}: a full server deletes locks while their jobs run"),
@@ -304,26 +305,26 @@ fn of_replicas(info: &Info) -> Finding {
         (_, false) => warn(
             "replicas",
             format!(
-                "{replicas}, and a master that is cut off from them goes on to grant (min-replicas-to-write 0)"
+                "{replicas}, and a master that is cut off from them goes on granting locks (min-replicas-to-write 0)"
             ),
             "set min-replicas-to-write 1 and min-replicas-max-lag 10",
         ),
     }
 }
 
-/// A server that forgets and that restarted within the lease may have forgotten a lock that is still held.
+/// A server without a log that restarted within the lease may have forgotten a lock that is still
+/// held.
 fn of_uptime(info: &Info, criteria: &Criteria) -> Finding {
     let found = span(info.uptime);
     if info.persistence != Persistence::Log && info.uptime < criteria.ttl {
-        let advice =
-            format!("wait until it has run for {}, the lease, before jobs start", span(criteria.ttl));
+        let advice = format!("wait until it has run for {} (--ttl) before jobs start", span(criteria.ttl));
         return warn("uptime", format!("{found}: it may have forgotten locks that are still held"), advice);
     }
     ok("uptime", found)
 }
 
-/// `minds`: what of dlock's does not mind it, and what does.
-fn of_clock(offset: Offset, minds: &str) -> Finding {
+/// `effect` says what a clock difference does to locks.
+fn of_clock(offset: Offset, effect: &str) -> Finding {
     let (by, found) = match offset {
         Offset::Ahead(by) => (by, format!("{} ahead of this machine's", brief(by))),
         Offset::Behind(by) => (by, format!("{} behind this machine's", brief(by))),
@@ -334,7 +335,13 @@ fn of_clock(offset: Offset, minds: &str) -> Finding {
     if by < CLOCK {
         return ok("clock", found);
     }
-    warn("clock", found, format!("let a time service set both; {minds} and people who compare times are"))
+    warn(
+        "clock",
+        found,
+        format!(
+            "let a time service set both clocks; {effect}, and times of the two machines cannot be compared"
+        ),
+    )
 }
 
 fn of_rights(rights: &Rights) -> Vec<Finding> {
@@ -355,7 +362,7 @@ fn of_rights(rights: &Rights) -> Vec<Finding> {
         ));
     }
     if let Some(said) = &rights.refused {
-        findings.push(bad("rights", format!("it refuses to be written: {said}"), "see the server's log"));
+        findings.push(bad("rights", format!("it refuses writes: {said}"), "see the server's log"));
     }
     if findings.is_empty() {
         findings.push(ok("rights", "all that locks need; tested with temporary keys, now removed"));
@@ -367,7 +374,7 @@ fn of_rights(rights: &Rights) -> Vec<Finding> {
 fn of_failover(after: Duration, criteria: &Criteria) -> Finding {
     let takes = after + ELECTION;
     let found = format!(
-        "after {} of silence, so some {} in all; --ttl {} outlasts {}",
+        "begins after {} of silence and takes about {} in all; --ttl {} survives an outage of {}",
         span(after),
         span(takes),
         span(criteria.ttl),
@@ -377,24 +384,24 @@ fn of_failover(after: Duration, criteria: &Criteria) -> Finding {
         return warn(
             "failover",
             found,
-            format!("take a lease of {} or more, else a failover stops jobs", at_least(takes * 2)),
+            format!("give --ttl {} or more, else a failover stops jobs", at_least(takes * 2)),
         );
     }
     ok("failover", found)
 }
 
 fn of_version(Database { version, members, .. }: &Database) -> Finding {
-    if *members == Some(1) || !may_end_what_is_kept(version) {
+    if *members == Some(1) || !may_end_live_leases(version) {
         return ok("version", version.clone());
     }
     let found = format!(
-        "{version}: a leader that stood still may end leases that another one keeps, and so let two jobs run"
+        "{version}: a leader that was paused may end leases that the new leader keeps, and two jobs may run"
     );
-    warn("version", found, "take etcd 3.4.31, 3.5.13 or later (etcd issue 15247; docs/stores.md)")
+    warn("version", found, "use etcd 3.4.31, 3.5.13 or later (etcd issue 15247; docs/stores.md)")
 }
 
-/// Mended in 3.4.31, 3.5.13 and 3.6.0.
-fn may_end_what_is_kept(version: &str) -> bool {
+/// Fixed in etcd 3.4.31, 3.5.13 and 3.6.0.
+fn may_end_live_leases(version: &str) -> bool {
     let Some(numbers) = version.strip_prefix("etcd ") else { return false };
     let numbers: Vec<u32> = numbers.split('.').map_while(|number| number.parse().ok()).collect();
     let [major, minor, patch] = numbers[..] else { return false };
@@ -413,21 +420,21 @@ fn of_database(database: &Database, criteria: &Criteria) -> Vec<Finding> {
         },
     ];
     findings.extend(database.standbys.iter().map(of_standbys));
-    findings.extend(database.clock.map(|clock| of_clock(clock, MIND_CLOCK)));
+    findings.extend(database.clock.map(|clock| of_clock(clock, CLOCK_EFFECT)));
     findings.push(match database.forgets_by.join(" and ") {
-        by if by.is_empty() => ok("persistence", "what it said is done outlasts a crash of the server"),
+        by if by.is_empty() => ok("persistence", "what the server acknowledged survives its crash"),
         by => warn(
             "persistence",
             format!("{by}: a crash of the server forgets the last locks while their jobs run"),
-            "leave these on for the user of dlock",
+            "set these to their defaults, at least for the user of dlock",
         ),
     });
     findings.push(match &database.tried {
         Ok(Tried::Done) => ok("rights", "all that locks need; tested with a temporary lock, now removed"),
         Ok(Tried::NoTables) => warn(
             "rights",
-            "there are no tables yet, so nothing was tried; the first run makes them, if it may",
-            "run something there once; if its user may make no tables, the message has the statements",
+            "there are no tables yet, so nothing was tested; the first run makes them, if its user may",
+            "run a job once; if its user may not make tables, the message has the SQL statements",
         ),
         Err(error) => bad("rights", error.to_string(), "docs/stores.md has the tables and the rights"),
     });
@@ -438,16 +445,16 @@ fn of_database(database: &Database, criteria: &Criteria) -> Vec<Finding> {
             "give dlock a user of its own with the rights that docs/stores.md names, and nothing else",
         )
     }));
-    findings.push(match database.bell {
-        Bell::Heard => ok("wake-up", "a waiter is woken when it is its turn"),
-        Bell::Unheard => warn(
+    findings.push(match database.wake_up {
+        WakeUp::Works => ok("wake-up", "the server wakes a waiter when its turn comes"),
+        WakeUp::Pooled => warn(
             "wake-up",
             "a waiter is not woken, but has to look: a pooler stands in between",
             "connect to the server itself where locks are waited for much",
         ),
-        Bell::Missing => ok(
+        WakeUp::Refused => ok(
             "wake-up",
-            "a waiter looks for itself, the first one every 25ms: the server refuses GET_LOCK, as a cluster may",
+            "waiters poll, the first one every 25ms: the server refuses GET_LOCK, as a cluster may",
         ),
     });
     findings
@@ -475,9 +482,11 @@ fn of_directory(directory: &Directory) -> Vec<Finding> {
                 "{} does not exist; the first run makes it, for its user alone",
                 directory.path.display()
             ),
-            "make it yourself if several users are to share locks: group-writable, set-gid and not sticky",
+            "make it yourself if several users share locks: group-writable, set-gid and not sticky",
         )],
-        Some(Err(error)) => vec![bad("directory", error.to_string(), "name or mend the directory")],
+        Some(Err(error)) => {
+            vec![bad("directory", error.to_string(), "correct the directory, or name another one")]
+        }
         Some(Ok(disk)) => of_disk(disk),
     }
 }
@@ -494,10 +503,10 @@ fn of_disk(disk: &Disk) -> Vec<Finding> {
     };
     vec![
         ok("file system", format!("{}, of this machine", disk.file_system)),
-        // One that all may write is refused before this.
+        // A directory that all may write is refused before this.
         ok("mode", format!("{mode:04o}, {whose}")),
-        tried("file locks", &disk.locks, "a second one is refused"),
-        tried("FIFOs", &disk.fifos, "the end of a reader is seen"),
+        tried("file locks", &disk.locks, "a second lock of the same file is refused"),
+        tried("FIFOs", &disk.fifos, "dlock sees when a reader ends"),
     ]
 }
 

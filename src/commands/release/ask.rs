@@ -1,6 +1,6 @@
-//! How is a holder asked to stop? Whoever asks sees who holds the lock and says yes; the holds that were shown are asked,
-//! by their fences, and no other; and it is waited for until those have ended. Their dlocks stop the jobs; nothing is taken
-//! away here.
+//! Asks holders to stop. Shows the operator the holders, asks for a yes, sends the request to
+//! exactly the holds that were shown (by fence), and waits until these have ended. Their dlocks
+//! stop the jobs; nothing is taken away here.
 
 use super::force::left_alone;
 use crate::cli;
@@ -24,7 +24,7 @@ use crate::store::{self, Store, View};
 use crate::supervise;
 use std::ops::ControlFlow;
 
-/// `dlock release KEY` of somebody's lock.
+/// `dlock release KEY` of another holder's lock.
 pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Result<Exit> {
     let Context { settings, printer } = context;
     let place = format!("{} in {}", name.key(), settings.store);
@@ -44,8 +44,8 @@ pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Resu
         printer.say(kind, event(What::Held, holder), &format!("{place}: {}", describe::hold(holder)));
     });
     let question = match asked.len() {
-        1 => "ask for it to be stopped and given back?".into(),
-        many => format!("ask for all {many} to be stopped and given back?"),
+        1 => "ask the holder to stop its job and give the lock back?".into(),
+        many => format!("ask all {many} holders to stop their jobs and give the lock back?"),
     };
     let nobody = format!(
         "{place} is held. No terminal to confirm on: add -y to have the job stopped. Nothing was done"
@@ -71,8 +71,8 @@ fn holders(settings: &Settings, name: &Name, view: &View, slot: Option<u32>) -> 
     }
     if view.state != State::Held {
         let more = match view.state {
-            State::Cooling => "; nobody holds it, and --force ends that, too",
-            State::Revoked => "; --force --now grants it to the next at once",
+            State::Cooling => "; no job runs under it, and --force frees it at once",
+            State::Revoked => "; --force --now grants it to the next waiter at once",
             State::Free | State::Paused | State::Held => "; nothing to release",
         };
         return Ok(Found::Nobody(format!("{}{more}", describe::state(view))));
@@ -85,7 +85,7 @@ fn holders(settings: &Settings, name: &Name, view: &View, slot: Option<u32>) -> 
             let of_slot: Vec<Holder> =
                 holders.into_iter().filter(|holder| holder.slot == Some(slot)).collect();
             match of_slot.is_empty() {
-                true => Ok(Found::Nobody(format!("has nobody in slot {slot}; nothing to release"))),
+                true => Ok(Found::Nobody(format!("has no holder in slot {slot}; nothing to release"))),
                 false => Ok(Found::Holders(of_slot)),
             }
         }
@@ -97,7 +97,7 @@ fn holders(settings: &Settings, name: &Name, view: &View, slot: Option<u32>) -> 
     }
 }
 
-/// Asks each of them; answers those that are not over yet.
+/// Sends the request to each holder. Returns those that have not ended yet.
 fn request(
     context: &Context,
     name: &Name,
@@ -109,20 +109,23 @@ fn request(
     let mut pending = Vec::new();
     for holder in asked {
         let answer = store.request(name, holder.fence, &operator, context.deadline());
-        let who = who(&holder.owner);
-        let unknown = format!("whether {who} is asked for {} is not known", name.key());
+        let (who, place) = (who(&holder.owner), format!("{} in {}", name.key(), context.settings.store));
+        let unknown = format!("it is unknown whether {who} was asked to give {} back; try again", name.key());
         let (kind, line) = match (answer.map_err(|error| context.unsure(error, &unknown))?, holder.owner.by) {
             (Requested::Gone, _) => {
-                printer.say(Kind::Note, What::Released, &format!("{who} has given it back meanwhile"));
+                printer.say(
+                    Kind::Note,
+                    What::Released,
+                    &format!("{place}: {who} has given the lock back already"),
+                );
                 continue;
             }
             (Requested::Asked, By::Run | By::Hold) => {
-                (Kind::Done, format!("asked {who}; waiting until its job has ended"))
+                (Kind::Done, format!("{place}: asked {who} to stop; waiting until its job has ended"))
             }
             (Requested::Asked, By::Acquire) => {
                 let text = format!(
-                    "{who} is a script, and hears of it when it renews: waiting until it gives the lock back, or does \
-                     not renew it in the next {}; --force takes it away",
+                    "{place}: {who} is a script and learns of the request at its next 'dlock renew'; waiting until it gives the lock back, or does not renew it in the next {}; --force takes the lock away",
                     span(holder.lease)
                 );
                 (Kind::Note, text)
@@ -134,15 +137,15 @@ fn request(
     Ok(pending)
 }
 
-/// What the thread that looks tells.
+/// What the worker thread, which watches the lock, reports.
 enum Learned {
     Seen(Box<View>),
     Remark(Remark),
-    /// Nothing follows: all have ended, or the time was over before.
+    /// The last report: all have ended, or the time is over (`None`).
     Over(Result<Option<()>, store::Error>),
 }
 
-/// Until the holds that were asked for it have ended.
+/// Waits until the holds that were asked to end have ended.
 fn wait_for_ends(
     context: &Context,
     name: &Name,
@@ -154,8 +157,9 @@ fn wait_for_ends(
         return Ok(Exit::Ok);
     }
     let settings = &context.settings;
+    let place = format!("{} in {}", name.key(), settings.store);
     let (since, end) = (Moment::now(), flags.timeout.map(|bound| Moment::now().after(bound)));
-    // A signal ends the watching, not the asking: so only after the question.
+    // Signals are taken only now, after the question: they end the wait, and the request remains.
     let signals = Signals::take(&supervise::ENDING)?;
     let (watched, fences) = (name.clone(), pending.iter().map(|holder| holder.fence).collect::<Vec<_>>());
     let foreground = Foreground::start(signals, move |teller| {
@@ -181,7 +185,7 @@ fn wait_for_ends(
                     if !lives {
                         let kind = if line.has_announced() { Kind::Note } else { Kind::Done };
                         let event = Event::from(What::Released).held_by(Some(holder));
-                        line.say(kind, event, &ended(holder, &view, since));
+                        line.say(kind, event, &ended(&place, holder, &view, since));
                     }
                     lives
                 });
@@ -202,10 +206,8 @@ fn wait_for_ends(
                 let whom = pending.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ");
                 let bound = span(flags.timeout.unwrap_or_default());
                 let text = format!(
-                    "{} in {} is still held by {whom} after {bound} (--timeout). The job is still asked to stop; --force takes \
-                     the lock away",
-                    name.key(),
-                    settings.store
+                    "{place} is still held by {whom} after {bound} (--timeout). The request to stop remains; --force takes the \
+                     lock away"
                 );
                 let exit = Exit::Busy(Exit::BUSY);
                 line.say(Kind::Note, Event::from(What::Busy).held_by(pending.first()).ends(exit), &text);
@@ -216,8 +218,8 @@ fn wait_for_ends(
     }
 }
 
-fn ended(holder: &Holder, view: &View, since: Moment) -> String {
+fn ended(place: &str, holder: &Holder, view: &View, since: Moment) -> String {
     let end = view.log.iter().find(|end| end.fence == holder.fence);
-    let how = end.map_or_else(|| "does not hold it any more".into(), describe::end);
-    format!("{} {how} ({} after it was asked)", who(&holder.owner), span(Moment::now().since(since)))
+    let how = end.map_or_else(|| "does not hold the lock any more".into(), describe::end);
+    format!("{place}: {} {how} ({} after the request)", who(&holder.owner), span(Moment::now().since(since)))
 }

@@ -1,5 +1,6 @@
-//! How is a lock taken away? Whoever holds it is refused every renewal from now on, and the next one gets it when that is
-//! safe, or at once. The person at the terminal is asked before; the holder is not.
+//! Takes a lock away: the store refuses every renewal of the holder from now on, and grants the
+//! lock to the next waiter when that is safe, or at once. The operator confirms; the holder is not
+//! asked.
 
 use crate::cli;
 use crate::commands::context::Context;
@@ -21,7 +22,7 @@ pub fn force(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Re
     let when = if flags.now { When::Now } else { When::Safe };
     let revoke = Revoke { when, by: owner("dlock release --force".into(), flags.reason.clone()) };
     let mut store = context.open()?;
-    // Where nobody can be asked, only what lets two jobs run needs a yes in advance.
+    // Without a terminal, only --now needs -y: it lets two jobs run at once.
     if !flags.yes && (flags.now || question::can_be_asked()) {
         let view = store.inspect(name, context.deadline()).map_err(|error| context.with_origin(error))?;
         if !confirmed(&format!("{} in {}", name.key(), settings.store), &view, when, printer)? {
@@ -29,14 +30,14 @@ pub fn force(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Re
         }
     }
     let was = store.revoke(name, &revoke, context.deadline());
-    let unknown = format!("whether {} is taken away is not known, 'dlock status' shows it", name.key());
+    let unknown = format!("it is unknown whether {} was taken away; 'dlock status' shows it", name.key());
     let was = was.map_err(|error| context.unsure(error, &unknown))?;
     let what = if was == Revoked::Free { What::Free } else { What::Revoked };
     printer.say(Kind::Note, what, &revoked(settings, name, when, was)?);
     Ok(Exit::Ok)
 }
 
-/// Whether the person at the terminal, who is shown whose it is, says yes. Of a free lock there is nothing to ask.
+/// Shows the operator the holders and asks for a yes. A free lock needs none.
 fn confirmed(place: &str, view: &View, when: When, printer: &Printer) -> Result<bool, Error> {
     let shown = match &view.foreign {
         Some(Foreign { kind, .. }) => vec![format!("a {kind} that dlock did not write")],
@@ -47,11 +48,13 @@ fn confirmed(place: &str, view: &View, when: When, printer: &Printer) -> Result<
     let event = Event::from(What::Held).held_by(view.holders.first());
     shown.iter().for_each(|line| printer.say(Kind::Warning, event, &format!("{place}: {line}")));
     let question = match when {
-        When::Safe => "take it away?",
-        When::Now => "take it away and grant it to the next at once, although the old job may still run?",
+        When::Safe => "take the lock away?",
+        When::Now => {
+            "take the lock away and grant it to the next waiter at once, although the old job may still run?"
+        }
     };
     let nobody = format!(
-        "{place} is not free. No terminal to confirm on: add -y to grant it to the next at once. Nothing was done"
+        "{place} is not free. No terminal to confirm on: add -y to grant it to the next waiter at once. Nothing was done"
     );
     let is_yes = question::is_yes(question, &nobody)?;
     if !is_yes {
@@ -65,12 +68,12 @@ fn all(holders: &[Holder]) -> String {
     holders.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ")
 }
 
-/// Who stops what ran under it, and when the next one is granted it.
+/// Says who stops the old jobs, and when the next grant comes.
 fn then(holders: &[Holder], left: &str) -> String {
     let by_dlock = holders.iter().filter(|holder| holder.owner.by != By::Acquire).count();
     if by_dlock == 0 {
-        // Nobody says when a script has stopped.
-        return format!("no dlock stops what a script does under it; the next grant comes in {left}");
+        // The store does not learn when a script has stopped.
+        return format!("dlock cannot stop a script; the next grant comes in {left}");
     }
     let who = if by_dlock == 1 { "its dlock stops the job" } else { "their dlocks stop the jobs" };
     format!("{who} at the next heartbeat, and the next grant comes then, or in {left} at the latest")
@@ -92,9 +95,7 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
                 When::Safe => format!("{from}; {}", then(&holders, &span(left))),
                 When::Now => {
                     let jobs = if holders.len() == 1 { "job" } else { "jobs" };
-                    format!(
-                        "{from} and free at once; the old {jobs} may run until that is noticed, beside the next one"
-                    )
+                    format!("{from} and is free now; the old {jobs} may still run beside the next one")
                 }
             }
         }
@@ -102,30 +103,29 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
             let from = if holders.is_empty() { String::new() } else { format!(" from {}", all(&holders)) };
             match when {
                 When::Safe => format!(
-                    "{key} in {place} was taken away{from} before; the next grant comes in {} at the latest, or at once \
+                    "{key} in {place} was already taken away{from}; the next grant comes in {} at the latest, or at once \
                      with --now",
                     span(left)
                 ),
                 When::Now => format!(
-                    "{key} in {place} was taken away{from} before, and is free now; the old job may still run beside \
-                     the next one"
+                    "{key} in {place} was already taken away{from}, and is free now; the old job may still run beside the next one"
                 ),
             }
         }
         Revoked::Foreign(foreign) => return Err(left_alone(settings, name, &foreign)),
         Revoked::ForeignDeleted => format!(
-            "{key} in {place} was a string that dlock did not write, and is deleted; whoever wrote it may still run"
+            "{key} in {place} was a string that dlock did not write; it is deleted; the program that wrote it may still run"
         ),
     })
 }
 
-/// What dlock did not write, it leaves alone.
+/// The refusal to change a value that dlock did not write.
 pub fn left_alone(settings: &Settings, name: &Name, Foreign { kind, left }: &Foreign) -> Error {
-    let lasts = left.map(|left| format!("for {} more", span(left)));
-    let lasts = lasts.unwrap_or_else(|| "without an end".into());
+    let lasts = left.map(|left| format!("it expires in {}", span(left)));
+    let lasts = lasts.unwrap_or_else(|| "it never expires".into());
     let next = if kind == "string" { "; --force --now deletes it" } else { "" };
     Error::Usage(format!(
-        "{} in {} is a {kind} that dlock did not write (it lasts {lasts}), and is left alone{next}",
+        "{} in {} is a {kind} that dlock did not write ({lasts}); it was not changed{next}",
         name.key(),
         settings.store
     ))

@@ -1,12 +1,13 @@
-//! How did the hold end, as its log is to say? From what became of the job, and of the lock while it ran. The exit status
-//! is another matter.
+//! Chooses the outcome that the log records for a hold, from how the job ended and whether the lock
+//! was lost. The exit status is chosen elsewhere.
 
 use crate::lease::{Asker, Loss};
 use crate::rules::{Outcome, Ran};
 use crate::supervise::StopReason;
 
-/// What ended a job that was started. A lock that was lost, and not the only one, or not for the store, is still there to be
-/// given back; then the loss is what there is to tell, also where `--on-lost warn` let the job go on.
+/// What ended a job that was started. A lost lock may still be there to be given back: it was one
+/// of several, or the store still has it. Then the loss is the outcome, also if `--on-lost warn`
+/// let the job go on.
 pub fn ran(reason: Option<StopReason>, lost: Option<Loss>) -> Ran {
     let of_loss = match lost {
         Some(Loss::Deadline) => Some(Outcome::Expired),
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ended_the_job_is_told() {
+    fn outcome_names_the_cause() {
         let cut = Ran::Cut;
         for (reason, lost, expected) in [
             (None, None, Ran::Yes),

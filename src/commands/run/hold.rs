@@ -1,8 +1,9 @@
-//! What is different where the lock is held for something that dlock did not start? Its end is watched in place of CMD's,
-//! what happens is told on stdout, and signals end the hold. How the lock is taken, kept and given back is the same.
+//! What `dlock hold` does differently from `dlock run`: the guard watches the end of something that
+//! dlock did not start, events go to stdout, and signals end the hold. Taking, renewing and giving
+//! back the lock are the same.
 
-use super::enclosing;
 use super::messages::Subject;
+use super::parent_hold;
 use super::{Own, Session, Work};
 use crate::clock::Moment;
 use crate::commands::context::Context;
@@ -29,10 +30,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// How often a hold that is waited for looks whether it is still wanted.
+/// How often a waiting hold checks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What is said on stdout.
+/// What is printed on stdout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Voice {
     /// Nothing.
@@ -43,19 +44,19 @@ pub enum Voice {
     Variables,
 }
 
-/// A lock that is held for something.
+/// What a lock is held for, and what is printed about it.
 pub struct Holding {
-    /// The process; without one it is the program on stdin.
+    /// The process that the lock is held for; `None`: the program on stdin.
     process: Option<Pin>,
     voice: Voice,
     words: Words,
-    /// The watcher's end, until it has it.
+    /// The watcher's end of `words`, until the watcher has it.
     reader: Option<OwnedFd>,
     /// The watcher has stdout.
     is_begun: bool,
-    /// How many waited before this one when that was last said.
+    /// The position in the queue that was printed last.
     ahead: Cell<Option<u64>>,
-    /// The loss was told.
+    /// The loss was printed.
     is_lost: Cell<bool>,
     /// What the lock is held for is being stopped.
     is_stopping: Cell<bool>,
@@ -92,7 +93,7 @@ impl Holding {
             None => Subject {
                 command: "hold",
                 job: "the program on stdin",
-                stopped: "is told so by the end of stdout",
+                stopped: "is told by closing stdout",
                 orphaned: "closed stdout",
                 unrun: "nothing is held",
             },
@@ -104,20 +105,20 @@ impl Holding {
         Some(Bond { process: self.process.clone(), words: self.reader.take()?, is_detached })
     }
 
-    /// Whether what it is to be held for is over already.
+    /// Whether what it is to be held for has ended already.
     fn is_over(&self) -> bool {
         self.process.as_ref().map_or_else(supervise::is_stdin_hung_up, Pin::has_ended)
     }
 }
 
-/// The keys to ask for. A process that holds one of them and waits for it would wait for ever.
+/// The keys to ask for. Refuses to wait for a key that this process itself holds.
 pub(super) fn keys(context: &Context, run: &Run, holds: &Holds) -> Result<Vec<Key>, Error> {
     if run.wait != Wait::No && run.mode == Mode::Exclusive {
-        let (rest, _) = enclosing::find_enclosing(context, run, Until::from_now(run.wait), holds)?;
+        let (rest, _) = parent_hold::find_parent_hold(context, run, Until::from_now(run.wait), holds)?;
         if rest.len() < run.keys.len() {
             let held: Vec<Key> = run.keys.iter().filter(|key| !rest.contains(key)).cloned().collect();
             return Err(Error::Usage(format!(
-                "this process itself holds {} in {}, and would wait for its own end",
+                "this process itself holds {} in {}, and would wait for itself; the lock is not taken",
                 listed(&held),
                 context.settings.store
             )));
@@ -138,7 +139,8 @@ impl Session<'_> {
         self.hold().is_some()
     }
 
-    /// When a dlock that waits looks next, although nothing is heard; `None` if nobody wants the lock any more.
+    /// When a waiting dlock wakes next without news, if it must (`Some`); `None` if the lock is no
+    /// longer wanted.
     pub(super) fn next_look(&self) -> Option<Option<Moment>> {
         let next = self.messages.next();
         let Some(hold) = self.hold() else { return Some(next) };
@@ -146,7 +148,8 @@ impl Session<'_> {
         (!hold.is_over()).then(|| Some(next.map_or(look, |next| next.min(look))))
     }
 
-    /// The lock is ours: hands stdout, and what is to be said there first, to the watcher.
+    /// Called when the lock is granted: hands stdout, and what to print there first, to the
+    /// watcher.
     pub(super) fn begin_hold(&mut self, own: &Own, grant: &Grant, limits: Limits) -> io::Result<()> {
         let text = match self.hold().map(|hold| hold.voice) {
             Some(Voice::Events) => {
@@ -167,14 +170,14 @@ impl Session<'_> {
         };
         let Work::Hold(hold) = &mut self.work else { return Ok(()) };
         if !text.is_empty() && !hold.words.say(&text) {
-            return Err(io::Error::other("there is too much to say"));
+            return Err(io::Error::other("the text is too long for stdout"));
         }
         if hold.voice == Voice::Variables {
             hold.words.end();
         }
         self.guard.start(&[], limits)?;
         hold.is_begun = true;
-        // Only the watcher's stdout is left, which closes when it ends.
+        // Only the watcher has stdout now, so it closes when the watcher ends.
         if hold.voice == Voice::Variables {
             supervise::leave_caller()
         } else {
@@ -193,13 +196,13 @@ impl Session<'_> {
         line(event, &self.run.keys, &self.context.settings.store.to_string()).unwrap_or_default()
     }
 
-    /// Prints the event on stdout, with --json. A reader that does not read keeps nothing waiting.
+    /// With --json, prints the event on stdout. Never waits for the reader.
     pub(super) fn tell(&self, event: &HoldEvent<'_>) {
         let Some(hold) = self.hold().filter(|hold| hold.voice == Voice::Events) else { return };
         let text = self.line(event);
         if hold.is_begun {
             let _ = hold.words.say(text.as_bytes());
-        } else if is_heard() {
+        } else if can_print() {
             let _ = output::deliver(&text);
         }
     }
@@ -236,7 +239,7 @@ impl Session<'_> {
         }
     }
 
-    /// What the lock is held for is being stopped, or told to end.
+    /// Called when what the lock is held for is being stopped, or told to end.
     pub(super) fn tell_of_stop(&self, reason: supervise::StopReason) {
         let Some(hold) = self.hold() else { return };
         hold.is_stopping.set(true);
@@ -248,7 +251,7 @@ impl Session<'_> {
         }
     }
 
-    /// A signal came. INT, TERM and HUP give the lock back; not while what it is held for is being stopped.
+    /// Handles a signal: INT, TERM and HUP give the lock back, unless a stop is under way.
     pub(super) fn end_hold_on(&mut self, received: Received) {
         let ends = self.ends(received.signal) && received.signal != libc::SIGQUIT;
         let is_stopping = self.hold().is_some_and(|hold| hold.is_stopping.get());
@@ -266,19 +269,19 @@ impl Session<'_> {
         matches!(&self.report.fate, Fate::Ended(end) if end.outcome == Outcome::Released)
     }
 
-    /// The lock is given back, and stdout, if the watcher handed it back, is still there to say so.
+    /// Prints that the lock was given back, if the watcher handed stdout back.
     pub(super) fn tell_of_release(&self) {
         let Some(hold) = self.hold().filter(|hold| hold.voice == Voice::Events) else { return };
         if let Some(stdout) = hold.words.take_back()
             && rustix::stdio::dup2_stdout(stdout).is_ok()
-            && is_heard()
+            && can_print()
         {
             let _ = output::deliver(&self.line(&HoldEvent::Released));
         }
     }
 }
 
-fn is_heard() -> bool {
+fn can_print() -> bool {
     let mut fds = [PollFd::from_borrowed_fd(stdout(), PollFlags::OUT)];
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }

@@ -1,7 +1,8 @@
-//! What does a run say? Every message of `dlock run` after its settings are read, to be understood by the person who is
-//! woken by it: which key, which store, what happened to the command, what comes next.
+//! Every message of `dlock run` and `dlock hold` after the settings are read. Each is for the
+//! person who is woken by it: which key, which store, what happened to the command, what comes
+//! next.
 
-use super::enclosing::Enclosing;
+use super::parent_hold::ParentHold;
 use crate::clock::Moment;
 use crate::commands::context::Context;
 use crate::commands::fate::{Fate, person};
@@ -27,13 +28,13 @@ pub struct Messages<'a> {
     asked: Asked,
     right: Right,
     live: RefCell<Line>,
-    /// What runs under the lock.
+    /// What runs under the lock, as messages name it.
     job: Cell<&'static str>,
     of: Subject,
     since: Moment,
     /// Why the lease cannot be renewed now.
     trouble: RefCell<Option<String>>,
-    /// How the lock was lost, where `--quiet` kept that from being said.
+    /// How the lock was lost, if `--quiet` suppressed the message.
     unsaid: RefCell<Option<String>>,
 }
 
@@ -43,11 +44,11 @@ pub struct Subject {
     /// The subcommand.
     pub command: &'static str,
     pub job: &'static str,
-    /// What happens to it when it must not go on.
+    /// What dlock does to it when the lock is lost.
     pub stopped: &'static str,
     /// What the guard did when dlock was killed.
     pub orphaned: &'static str,
-    /// What did not happen where the lock was not obtained.
+    /// What did not happen because the lock was not obtained.
     pub unrun: &'static str,
 }
 
@@ -61,17 +62,17 @@ impl Subject {
     };
 }
 
-/// By what right the command runs.
+/// Which hold the command runs under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Right {
-    /// A hold of its own.
+    /// Its own.
     Own,
-    /// A hold of the job around, which is kept and given back out there.
+    /// A hold of the parent job, which the parent dlock renews and gives back.
     OfEnclosing,
 }
 
 impl<'a> Messages<'a> {
-    /// Of a run that asks for these keys.
+    /// For a run that asks for these keys.
     pub fn new(context: &'a Context, keys: &[Key], mode: Mode, right: Right, of: Subject) -> Self {
         let since = Moment::now();
         let asked = Asked { keys: keys.to_vec(), store: context.settings.store.to_string(), mode };
@@ -93,7 +94,7 @@ impl<'a> Messages<'a> {
         format!("{} in {}", self.keys(), self.asked.store)
     }
 
-    /// What is held, as one thing also where it has several keys.
+    /// The hold, named as one thing even if it has several keys.
     fn lock(&self) -> String {
         let of = if self.asked.keys.len() > 1 { "the hold of " } else { "" };
         format!("{of}{}", self.place())
@@ -107,22 +108,22 @@ impl<'a> Messages<'a> {
         }
     }
 
-    /// When the line about waiting wants to be said again; never before there is a queue.
+    /// When to print the line about waiting again; `None` before there is a queue.
     pub fn next(&self) -> Option<Moment> {
         self.live.borrow().next()
     }
 
-    /// Takes the line about waiting off the terminal.
+    /// Removes the line about waiting from the terminal.
     pub fn clear(&self) {
         self.live.borrow_mut().clear();
     }
 
-    /// In the queue; says so when it is time.
+    /// Called when the queue has changed. Prints the line about waiting when it is time.
     pub fn waiting(&self, waiting: Waiting) {
         self.live.borrow_mut().waits(busy::line(self.asked.clone(), waiting, self.since));
     }
 
-    /// Nothing new was heard; says what goes on when it is time.
+    /// Called without news. Prints the line about waiting when it is time.
     pub fn still_waiting(&self) {
         self.live.borrow_mut().go_on();
     }
@@ -131,11 +132,13 @@ impl<'a> Messages<'a> {
         self.live.borrow_mut().resized();
     }
 
-    /// Runs under a hold of the job around.
-    pub fn inside(&self, enclosing: &Enclosing) {
+    /// The command runs under a hold of the parent job.
+    pub fn inside(&self, enclosing: &ParentHold) {
         let Proof { mode, slot, fence, .. } = enclosing.proof;
         let (place, slot) = (self.place(), slot.map(|slot| format!(", slot {slot}")).unwrap_or_default());
-        let text = format!("the job around holds {place} ({mode}{slot}, fence {fence}): running under that");
+        let text = format!(
+            "the surrounding job holds {place} ({mode}{slot}, fence {fence}); the command runs under that hold"
+        );
         self.say(Kind::Detail, What::Granted, &text);
     }
 
@@ -148,7 +151,7 @@ impl<'a> Messages<'a> {
                 (mode, None) => format!(" ({mode})"),
                 (mode, Some(slot)) => format!(" (slot {slot} of {mode})"),
             };
-            // The store counts from when it first heard of us.
+            // The store counts from the first request that it received.
             let waited = if kind == Kind::Note { Moment::now().since(self.since) } else { grant.waited };
             let (lock, waited) = (self.lock(), span(waited));
             let text = format!("got {lock}{mode} after {waited}, fence {}", grant.fence);
@@ -171,40 +174,48 @@ impl<'a> Messages<'a> {
         );
     }
 
-    /// Somebody else did it.
+    /// Another run has done the work.
     pub fn done(&self, done: &Done) {
         let key = self.asked.key_of(done.at).as_str();
         let event = Event::from(What::Done).about(key).by(Some(&done.success.owner));
         self.say(Kind::Note, event.ends(Exit::Ok), &busy::done(&self.asked, done));
     }
 
-    /// What it was to be held for has ended before that.
+    /// What the lock was to be held for has ended.
     pub fn unwanted(&self, status: u8) {
-        let text = format!("{}: what it was to be held for has ended; {}", self.place(), self.of.unrun);
+        let text = format!(
+            "{}: the process or program that the lock is for has ended; {}",
+            self.place(),
+            self.of.unrun
+        );
         self.say(Kind::Note, Event::from(What::Ended).ends(Exit::Busy(status)), &text);
     }
 
-    /// One that came later does it.
+    /// A newer run replaced this one.
     pub fn superseded(&self, superseded: &Superseded, status: u8) {
         let by = Some(&superseded.by).filter(|by| !by.host.is_empty());
         let event = Event::from(What::Superseded).about(self.asked.key_of(superseded.at).as_str()).by(by);
         self.say(Kind::Note, event.ends(Exit::Busy(status)), &busy::superseded(&self.asked, superseded));
     }
 
-    /// The store failed before the lock was ours.
+    /// The store failed before the lock was granted.
     pub fn failed(&self, error: store::Error) -> Error {
         let keys = self.keys();
         let error = self.context.with_origin(error);
         Error::Store(error.map(|text| format!("{keys}: {text}; {}", self.of.unrun)))
     }
 
-    /// The store grants, and too late.
+    /// The store grants the lock, but too late.
     pub fn too_slow(&self, ttl: Duration) -> Error {
-        let text = format!("{} answers too slowly for a lease of {} (--ttl)", self.asked.store, span(ttl));
+        let text = format!(
+            "{} answers too slowly for a lease of {}: give a longer --ttl",
+            self.asked.store,
+            span(ttl)
+        );
         self.failed(store::Error::Unavailable(text))
     }
 
-    /// Taken away between grant and start.
+    /// An operator took the lock away between grant and start.
     pub fn taken_away(&self) {
         let lock = self.lock();
         self.say(
@@ -214,7 +225,7 @@ impl<'a> Messages<'a> {
         );
     }
 
-    /// The store is gone while we wait.
+    /// The store is unreachable while dlock waits.
     pub fn trouble_in_queue(&self, error: &store::Error) {
         let origin = self.context.settings.store.origin();
         let keys = self.keys();
@@ -253,7 +264,7 @@ impl<'a> Messages<'a> {
         self.say(Kind::Error, Event::from(What::NotStarted).ends(exit), &text);
     }
 
-    /// CMD has ended, and from now on it is the rest of the job that is spoken of.
+    /// CMD has ended. From now on messages are about the rest of the job.
     pub fn command_ended(&self, status: Ended, rest: impl FnOnce() -> Vec<Process>) {
         const NAMED: usize = 5;
         self.job.set("the rest of the job");
@@ -290,14 +301,14 @@ impl<'a> Messages<'a> {
         self.trouble.replace(Some(why));
     }
 
-    /// Why the lease could not be renewed, if that is known. The trouble may not have been said before.
+    /// Why the lease could not be renewed, if that is known. This may not have been printed before.
     fn because_of_trouble(&self) -> String {
         self.trouble.borrow().as_ref().map(|why| format!(" ({why})")).unwrap_or_default()
     }
 
     pub fn lost(&self, how: Loss, fate: &Fate, on_lost: OnLost) {
         if how == Loss::Deadline && on_lost == OnLost::Stop {
-            // The guard, which stops the command for it, has said so.
+            // The guard has reported the stop, and the message about that says it.
             return;
         }
         let lock = self.lock();
@@ -310,7 +321,7 @@ impl<'a> Messages<'a> {
                 (_, None) => {
                     let keys: Vec<_> = self.asked.keys.iter().map(|key| word(key.as_str())).collect();
                     format!(
-                        "{lock} is lost: it is not ours any more ('dlock status {}' shows whose)",
+                        "{lock} is lost: this dlock does not hold it any more ('dlock status {}' shows the holder)",
                         keys.join(" ")
                     )
                 }
@@ -329,11 +340,11 @@ impl<'a> Messages<'a> {
         if !self.context.printer.says(kind) {
             self.unsaid.replace(Some(happened.clone()));
         }
-        let what = if let Loss::Asked(asker) = how { asking(asker) } else { What::Lost };
+        let what = if let Loss::Asked(asker) = how { request_event(asker) } else { What::Lost };
         self.say(kind, Event::from(what).by(fate.by()).ends(Exit::Lost), &format!("{happened}; {then}"));
     }
 
-    /// The run ends with the status of a lost lock. That is said at the latest now.
+    /// The run ends with the status of a lost lock. Prints why now, if it was not printed before.
     pub fn ends_lost(&self) {
         if let Some(happened) = self.unsaid.take() {
             self.say(
@@ -344,7 +355,7 @@ impl<'a> Messages<'a> {
         }
     }
 
-    /// The job is being stopped. That the lock is lost has been said.
+    /// The job is being stopped. A loss of the lock has been printed before.
     pub fn stopping(&self, reason: StopReason, asker: Asker, fate: &Fate, run: &Run) {
         let (lock, job, stopped) = (self.lock(), self.job.get(), self.of.stopped);
         let (event, text) = match reason {
@@ -362,7 +373,7 @@ impl<'a> Messages<'a> {
             }
             StopReason::Asked => {
                 let text = format!("{} {lock} back; {job} {stopped}", asked(asker, fate));
-                (Event::from(asking(asker)).by(fate.by()).ends(Exit::Lost), text)
+                (Event::from(request_event(asker)).by(fate.by()).ends(Exit::Lost), text)
             }
             StopReason::GuardGone => {
                 let text = format!("the guard process was killed; {job} under {lock} {stopped}");
@@ -377,7 +388,7 @@ impl<'a> Messages<'a> {
     pub fn refused(&self, Process { pid, name }: &Process) {
         let then = match self.right {
             Right::Own => {
-                "; the lock is not given back before it ends, but if the lease runs out first, another may run beside it"
+                "; the lock is kept until it ends, but if the lease runs out first, another job may run beside it"
             }
             Right::OfEnclosing => "",
         };
@@ -391,20 +402,21 @@ impl<'a> Messages<'a> {
         self.say(Kind::Warning, What::Unstoppable, &text);
     }
 
-    /// The guard died while there was nothing to watch.
+    /// The guard died before the start.
     pub fn guard_died_before_start(&self) -> String {
         format!("the guard process was killed while waiting for {}; {}", self.lock(), self.of.unrun)
     }
 
-    /// CMD was stopped, and dlock is about to be.
+    /// CMD was stopped, and dlock is about to stop too.
     pub fn stopped(&self, left: Duration, on_lost: OnLost) {
         if self.right == Right::OfEnclosing {
-            // The dlock around, which knows for how long, is stopped too, and says so.
+            // The parent dlock, which knows how long the lease lasts, is stopped too, and prints
+            // it.
             return;
         }
         let then = match on_lost {
-            OnLost::Stop => "continue it before that (fg, bg), or it is ended then",
-            OnLost::Warn => "after that another may take it",
+            OnLost::Stop => "continue it before that (fg, bg), or it is killed then",
+            OnLost::Warn => "after that another may take the lock",
         };
         let stays = if self.asked.keys.len() > 1 { "stay" } else { "stays" };
         let text = format!("stopped; {} {stays} locked for {}: {then}", self.keys(), span(left));
@@ -419,18 +431,17 @@ impl<'a> Messages<'a> {
                 format!("gave {lock} back; --min-hold keeps it for {}", span(cooling))
             }
             Left::Already | Left::Dequeued | Left::NotHeld => {
-                format!("nothing was left to give back of {lock}")
+                format!("nothing to give back: {lock} was not held any more")
             }
         };
         self.say(Kind::Detail, What::Released, &text);
     }
 
-    /// The command has ended, and only then the store says that the lock was not ours any more.
+    /// The command has ended, and only the release showed that the lock was lost before.
     pub fn lost_unnoticed(&self, fate: &Fate, exit: Exit) {
         let why = fate.clause().map(|clause| format!(": {clause}")).unwrap_or_default();
         let text = format!(
-            "{} was lost before {} ended (it ended with status {}){why}; since the last heartbeat another may have \
-             run beside it",
+            "{} was lost before {} ended (it ended with status {}){why}; another job may have run beside it since the last heartbeat",
             self.lock(),
             self.of.job,
             exit.code()
@@ -438,7 +449,7 @@ impl<'a> Messages<'a> {
         self.say(Kind::Warning, Event::of_failure(Exit::Lost).by(fate.by()), &text);
     }
 
-    /// The store did not answer the release. After a loss nobody expects it to.
+    /// The store did not answer the release. After a loss that is expected and not printed.
     pub fn not_given_back(&self, why: &str, exit: Exit, ran: Ran) {
         if exit != Exit::Lost {
             let command = match ran {
@@ -446,31 +457,30 @@ impl<'a> Messages<'a> {
                 Ran::No => self.of.unrun.to_owned(),
             };
             let text = format!(
-                "{command}, but {} could not be given back ({why}); the guard goes on trying for a while, and at the latest \
-                 it is free when its lease ends",
+                "{command}, but {} could not be given back ({why}); the guard goes on trying for a while, and the lock is free when its lease ends at the latest",
                 self.lock()
             );
             self.say(Kind::Warning, Event::from(What::Unreleased).ends(exit), &text);
         }
     }
 
-    /// From the guard: dlock is gone, and so is its job, which was a part of another one.
+    /// Printed by the guard of a nested run: dlock is gone, and its job was stopped.
     pub fn orphaned_inside(&self) {
         let text = format!(
-            "dlock was killed, so its guard stopped the command; the job around still holds {}",
+            "dlock was killed, so its guard stopped the command; the surrounding job still holds {}",
             self.place()
         );
         self.context.printer.say(Kind::Error, What::Crashed, &text);
     }
 
-    /// From the guard: dlock is gone, and so is its job.
+    /// Printed by the guard: dlock is gone, and its job was stopped.
     pub fn orphaned(&self, given_back: Result<Left, store::Error>) {
         let lock = self.lock();
         let stopped = format!("dlock was killed, so its guard {}", self.of.orphaned);
         let text = match given_back {
             Ok(Left::NotHeld) => {
                 format!(
-                    "{stopped}, but the lease of {lock} had run out before: another may have run beside it"
+                    "{stopped}, but the lease of {lock} had run out before: another job may have run beside it"
                 )
             }
             Ok(_) => format!("{stopped} and gave {lock} back"),
@@ -482,9 +492,9 @@ impl<'a> Messages<'a> {
     }
 }
 
-/// Where what was to be run is nothing that a kernel runs, but a shell would understand it.
+/// A hint if the command cannot be executed but looks like a line for a shell.
 fn hint_at_shell(command: &str) -> &'static str {
-    const ITS_OWN: [&str; 27] = [
+    const BUILTINS: [&str; 27] = [
         "!", ".", ":", "[[", "alias", "case", "cd", "command", "declare", "eval", "exec", "exit", "export",
         "for", "function", "if", "local", "read", "set", "shift", "source", "trap", "ulimit", "umask",
         "unset", "until", "while",
@@ -493,14 +503,14 @@ fn hint_at_shell(command: &str) -> &'static str {
         |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     let assigns = command.split_once('=').is_some_and(|(name, _)| is_name(name));
     let is_line = command.contains(|c: char| c.is_whitespace() || "|&;<>()$`{".contains(c));
-    if assigns || is_line || ITS_OWN.contains(&command) {
-        " (a line for the shell goes by -c: dlock run -k KEY -c 'LINE')"
+    if assigns || is_line || BUILTINS.contains(&command) {
+        " (for a shell command line use -c: dlock run -k KEY -c 'LINE')"
     } else {
         ""
     }
 }
 
-fn asking(asker: Asker) -> What {
+fn request_event(asker: Asker) -> What {
     match asker {
         Asker::Operator => What::Asked,
         Asker::Newer => What::Superseded,
@@ -520,7 +530,7 @@ mod tests {
     use super::hint_at_shell;
 
     #[test]
-    fn what_only_a_shell_understands() {
+    fn shell_syntax_gets_a_hint() {
         for command in ["echo hi", "FOO=1", "cd", "a|b", "ls;", "$CMD", "/bin/ls -l"] {
             assert!(hint_at_shell(command).contains("-c 'LINE'"), "{command}");
         }

@@ -1,5 +1,5 @@
-//! What does the guard do once dlock is gone? It gives back what the token has: the place in the queue, or the hold,
-//! after the job is dead. This runs in the guard's process, whose only thread it is.
+//! What the guard does once dlock is gone: after the job is dead, it gives back the hold or leaves
+//! the queue. This runs in the guard's process, on its only thread.
 
 use super::ending::ran;
 use super::messages::Messages;
@@ -14,10 +14,10 @@ use crate::supervise::Orphaned;
 use crate::sys;
 use std::time::Duration;
 
-/// A guard does not outlive the lease by trying to end it.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest time the guard tries to give the lock back, if the ttl is not shorter.
+const GIVE_BACK_WITHIN: Duration = Duration::from_secs(10);
 
-/// What to hand to the guard.
+/// The callback for [`Guard::fork`](crate::supervise::Guard::fork).
 pub fn orphaned<'a>(
     store: &'a mut dyn Store,
     names: &'a Names,
@@ -30,13 +30,13 @@ pub fn orphaned<'a>(
         Orphaned::Refused(process) => messages.refused(&process),
         Orphaned::Over { started, status, reason } => {
             let ran = if started { ran(reason, None) } else { Ran::No };
-            let by = context.deadline().max(Moment::now().after(PATIENCE.min(run.ttl.get())));
+            let deadline = context.deadline().max(Moment::now().after(GIVE_BACK_WITHIN.min(run.ttl.get())));
             let answer = give_back(
                 store,
                 names,
                 token,
                 &End { ran, job: status, once_per: run.once_per.is_some() },
-                by,
+                deadline,
             );
             sys::kill_all_apart();
             if started && reason.is_some() {

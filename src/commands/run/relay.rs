@@ -1,13 +1,14 @@
-//! What becomes of a signal that dlock gets while the job runs? It is passed on, unless the terminal did that already; and
-//! when the job is stopped, so is dlock. What ends a dlock that waits is not decided here.
+//! Handles signals while the job runs: relays them unless the terminal has sent them to CMD
+//! already, and stops dlock when the job is stopped. What ends a waiting dlock is decided
+//! elsewhere.
 
 use super::{Runs, Session};
 use crate::supervise::{self, Group, Reached};
 use std::time::Duration;
 
 impl Session<'_> {
-    /// With a terminal CMD is in dlock's group: what the kernel sends for a key has reached it already. What is left when
-    /// CMD has ended is mostly out of the terminal's reach, and only dlock is there to interrupt.
+    /// With a terminal, CMD is in dlock's group, so a signal from a key has reached it already.
+    /// What is left when CMD has ended is mostly in other groups, and only dlock can interrupt it.
     pub(super) fn relay(&mut self, received: supervise::Received) {
         let from_terminal = received.from == supervise::Sender::Kernel && self.group == Group::Caller;
         let from_guard = received.from == supervise::Sender::Process(self.guard.pid().cast_unsigned());
@@ -23,14 +24,15 @@ impl Session<'_> {
         }
     }
 
-    /// ^Z when CMD, which dlock otherwise follows, has ended.
+    /// Handles ^Z after CMD has ended. Before that, dlock stops when CMD does.
     pub(super) fn stop_without_command(&self, received: supervise::Received) {
         if self.runs == Runs::Rest && received.signal == libc::SIGTSTP {
             self.stop_too(libc::SIGTSTP);
         }
     }
 
-    /// The job was stopped. With a terminal the shell must see dlock stop too, or it would not take its terminal back.
+    /// Stops dlock after the job was stopped. With a terminal the shell must see dlock stop too, or
+    /// it would not take its terminal back.
     pub(super) fn stop_too(&self, signal: i32) {
         if self.group == Group::Caller {
             self.messages.stopped(self.limits_left(), self.run.on_lost);

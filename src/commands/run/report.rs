@@ -1,5 +1,5 @@
-//! What became of the run? Collects what `--report` tells, however the run ended. The one place that knows the outcome of
-//! a run. Where the report goes is decided in `report_file`.
+//! Collects the outcome of a run for `--report`, however it ended. Where the report goes is decided
+//! in `report_file`.
 
 use crate::cli::{self, key::each_once};
 use crate::clock::Moment;
@@ -13,7 +13,7 @@ use crate::output::report::{HowLost, Outcome, Report};
 use crate::output::time::millis;
 use crate::rules;
 
-/// What is known of a run; nothing to begin with.
+/// What is known of a run so far.
 #[derive(Debug, Default)]
 pub struct RunReport {
     /// The store, without its secret.
@@ -22,21 +22,21 @@ pub struct RunReport {
     pub asked: Option<Moment>,
     pub granted: Option<(Moment, Fence)>,
     pub slot: Option<u32>,
-    /// Whether a hold of the job around served.
+    /// Whether it ran under a hold of the parent job.
     pub nested: bool,
     pub started: bool,
-    /// Whether somebody else had done what the command was for.
+    /// Whether another run had done the work already.
     pub is_done: bool,
-    /// Whether one that came later took its place before the command ran.
+    /// Whether a newer run replaced it before the command ran.
     pub is_superseded: bool,
     pub job: Option<Ended>,
     pub lost: Option<Loss>,
-    /// What the store said of that.
+    /// What the store said about the loss.
     pub fate: Fate,
 }
 
 impl RunReport {
-    /// The report of a run that ends now, and so.
+    /// The report of a run that ends now with this result.
     pub fn finished<'a>(&'a self, flags: &'a cli::Run, result: &anyhow::Result<Exit>) -> Report<'a> {
         let now = Moment::now();
         let exit = result.as_ref().copied().unwrap_or_else(error::exit_of);

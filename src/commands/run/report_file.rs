@@ -1,8 +1,9 @@
-//! Where does the report of `--report` go? Whether it can be written there is known before the lock is asked for. It is
-//! written when all is over, however the run ended; not when dlock is killed with -9.
+//! Writes the file of `--report`. Whether it can be written is checked before the lock is asked
+//! for. It is written at the end, however the run ended, but not if dlock is killed with KILL.
 //!
-//! dlock may have rights that others on this machine lack, and the path may lead through a directory that they can write.
-//! So a link is followed only if it belongs to root or to the caller, whatever the kernel is set to.
+//! dlock may have rights that other users of this machine lack, and the path may lead through a
+//! directory that they can write. So a link is followed only if it belongs to root or to the
+//! caller, whatever the kernel's settings are.
 
 use super::report::RunReport;
 use crate::cli;
@@ -23,18 +24,18 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Component, Path, PathBuf};
 
-/// The kernel follows no more links than this, either.
+/// The kernel's own limit for links in a path.
 const LINKS_MAX: usize = 40;
 
 #[derive(Debug)]
 pub struct ReportFile(PathBuf);
 
 impl ReportFile {
-    /// Makes sure that a report can be written there: nobody should wait for a lock first, to hear then that it cannot.
+    /// Checks that a report can be written there, before the run waits for a lock.
     pub fn find(path: &Path) -> Result<Self, Error> {
-        let can_be_written = Spot::reach(path).and_then(|spot| {
+        let can_be_written = Destination::find_destination(path).and_then(|destination| {
             let rights = Access::WRITE_OK | Access::EXEC_OK;
-            accessat(&spot.directory, ".", rights, AtFlags::empty()).map_err(said)
+            accessat(&destination.directory, ".", rights, AtFlags::empty()).map_err(errno_text)
         });
         match can_be_written {
             Ok(()) => Ok(Self(path.into())),
@@ -42,7 +43,7 @@ impl ReportFile {
         }
     }
 
-    /// Writes the report of a run that is over. If that fails the run is what it was.
+    /// Writes the report of a finished run. If that fails, the run's status does not change.
     pub fn write(
         &self,
         report: &RunReport,
@@ -52,8 +53,8 @@ impl ReportFile {
     ) {
         let text = json::line(&report.finished(flags, result)).map_err(|error| error.to_string());
         let written = text.and_then(|text| {
-            let spot = Spot::reach(&self.0)?;
-            spot.replace(&text).map_err(|error| error.to_string())
+            let destination = Destination::find_destination(&self.0)?;
+            destination.replace(&text).map_err(|error| error.to_string())
         });
         if let Err(why) = written {
             let text = format!("the report could not be written to {}: {why}", self.0.display());
@@ -62,24 +63,25 @@ impl ReportFile {
     }
 }
 
-/// A name in a directory that has been reached; nobody can put another directory in its place.
-struct Spot {
+/// A name in a directory that is open, so that no other directory can be put in its place.
+struct Destination {
     directory: OwnedFd,
     name: OsString,
 }
 
-impl Spot {
-    /// Goes there, step by step. The name is none of a link, and need not exist.
-    fn reach(path: &Path) -> Result<Self, String> {
+impl Destination {
+    /// Opens the directory step by step. The name is not a link, and need not exist.
+    fn find_destination(path: &Path) -> Result<Self, String> {
         if path.as_os_str().as_bytes().ends_with(b"/") {
             return Err("that is no name of a file".into());
         }
-        let mut way = Way { directory: enter(".")?, rest: Vec::new(), links: 0 };
-        way.turn_to(path)?;
-        way.arrive()
+        let mut walk = PathWalk { directory: enter(".")?, rest: Vec::new(), links: 0 };
+        walk.push_path(path)?;
+        walk.finish()
     }
 
-    /// Not synced to the disk: a dlock that was interrupted must be gone at once, and nothing relies on a report.
+    /// Not synced to the disk: an interrupted dlock must be gone at once, and nothing depends on a
+    /// report.
     fn replace(&self, text: &str) -> io::Result<()> {
         let random = Token::random().map_err(io::Error::other)?;
         let temporary = format!(".dlock-report-{}", &random.secret()[..16]);
@@ -95,16 +97,16 @@ impl Spot {
     }
 }
 
-struct Way {
-    /// Where it has come to.
+struct PathWalk {
+    /// The directory reached so far.
     directory: OwnedFd,
-    /// The steps that are still to be taken, the next last.
+    /// The remaining path components, the next one last.
     rest: Vec<OsString>,
     links: usize,
 }
 
-impl Way {
-    fn arrive(mut self) -> Result<Spot, String> {
+impl PathWalk {
+    fn finish(mut self) -> Result<Destination, String> {
         let no_file = || "that is no name of a file".to_owned();
         loop {
             let step = self.rest.pop().ok_or_else(no_file)?;
@@ -112,20 +114,22 @@ impl Way {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let found = match openat(&self.directory, &step, flags, Mode::empty()) {
                 Ok(found) => found,
-                Err(Errno::NOENT) if is_last => return Ok(Spot { directory: self.directory, name: step }),
+                Err(Errno::NOENT) if is_last => {
+                    return Ok(Destination { directory: self.directory, name: step });
+                }
                 Err(Errno::NOENT) => return Err("there is no such directory; make it first".into()),
-                Err(errno) => return Err(said(errno)),
+                Err(errno) => return Err(errno_text(errno)),
             };
-            let stat = fstat(&found).map_err(said)?;
+            let stat = fstat(&found).map_err(errno_text)?;
             match kind(&stat) {
                 FileType::Symlink => self.follow(&found, &stat, &step)?,
                 FileType::Directory if !is_last || step == ".." => self.directory = found,
                 FileType::RegularFile if is_last => {
-                    return Ok(Spot { directory: self.directory, name: step });
+                    return Ok(Destination { directory: self.directory, name: step });
                 }
-                // A rename would put a file in place of a device or pipe, and so break it for everybody.
+                // A rename would replace a device or pipe by a file, and break it for everybody.
                 _ if is_last => return Err("that is not a regular file".into()),
-                _ => return Err(said(Errno::NOTDIR)),
+                _ => return Err(errno_text(Errno::NOTDIR)),
             }
         }
     }
@@ -133,26 +137,26 @@ impl Way {
     fn follow(&mut self, link: &OwnedFd, stat: &Stat, step: &OsStr) -> Result<(), String> {
         self.links += 1;
         if self.links > LINKS_MAX {
-            return Err(said(Errno::LOOP));
+            return Err(errno_text(Errno::LOOP));
         }
         if ![0, geteuid().as_raw()].contains(&stat.st_uid) {
             return Err(format!(
-                "'{}' is a link that belongs to somebody else (user {}), and is not followed",
+                "'{}' is a link that belongs to another user ({}), and is not followed",
                 step.display(),
                 stat.st_uid
             ));
         }
-        // A link of /proc leads to what has no name.
+        // A link in /proc may lead to something without a name.
         let target = statat(&self.directory, step, AtFlags::empty()).map(|target| kind(&target));
         if !matches!(target, Ok(FileType::RegularFile | FileType::Directory) | Err(_)) {
             return Err("that is not a regular file".into());
         }
-        let target = readlinkat(link, "", Vec::new()).map_err(said)?;
-        self.turn_to(Path::new(&OsString::from_vec(target.into_bytes())))
+        let target = readlinkat(link, "", Vec::new()).map_err(errno_text)?;
+        self.push_path(Path::new(&OsString::from_vec(target.into_bytes())))
     }
 
-    /// Goes on by this path, and then by what was to go before.
-    fn turn_to(&mut self, path: &Path) -> Result<(), String> {
+    /// Puts this path before the remaining components.
+    fn push_path(&mut self, path: &Path) -> Result<(), String> {
         if path.is_absolute() {
             self.directory = enter("/")?;
         }
@@ -168,13 +172,13 @@ impl Way {
 
 fn enter(directory: &str) -> Result<OwnedFd, String> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat(CWD, directory, flags, Mode::empty()).map_err(said)
+    openat(CWD, directory, flags, Mode::empty()).map_err(errno_text)
 }
 
 fn kind(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
-fn said(errno: Errno) -> String {
+fn errno_text(errno: Errno) -> String {
     io::Error::from(errno).to_string()
 }

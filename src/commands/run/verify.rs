@@ -1,6 +1,6 @@
-//! How is the store asked before the guard is forked? In a process of its own. To ask sentinels, or a quorum, takes
-//! threads, which may hang and be left behind; and a process with threads must not be forked (a lock that one of them has
-//! at that moment would be held in the guard for ever).
+//! Asks the store in a separate process before the guard is forked. Asking sentinels or a quorum
+//! takes threads, which may hang and be left behind, and a process with threads must not fork: a
+//! mutex that one of them holds at that moment would stay locked in the guard for ever.
 
 use crate::error::Error;
 use crate::rules::Proof;
@@ -8,10 +8,10 @@ use crate::supervise;
 use crate::sys;
 use std::io;
 
-/// What the store said of each claim.
+/// The store's answer for each claim.
 type Proofs = Vec<Option<Proof>>;
 
-/// Has `ask` called in another process. The outer failure is that this could not be done.
+/// Calls `ask` in another process. The outer error means that this failed.
 pub fn in_another_process(ask: impl FnOnce() -> Result<Proofs, Error>) -> io::Result<Result<Proofs, Error>> {
     let said = supervise::apart(|| {
         let said = serde_json::to_vec(&ask()).unwrap_or_default();

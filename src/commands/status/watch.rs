@@ -1,11 +1,11 @@
-//! How does `status --watch` go on? One thread asks the store, the other one has the terminal and the signals: so ^C
-//! and q end it at once, whatever the store does. A store that goes away is ridden out and said on the page.
+//! `status --watch`: one thread asks the store, the other handles the terminal and signals, so ^C
+//! and q end it at once, whatever the store does. An outage is waited out and shown on the page.
 
 use super::{IN_A_LINE, Overview, look, place};
 use crate::clock::{self, Moment};
 use crate::commands::context::Context;
 use crate::commands::foreground::{Foreground, News, Signals};
-use crate::commands::wanted::Wanted;
+use crate::commands::key_operands::KeyOperands;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::columns::{Width, broken};
@@ -20,15 +20,17 @@ use crate::supervise;
 use rustix::event::{PollFd, PollFlags};
 use std::time::Duration;
 
-/// Shows the locks until a signal comes. The first look may fail as any other command would.
+/// Shows the locks until a signal comes. An error of the first look ends the command.
 pub fn watch(
     context: &Context,
     mut store: Box<dyn Store>,
-    wanted: Wanted,
+    wanted: KeyOperands,
     every: Duration,
 ) -> anyhow::Result<Exit> {
     let mut screen = Screen::of_stdout().map_err(|why| {
-        Error::Usage(format!("--watch redraws a terminal, and {why}; leave it out to see the status once"))
+        Error::Usage(format!(
+            "--watch needs a terminal that it can redraw, and {why}; leave it out to see the status once"
+        ))
     })?;
     let patterns = wanted.patterns().into_iter().map(str::to_owned).collect();
     let mut page = Page { context, patterns, answered: None, failed: None };
@@ -62,16 +64,17 @@ pub fn watch(
 
 struct Page<'a> {
     context: &'a Context,
-    /// What was asked for, apart from locks by name.
+    /// The patterns that were asked for.
     patterns: Vec<String>,
-    /// The last answer, and when it came: for the eye, and to measure from.
+    /// The last answer and when it came: wall clock to show, moment to measure from.
     answered: Option<(Overview, u64, Moment)>,
-    /// Why there is none since.
+    /// Why there has been no answer since.
     failed: Option<store::Error>,
 }
 
 impl Page<'_> {
-    /// Takes in an answer. Fails where looking again cannot help, and where the store never answered.
+    /// Takes in an answer. Returns an error if another look cannot help, or if the store never
+    /// answered.
     fn take(&mut self, answer: Result<Overview, store::Error>) -> Result<(), Error> {
         match answer {
             Ok(seen) => {
@@ -110,7 +113,7 @@ impl Page<'_> {
     }
 }
 
-/// The text in lines that fit, between what switches a colour on and off; the screen does not wrap.
+/// Breaks the text into lines that fit, for the screen does not wrap, and colours them.
 fn fitting(text: &str, width: Width, red: Coloured) -> String {
     let columns = if let Width::Columns(columns) = width { columns } else { usize::MAX };
     let text = Charset::of_environment().fitted(&escaped(text), usize::MAX);

@@ -1,9 +1,9 @@
-//! What happened to the locks? Looks at them when the observer says so; what happened is the difference to the last look.
-//! New locks are looked for now and then. A store that goes away is ridden out.
+//! Reads the locks when the observer says so, and prints the differences to the last read. Searches
+//! for new locks now and then. An outage is waited out.
 
 use crate::clock::{Moment, sleep_until};
 use crate::commands::context::Context;
-use crate::commands::wanted::{Wanted, its_locks};
+use crate::commands::key_operands::{KeyOperands, its_locks};
 use crate::error::Error;
 use crate::lease::observer::{LISTEN_AT_LEAST, Observer, WATCH_EVERY};
 use crate::lock::Name;
@@ -15,13 +15,15 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How often new locks are looked for, at most.
+/// Shortest time between two searches for new locks.
 const LIST_EVERY: Duration = Duration::from_secs(2);
-/// Of the time at most one part in so many goes into listing: a server with many keys has other work.
+/// Searching takes at most one part in this many of the time, because it loads a server with many
+/// keys.
 const LIST_SHARE: u32 = 75;
-/// How much the two clocks may differ that tell how old an event is. What was not found was idle for far longer.
+/// How much the two clocks may differ that date an event. A lock that was not found had been idle
+/// for far longer.
 const SINCE_MARGIN: Duration = Duration::from_secs(1);
-/// How long to pause before a store that is gone is tried again.
+/// Pause before an unreachable store is tried again.
 const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy)]
@@ -30,35 +32,35 @@ pub(super) enum Form {
     Json,
 }
 
-/// Looks at the locks and prints what happened.
+/// Reads the locks and prints what happened.
 pub(super) struct Look {
     context: Context,
     observer: Observer,
     form: Form,
-    wanted: Wanted,
+    wanted: KeyOperands,
     watched: BTreeMap<Name, Watched>,
-    /// None where all keys were named.
+    /// When to search next; `None` if all keys were named.
     list_at: Option<Moment>,
-    /// Locks whose records cannot be read: said once.
+    /// Locks whose records cannot be read. Each is reported once.
     damaged: BTreeSet<Name>,
-    /// Which parts of the store did not answer when the locks were listed.
+    /// Parts of the store that did not answer the last search.
     missing: BTreeSet<String>,
-    /// When locks were looked for the last time. What was not found then was not used for a while: of what is found later,
-    /// only what came since is told.
+    /// When the last search began. A lock that it did not find had been idle, so of a lock found
+    /// later only events since then are printed.
     listed: Option<Moment>,
     cut_off: Option<Moment>,
 }
 
-/// A lock, as it was when it was last looked at.
+/// A lock as last read.
 struct Watched {
     view: View,
-    /// Of one that was found and not looked at yet: since when there may be something to tell.
+    /// For a lock that was found but not read yet: since when it may have events.
     found: Option<Moment>,
 }
 
 impl Look {
-    /// Takes the first look.
-    pub(super) fn new(context: Context, wanted: Wanted, form: Form) -> Result<Self, Error> {
+    /// Reads all locks once.
+    pub(super) fn new(context: Context, wanted: KeyOperands, form: Form) -> Result<Self, Error> {
         let mut look = Self {
             observer: context.observe(WATCH_EVERY)?,
             context,
@@ -78,7 +80,7 @@ impl Look {
             look.context.printer.say(
                 Kind::Note,
                 What::Matched,
-                &format!("{none} that was used lately; new ones are watched"),
+                &format!("{none}; keys used from now on are watched"),
             );
         }
         look.context.printer.say(
@@ -89,7 +91,7 @@ impl Look {
         Ok(look)
     }
 
-    /// What there is to see before anything is told.
+    /// Reads the initial state, of which nothing is printed.
     fn begin(&mut self) -> Result<(), store::Error> {
         let names = if self.wanted.searches() { self.list()? } else { self.wanted.named.clone() };
         self.observer.watch(&names.iter().cloned().collect());
@@ -101,10 +103,10 @@ impl Look {
         Ok(())
     }
 
-    /// Looks on until it fails for good.
+    /// Runs until a permanent error.
     pub(super) fn run(&mut self) -> Result<(), Error> {
         loop {
-            match self.turn() {
+            match self.run_once() {
                 Ok(()) => {}
                 Err(Error::Store(error)) if error.is_transient() => self.ride_out(&error),
                 Err(Error::Store(error)) => return Err(self.context.with_origin(error).into()),
@@ -113,7 +115,7 @@ impl Look {
         }
     }
 
-    /// A look. None where the record is damaged, if not this lock alone was asked for.
+    /// Reads a lock. `None` if its record is damaged and it is not the only lock asked for.
     fn view(&mut self, name: &Name) -> Result<Option<View>, store::Error> {
         match self.observer.look(name, self.context.deadline()) {
             Ok(view) => {
@@ -121,7 +123,7 @@ impl Look {
                 Ok(Some(view))
             }
             Err(error @ store::Error::Garbled(_)) if self.wanted.single().is_none() => {
-                // It is looked at when it is time to say again that one watches.
+                // It is read again when the watch must be renewed.
                 self.observer.postpone(name);
                 if self.damaged.insert(name.clone()) {
                     let text = format!("{} is not watched: {error}", name.key());
@@ -137,8 +139,8 @@ impl Look {
     fn list(&mut self) -> Result<Vec<Name>, store::Error> {
         let begun = Moment::now();
         let mut names = self.wanted.named.clone();
-        // What was idle for long is not looked at. What was used since the last time is found all the same, and its
-        // log tells how.
+        // Locks idle for long are not read. A lock used since the last search is found, and its log
+        // has the events.
         let found = self.wanted.found(self.observer.store(), Which::Recent)?;
         names.extend(found.names);
         self.say_missing(&found.missing);
@@ -148,7 +150,7 @@ impl Look {
         Ok(names)
     }
 
-    /// What of the store is not seen, once.
+    /// Reports each missing part of the store once.
     fn say_missing(&mut self, missing: &[store::Error]) {
         let missing: BTreeSet<String> =
             missing.iter().map(|what| format!("{what}; {} not watched", its_locks(what))).collect();
@@ -158,7 +160,7 @@ impl Look {
         self.missing = missing;
     }
 
-    /// New locks come in as never used; those that are gone and of which nothing is left to tell go.
+    /// Adds new locks as never used. Drops locks that are gone and have no holder or waiter.
     fn find(&mut self) -> Result<(), store::Error> {
         let since = self.listed;
         let names: BTreeSet<Name> = self.list()?.into_iter().collect();
@@ -173,14 +175,14 @@ impl Look {
         Ok(())
     }
 
-    /// Looks at what is due, then listens until something else is.
-    fn turn(&mut self) -> Result<(), Error> {
+    /// Reads what is due, then waits until something else is.
+    fn run_once(&mut self) -> Result<(), Error> {
         if self.list_at.is_some_and(Moment::passed) {
             self.find()?;
         }
         for name in &self.observer.due() {
             match self.look(name) {
-                // What the part of the store has that is missing. The others are looked at all the same.
+                // This lock is in the missing part of the store. The others are still read.
                 Err(Error::Store(error)) if error.is_transient() && !self.missing.is_empty() => {
                     self.observer.store().reset();
                     self.observer.postpone(name);
@@ -200,7 +202,7 @@ impl Look {
         let mut text = String::new();
         let watched = match self.watched.entry(name.clone()) {
             Entry::Occupied(watched) => watched.into_mut(),
-            // It was damaged until now.
+            // Its record was damaged until now.
             Entry::Vacant(new) => {
                 new.insert(Watched { view, found: None });
                 return Ok(());
@@ -225,7 +227,7 @@ impl Look {
             self.context.printer.say(
                 Kind::Passing,
                 What::Trouble,
-                &format!("{error}; nothing is seen until it answers again, and then what the log has of it"),
+                &format!("{error}; no events until it answers again, then those that the log has"),
             );
         }
         self.observer.start_over();

@@ -1,26 +1,26 @@
-//! How is a store URL taken apart? The pieces that all schemes share: user and password, hosts, path, parameters,
-//! percent-decoding. What a scheme allows of them is decided in `url`.
+//! Splits a store URL into the parts that all schemes share: user and password, hosts, path,
+//! parameters; and decodes percent-escapes. `url` decides what each scheme allows.
 
 use super::{ALLOWED, Host, Secret};
 use percent_encoding::percent_decode_str;
 use std::net::Ipv6Addr;
 use std::path::{Component, Path, PathBuf};
 
-/// The part of a redis URL after `scheme:`, split; hosts, path and query not yet decoded.
+/// The part of a URL after `scheme:`, split; hosts, path and query are not decoded yet.
 pub struct Parts<'a> {
     pub username: Option<String>,
     pub password: Option<Secret>,
     pub hosts: &'a str,
     pub path: &'a str,
     pub query: Option<&'a str>,
-    /// How much of what is wrong may be repeated.
+    /// Whether an error may repeat a part of the URL.
     echo: Echo,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Echo {
     Shown,
-    /// There is an `@`: where the password ends is what may be wrong.
+    /// There is an `@`, and the end of the password may be the very mistake.
     Hidden,
 }
 
@@ -30,8 +30,7 @@ pub fn authority(rest: &str) -> Result<Parts<'_>, String> {
         return Err(format!("// is missing after the scheme; {ALLOWED}"));
     };
     let echo = if rest.contains('@') { Echo::Hidden } else { Echo::Shown };
-    let encode =
-        if echo == Echo::Hidden { " (in a password / ? # and @ are written %2F %3F %23 %40)" } else { "" };
+    let encode = if echo == Echo::Hidden { " (in a password write / ? # @ as %2F %3F %23 %40)" } else { "" };
     if rest.contains('#') {
         return Err(format!("a store URL has no # part{encode}; {ALLOWED}"));
     }
@@ -45,7 +44,7 @@ pub fn authority(rest: &str) -> Result<Parts<'_>, String> {
     let user = user.map(|user| user.split_once(':').map_or((user, None), |(name, word)| (name, Some(word))));
     let (username, password) = match user {
         None => (None, None),
-        Some(("", None)) => return Err(format!("nothing stands before the @; {ALLOWED}")),
+        Some(("", None)) => return Err(format!("the user name before the @ is missing; {ALLOWED}")),
         Some((_, Some(""))) => return Err(format!("the password in the URL is empty; {ALLOWED}")),
         Some((name, word)) => {
             let name = if name.is_empty() { None } else { Some(decode(name)?) };
@@ -56,7 +55,7 @@ pub fn authority(rest: &str) -> Result<Parts<'_>, String> {
 }
 
 impl Parts<'_> {
-    /// The hosts between the commas.
+    /// The hosts, separated by commas.
     pub fn hosts(&self, port: u16) -> Result<Vec<Host>, String> {
         self.hosts.split(',').map(|at| self.host(at, port)).collect()
     }
@@ -69,7 +68,7 @@ impl Parts<'_> {
             };
             if address.parse::<Ipv6Addr>().is_err() {
                 let shown = self.shown(address);
-                return Err(format!("what stands in the brackets{shown} is no IPv6 address; {ALLOWED}"));
+                return Err(format!("the text in the brackets{shown} is not an IPv6 address; {ALLOWED}"));
             }
             match after.strip_prefix(':') {
                 Some(port) => (address, Some(port)),
@@ -78,7 +77,7 @@ impl Parts<'_> {
             }
         } else {
             if at.matches(':').count() > 1 {
-                return Err(format!("an IPv6 address stands in brackets, redis://[::1]:6379; {ALLOWED}"));
+                return Err(format!("write an IPv6 address in brackets: redis://[::1]:6379; {ALLOWED}"));
             }
             at.split_once(':').map_or((at, None), |(name, port)| (name, Some(port)))
         };
@@ -100,7 +99,7 @@ impl Parts<'_> {
         Ok(Host { name: name.to_ascii_lowercase(), port })
     }
 
-    /// A database, as the part of a path that `text` is; 0 where it is empty.
+    /// The database number in a part of the path; 0 if it is empty.
     pub fn database(&self, text: &str) -> Result<u16, String> {
         let db = if text.is_empty() { Some(0) } else { number(text) };
         db.ok_or_else(|| {
@@ -114,13 +113,13 @@ impl Parts<'_> {
         pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
     }
 
-    /// Something of the URL to be repeated, if it may be.
+    /// A part of the URL for an error message, or nothing if it may be secret.
     pub fn shown(&self, what: &str) -> String {
         if self.echo == Echo::Hidden { String::new() } else { format!(" '{what}'") }
     }
 }
 
-/// Decodes an absolute path, and drops what does not change it (`//`, `/./`, a slash at the end).
+/// Decodes an absolute path, and drops `//`, `/./` and a slash at the end, which do not change it.
 pub fn absolute(text: &str) -> Result<PathBuf, String> {
     let decoded = decode(text)?;
     if !decoded.starts_with('/') {
@@ -129,7 +128,7 @@ pub fn absolute(text: &str) -> Result<PathBuf, String> {
     Ok(Path::new(&decoded).components().filter(|part| *part != Component::CurDir).collect())
 }
 
-/// Decodes %XX. What results must be UTF-8 and must not contain control characters: nothing here needs them, and a
+/// Decodes %XX. The result must be UTF-8 without control characters: nothing needs these, and a
 /// line break would break a message.
 pub fn decode(text: &str) -> Result<String, String> {
     let bytes = text.as_bytes();
@@ -145,7 +144,7 @@ pub fn decode(text: &str) -> Result<String, String> {
     }
 }
 
-/// A number of decimal digits only (`u16::from_str` takes a `+`).
+/// Parses a number of decimal digits only (`u16::from_str` accepts a `+`).
 pub fn number(text: &str) -> Option<u16> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }

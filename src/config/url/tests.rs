@@ -1,4 +1,4 @@
-//! Are store URLs read as documented, and refused without their secrets?
+//! Tests that store URLs are parsed as documented, and that errors do not repeat secrets.
 
 use super::*;
 
@@ -261,7 +261,7 @@ fn logins_of_sentinels() -> Result<(), String> {
 }
 
 #[test]
-fn refusals_keep_the_secret() {
+fn errors_never_show_the_secret() {
     for text in [
         "",
         "h",
@@ -393,6 +393,6 @@ fn refusals_keep_the_secret() {
 }
 
 #[test]
-fn a_secret_does_not_print() {
+fn debug_hides_the_secret() {
     assert_eq!(format!("{:?}", Secret::new("hush")), "Secret(…)");
 }

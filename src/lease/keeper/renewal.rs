@@ -1,45 +1,48 @@
-//! How is a renewal made that loses nothing by waiting? Each attempt runs on a thread of its own, with a store of its own.
+//! Renewals with two attempts side by side. Each attempt runs on a thread of its own, with a store
+//! of its own.
 //!
-//! The first attempt is not given up before the lease ends: a server that stood still answers it as soon as it goes on, and the
-//! lease then counts from when the attempt began. So a crowd of holders costs the server one small request each, and no
-//! new connection. The connection may also be dead, which looks the same from here. So a second attempt is made beside the
-//! first one after a while, on a connection of its own. The first answer counts, and breaks off the other attempt. Near the end
-//! of the lease the second attempt is made anew again and again.
+//! The first attempt goes on until the lease ends: a server that stood still answers it as soon as
+//! it goes on, and the lease then counts from when the attempt began. So after an outage a crowd of
+//! holders costs the server one small request each, and no new connections. But the connection may
+//! also be dead, which looks the same from here. So after a while a second attempt begins beside
+//! the first one, on a connection of its own. The first answer counts, and cancels the other
+//! attempt. Near the end of the lease the second attempt is repeated again and again.
 
 use super::{Keeper, Keeping, Kept};
 use crate::clock::Moment;
 use crate::lease::event_fd::EventFd;
 use crate::rules::Renewal;
 use crate::store::Error;
-use crate::store::net::alarm;
+use crate::store::net::interrupt;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 
-/// How many attempts may be under way at a time: one for each store of a holder.
+/// Most attempts at a time: one for each store of a holder.
 const ATTEMPTS: usize = 2;
 
-/// The attempts of one holder that are under way. Some may be left of an earlier renewal: they were broken off, and end soon.
+/// The attempts of one holder that are under way. Some may belong to an earlier renewal: they were
+/// cancelled and end soon.
 pub struct Race {
     running: [Option<Running>; ATTEMPTS],
     results: Receiver<Outcome>,
     say: Sender<Outcome>,
-    /// The error of an attempt that was broken off.
+    /// The error of a cancelled attempt.
     late: Error,
 }
 
 /// An attempt under way.
 struct Running {
     began: Moment,
-    /// Breaks it off.
+    /// Cancels it.
     cancel: Arc<EventFd>,
 }
 
 /// How an attempt ended.
 struct Outcome {
-    /// Which store it used.
+    /// Index of the store that it used.
     index: usize,
     began: Moment,
     answer: Result<Renewal, Error>,
@@ -59,17 +62,17 @@ impl Race {
             .find(|index| self.running[*index].is_none())
     }
 
-    /// How many attempts of this renewal, which began then, are under way.
+    /// Attempts under way of the renewal that began at `since`.
     fn count(&self, since: Moment) -> usize {
         self.running.iter().flatten().filter(|running| running.began >= since).count()
     }
 
-    /// Breaks off what is under way.
+    /// Cancels all attempts under way.
     fn break_off(&self) {
         self.running.iter().flatten().for_each(|running| running.cancel.notify());
     }
 
-    /// Waits for the end of an attempt, at most until then.
+    /// Waits until an attempt ends, or until `until`.
     fn next(&mut self, until: Moment) -> Option<Outcome> {
         match self.results.recv_timeout(until.left()) {
             Ok(outcome) => {
@@ -82,7 +85,7 @@ impl Race {
 }
 
 impl Keeper {
-    /// Renews the lease. Returns when that succeeded, when no attempt is left, or when the lock is lost.
+    /// Renews the lease. Returns on success, when no attempt is left, or when the lock is lost.
     pub fn renew_beside(self: &Arc<Self>, race: &mut Race, keeping: &mut Keeping) -> Kept {
         let schedule = self.request.schedule;
         let began = Moment::now();
@@ -102,7 +105,7 @@ impl Keeper {
                 return Kept::No;
             }
             match outcome {
-                // It was broken off when an earlier renewal succeeded.
+                // It belongs to an earlier renewal, which cancelled it.
                 Some(outcome) if outcome.began < began => {}
                 Some(Outcome { index, began, answer: Ok(answer) }) => {
                     self.stores.set_current(index);
@@ -114,7 +117,7 @@ impl Keeper {
                     self.failed(error, at, keeping);
                     return Kept::Yes;
                 }
-                // The other attempt goes on, and this one is made again.
+                // The other attempt goes on; this one is repeated.
                 Some(Outcome { began: at, .. }) => beside = schedule.retry_at(at),
                 None => {}
             }
@@ -131,7 +134,7 @@ impl Keeper {
             }
             if beside.passed() {
                 let limit = schedule.beside_until(began, Moment::now(), keeping.usual);
-                // Where no thread can be started the first attempt goes on alone.
+                // If no thread can be started, the first attempt goes on alone.
                 self.begin(race, limit).ok();
                 beside = limit;
             }
@@ -148,12 +151,12 @@ impl Keeper {
             let (names, ask) = (&keeper.request.names, &keeper.request.ask);
             let mut store = keeper.stores.lock_at(index);
             let renew = || store.renew(names, &ask.token, ask.ttl, by);
-            let answer = alarm::unless(interrupt.as_fd(), renew).unwrap_or(Err(late));
+            let answer = interrupt::unless(interrupt.as_fd(), renew).unwrap_or(Err(late));
             if answer.is_err() {
                 store.reset();
             }
             drop(store);
-            // The receiver has gone when the hold is over.
+            // The receiver is gone when the hold is over.
             let _ = say.send(Outcome { index, began, answer });
         })?;
         race.running[index] = Some(Running { began, cancel });

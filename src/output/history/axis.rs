@@ -1,38 +1,40 @@
-//! What do the bars of the picture show? Where the runs follow each other closely, the place of each on one time axis. Else
-//! only how long each took, on a scale: on a time axis nightly runs of ten minutes would be ticks. Bars are drawn to half a
-//! character, and a head has times or durations at round places.
+//! The bars of the history. If the runs follow each other closely, all bars are on one time axis.
+//! Else each shows only its run's duration on a scale, because nightly runs of ten minutes would be
+//! mere ticks on a time axis. Bars are drawn to half a character; the head has round times or
+//! durations.
 
 use crate::output::locale::Charset;
 use crate::output::time;
 use crate::rules::LoggedEnd;
 use std::time::Duration;
 
-/// The distances that marks may have, in seconds: up to half a minute, half an hour, half a day, and 20 days.
+/// Possible distances of marks in seconds: up to half a minute, half an hour, half a day, and 20
+/// days.
 const STEPS: [u64; 22] = [
     1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400,
     172_800, 432_000, 864_000, 1_728_000,
 ];
 
-/// The distances that marks of a linear scale may have below a second, in milliseconds.
+/// Possible distances of marks of a linear scale below a second, in milliseconds.
 const FRACTIONS: [u64; 9] = [1, 2, 5, 10, 20, 50, 100, 200, 500];
 
-/// Where a logarithmic scale may have marks, in milliseconds: from 1ms to 10 days.
+/// Possible marks of a logarithmic scale in milliseconds: from 1ms to 10 days.
 const DECADES: [u64; 12] =
     [1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000, 86_400_000, 345_600_000, 864_000_000];
 
-/// The time axis is shown if at least one part in so many of it is covered by runs.
+/// The time axis is used if runs cover at least one part in this many of it.
 const COVERED: u64 = 4;
 
-/// From here on the scale is logarithmic: the longest run took so many times as long as the median one.
+/// The scale is logarithmic if the longest run took more than this many times the median.
 const UNEVEN: u64 = 10;
 
-/// The space between two labels at least.
-const APART: u64 = 3;
+/// Smallest space between two labels.
+const LABEL_GAP: u64 = 3;
 
-/// By the ink of the left half and that of the right one.
+/// Characters by the ink of their left half and right half.
 const STROKES: [[char; 3]; 3] = [[' ', '╶', '╺'], ['╴', '─', '╼'], ['╸', '╾', '━']];
 
-/// What the bars of a picture are measured by.
+/// What the bars are measured by.
 pub enum Bars {
     Times(Axis),
     Lengths(Scale),
@@ -62,7 +64,8 @@ impl Bars {
     }
 }
 
-/// Whether the runs overlap or follow each other closely: some run waits or holds for at least a quarter of the time.
+/// Whether the runs overlap or follow each other closely: runs wait or hold in at least a quarter
+/// of the time.
 pub fn are_close(log: &[LoggedEnd]) -> bool {
     let mut runs: Vec<(u64, u64)> =
         log.iter().map(|end| (end.since.saturating_sub(end.waited), end.ended)).collect();
@@ -83,9 +86,10 @@ fn held(end: &LoggedEnd) -> u64 {
     end.ended.saturating_sub(end.since)
 }
 
-/// How long the runs took: each bar begins at the left.
+/// A scale of durations: each bar begins at the left.
 pub struct Scale {
-    /// The duration at the left end, in milliseconds: 0 on a linear scale, more on a logarithmic one.
+    /// The duration at the left end in milliseconds: 0 on a linear scale, more on a logarithmic
+    /// one.
     from: u64,
     /// The duration at the right end; more than `from`.
     to: u64,
@@ -100,7 +104,7 @@ impl Scale {
         lengths.sort_unstable();
         let [least, median, most] = [0, lengths.len().saturating_sub(1) / 2, lengths.len().saturating_sub(1)]
             .map(|at| lengths.get(at).copied().unwrap_or(0).max(1));
-        // Four decades are enough: a run that failed at once is as short as any.
+        // Four decades are enough: a run that failed at once may be arbitrarily short.
         let from = if most / UNEVEN > median { (least / 2).max(most / 10_000).max(1) } else { 0 };
         Self { from, to: most, width, charset }
     }
@@ -117,14 +121,14 @@ impl Scale {
         (1..=parts).take_while(|part| *part as f64 <= share * parts as f64 + 1e-9).count()
     }
 
-    /// One run, never less than half a character.
+    /// The bar of one run, at least half a character.
     fn bar(&self, end: &LoggedEnd) -> String {
         let ended = self.place(held(end), self.width * 2).max(1);
         let ink = |half: usize| if half < ended { Ink::Thick } else { Ink::None };
         (0..ended.div_ceil(2)).map(|cell| stroke(self.charset, ink(2 * cell), ink(2 * cell + 1))).collect()
     }
 
-    /// The durations above the bars: as many round ones as there is room for.
+    /// The durations above the bars: as many round ones as fit.
     fn head(&self) -> String {
         let label = |millis: u64| match millis {
             0 => "0".into(),
@@ -137,7 +141,7 @@ impl Scale {
             }
             return marks.text();
         }
-        // The longest label of a scale is that of an odd number of minutes or hours and a half.
+        // The longest label is that of an odd number of half minutes.
         let room = "59m30s".len() as u64 + 1;
         let fits = |step: &u64| step.saturating_mul(self.width as u64) / self.to >= room;
         let Some(step) = FRACTIONS.into_iter().chain(STEPS.map(|seconds| seconds * 1000)).find(fits) else {
@@ -150,7 +154,7 @@ impl Scale {
     }
 }
 
-/// The line above the bars, with marks and their labels.
+/// The line above the bars, with marks and labels.
 struct Marks {
     text: Vec<char>,
     width: usize,
@@ -177,10 +181,10 @@ impl Marks {
     }
 }
 
-/// The axis under all ends of a log.
+/// The time axis of all ends of a log.
 pub struct Axis {
     from: u64,
-    /// What it spans, in milliseconds; not zero.
+    /// The length in milliseconds; not zero.
     span: u64,
     /// In characters.
     width: usize,
@@ -196,7 +200,7 @@ enum Ink {
 }
 
 impl Axis {
-    /// The axis from the first moment that anybody waited to the last end, `width` characters long.
+    /// The axis from the start of the first wait to the last end, `width` characters long.
     pub fn over(log: &[LoggedEnd], width: usize, charset: Charset) -> Self {
         let from = log.iter().map(|end| end.since.saturating_sub(end.waited)).min().unwrap_or(0);
         let to = log.iter().map(|end| end.ended).max().unwrap_or(0);
@@ -209,7 +213,8 @@ impl Axis {
         usize::try_from(part).unwrap_or(usize::MAX).min(parts)
     }
 
-    /// One run: thin while it waited, thick while it held, never less than half a character.
+    /// The bar of one run: thin while it waited, thick while it held the lock, at least half a
+    /// character.
     pub fn bar(&self, end: &LoggedEnd) -> String {
         let halves = self.width * 2;
         let queued = self.place(end.since.saturating_sub(end.waited), halves);
@@ -224,19 +229,19 @@ impl Axis {
         (0..last).map(|cell| stroke(self.charset, ink(2 * cell), ink(2 * cell + 1))).collect()
     }
 
-    /// The times above the bars: a mark and a label at round local times, as close as there is room for.
+    /// The times above the bars: marks and labels at round local times, as close as they fit.
     pub fn head(&self) -> String {
-        let room = |step| time::label(0, step).len() as u64 + 1 + APART;
+        let room = |step| time::label(0, step).len() as u64 + 1 + LABEL_GAP;
         let fits = |step: &u64| step * self.width as u64 / self.span >= room(*step);
         let Some(step) = STEPS.map(|seconds| seconds * 1000).into_iter().find(fits) else {
             return String::new();
         };
         let mut marks = Marks::new(self.width, self.charset);
         let mut at = time::next_round(self.from, step);
-        // After a change of the clocks two marks may come closer than they should.
+        // After a clock change two marks may come closer than planned.
         while at <= self.from.saturating_add(self.span) {
             marks.add(self.place(at, self.width), &time::label(at, step));
-            // A store may tell of any time.
+            // A record may contain any time.
             let Some(next) = at.checked_add(1) else { break };
             at = time::next_round(next, step);
         }

@@ -1,4 +1,4 @@
-//! Pictures of invented histories. The text is printed, to be looked at with `--nocapture`.
+//! Pictures of invented histories. `--nocapture` shows them.
 
 use super::axis::Axis;
 use super::*;
@@ -42,13 +42,14 @@ fn log() -> Vec<LoggedEnd> {
 const PLAIN: Style = Style { coloured: Coloured::No, charset: Charset::Unicode };
 
 #[test]
-fn a_picture_fits_its_terminal() {
+fn picture_fits_its_terminal() {
     for columns in [36, 50, 80, 140, 300] {
         for charset in [Charset::Unicode, Charset::Ascii] {
             let text = picture(None, &log(), NOW, columns, Style { charset, ..PLAIN }).concat();
             println!("{text}");
             assert!(text.lines().all(|line| line.chars().count() <= columns), "{columns}:\n{text}");
-            // On less than 60 columns the holders stand on lines of their own, and where there is no room for it who ended one.
+            // Below 60 columns the holders have their own lines, and so does ENDED BY if it does
+            // not fit.
             let by = usize::from(text.contains("ended by"));
             assert_eq!(text.lines().count(), by + if columns < 60 { 15 } else { 8 });
             assert_eq!(by == 0, text.contains("ENDED BY"), "{text}");
@@ -59,7 +60,7 @@ fn a_picture_fits_its_terminal() {
 }
 
 #[test]
-fn colour_adds_nothing_but_colour() {
+fn colour_changes_no_text() {
     let coloured = Style { coloured: Coloured::Yes, ..PLAIN };
     for (with, without) in [
         (picture(None, &log(), NOW, 100, coloured).concat(), picture(None, &log(), NOW, 100, PLAIN).concat()),
@@ -75,7 +76,7 @@ fn colour_adds_nothing_but_colour() {
 }
 
 #[test]
-fn a_bar_is_where_its_time_is() {
+fn bar_is_at_its_time() {
     let ends = log();
     let axis = Axis::over(&ends, 40, Charset::Ascii);
     // The axis begins 10 h 10 min and ends 53 min before now; 40 characters are 557 minutes.
@@ -90,7 +91,7 @@ fn a_bar_is_where_its_time_is() {
 }
 
 #[test]
-fn spans_of_any_length_have_marks_that_do_not_meet() {
+fn marks_do_not_overlap_on_any_span() {
     for span in [10_000, 100_000, 3_600_000, 86_400_000, 40 * 86_400_000] {
         let mut first = end(0, 0, 0, Outcome::Released, None);
         first.since = NOW - span;
@@ -106,14 +107,14 @@ fn spans_of_any_length_have_marks_that_do_not_meet() {
 }
 
 #[test]
-fn a_pipe_gets_everything() {
+fn table_in_a_pipe_is_never_cut() {
     let text = table(None, &log(), PLAIN).concat();
     println!("{text}");
     assert!(text.contains("r\u{e9}port --all\\x1b[31m") && text.contains("@ 0"));
     assert_eq!(text.lines().count(), 8);
 }
 
-/// As a record may say that somebody else wrote.
+/// A record that another program wrote may contain any time.
 #[test]
 fn any_time_can_be_shown() {
     let style = Style { coloured: Coloured::No, charset: Charset::Unicode };
@@ -124,7 +125,7 @@ fn any_time_can_be_shown() {
     }
 }
 
-/// Nightly runs of some ten minutes, over two weeks.
+/// Nightly runs of about ten minutes, over two weeks.
 fn nights() -> Vec<LoggedEnd> {
     let minutes = [12, 11, 14, 12, 0, 13, 12, 15, 12, 11, 12, 13, 9, 12];
     let night = |(night, minutes): (usize, &u64)| {
@@ -139,7 +140,7 @@ fn ink(line: &str) -> usize {
 }
 
 #[test]
-fn nights_are_told_apart_by_how_long_they_took() {
+fn nightly_runs_have_bars_of_their_duration() {
     let ascii = Style { charset: Charset::Ascii, ..PLAIN };
     for columns in [80, 140] {
         let text = picture(None, &nights(), NOW, columns, ascii).concat();
@@ -157,7 +158,7 @@ fn nights_are_told_apart_by_how_long_they_took() {
 }
 
 #[test]
-fn runs_of_very_different_lengths_have_a_logarithmic_scale() {
+fn uneven_runs_have_a_logarithmic_scale() {
     let mut log = nights();
     log[2].ended = log[2].since + 7 * 3_600_000;
     let text = picture(None, &log, NOW, 100, Style { charset: Charset::Ascii, ..PLAIN }).concat();
@@ -168,17 +169,17 @@ fn runs_of_very_different_lengths_have_a_logarithmic_scale() {
 }
 
 #[test]
-fn a_time_axis_is_for_runs_that_are_close() {
+fn time_axis_is_for_close_runs() {
     assert!(axis::are_close(&log()));
     assert!(!axis::are_close(&nights()));
-    // Twenty at a time, every night: they overlap, and yet most of the axis would be empty.
+    // Twenty at a time, every night: they overlap, but most of the axis would be empty.
     let crowd: Vec<_> = nights().into_iter().flat_map(|night| vec![night; 20]).collect();
     assert!(!axis::are_close(&crowd));
     assert!(axis::are_close(&nights()[..1]) && axis::are_close(&[]));
 }
 
 #[test]
-fn a_long_key_or_holder_takes_no_room_of_other_rows() {
+fn long_key_or_holder_gets_its_own_line() {
     let mut log = nights();
     log.truncate(4);
     log[1].owner.host = "ip-10-0-12-34.eu-central-1.compute.internal.example.org".into();

@@ -1,4 +1,4 @@
-//! Does the table fit, whatever is in it, and can key and holder always be read?
+//! Tests that the table fits, whatever is in it, and that key and holder can always be read.
 
 use super::*;
 use crate::exit::Ended;
@@ -89,7 +89,7 @@ pub(in crate::output) fn views() -> Result<Vec<View>, String> {
     ])
 }
 
-/// Two readers, and two of three slots.
+/// Two shared holders, and two of three slots.
 fn shared() -> Result<Vec<View>, String> {
     let mut views = views()?;
     views.truncate(1);
@@ -133,7 +133,7 @@ fn every_holder_has_a_row() -> Result<(), String> {
 }
 
 #[test]
-fn a_pipe_gets_all_and_a_terminal_what_fits() -> Result<(), String> {
+fn pipe_gets_everything_and_terminal_what_fits() -> Result<(), String> {
     let views = views()?;
     let whole = status(&views, Width::Endless, Coloured::No);
     println!("{whole}");
@@ -143,7 +143,7 @@ fn a_pipe_gets_all_and_a_terminal_what_fits() -> Result<(), String> {
         let table = status(&views, Width::Columns(columns), Coloured::No);
         println!("{table}");
         assert!(table.lines().all(|line| width(line) <= columns), "{table}");
-        // On 80 columns the long key stands on a line of its own.
+        // On 80 columns the long key has its own line.
         assert_eq!(table.lines().count(), if columns == 80 { 7 } else { 6 });
     }
     let painted = status(&views, Width::Columns(100), Coloured::Yes);
@@ -155,7 +155,7 @@ fn a_pipe_gets_all_and_a_terminal_what_fits() -> Result<(), String> {
     Ok(())
 }
 
-/// Whatever the width, key and holder can be read, and no line is wider than the terminal.
+/// At every width, key and holder can be read, and no line is wider than the terminal.
 #[test]
 fn key_and_holder_are_never_cut() -> Result<(), String> {
     let mut views = views()?;
@@ -195,9 +195,9 @@ fn key_and_holder_are_never_cut() -> Result<(), String> {
     Ok(())
 }
 
-/// One long key costs the other locks no column.
+/// One long key takes no column from the other locks.
 #[test]
-fn a_long_key_takes_no_room_of_other_rows() -> Result<(), String> {
+fn long_key_takes_no_room_of_other_rows() -> Result<(), String> {
     let usual = views()?.swap_remove(0);
     let named = |key: &str| -> Result<View, String> {
         Ok(View { name: Name::new("dlock:", &Key::new(key)?)?, ..usual.clone() })
@@ -216,9 +216,9 @@ fn a_long_key_takes_no_room_of_other_rows() -> Result<(), String> {
     Ok(())
 }
 
-/// Columns stand below each other, also where characters are two columns wide.
+/// Columns are aligned, also if characters are two columns wide.
 #[test]
-fn columns_are_straight() -> Result<(), String> {
+fn columns_are_aligned() -> Result<(), String> {
     let mut views = views()?;
     views.truncate(1);
     views[0].name = Name::new("dlock:", &Key::new("k")?)?;
@@ -237,7 +237,7 @@ fn columns_are_straight() -> Result<(), String> {
 
 /// A cell of any width is shown.
 #[test]
-fn nothing_is_too_wide_for_a_pipe() -> Result<(), String> {
+fn pipe_gets_cells_of_any_width() -> Result<(), String> {
     let mut views = views()?;
     views[0].holders[0].owner.command = "x".repeat(70_000);
     for (width, lines) in [(Width::Endless, 6), (Width::Columns(80), 7)] {

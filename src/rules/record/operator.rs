@@ -1,5 +1,4 @@
-//! What can an operator do to a lock? Ask a holder to end, take the lock away from all who hold it, have somebody woken who
-//! looks on.
+//! What an operator does to a lock: ask a holder to end, take the lock away, pause it, watch it.
 
 use super::{Hold, Lock, Phase, Record};
 use crate::lock::{Fence, Owner, Token};
@@ -21,8 +20,9 @@ impl Record {
         }
     }
 
-    /// Asks all who hold it to end for one that came then, but those who said that they stay; nobody while it is paused,
-    /// for then nobody would run. One that was granted in the future was so before the clock was set back.
+    /// Asks the holders to end for a run with `--replace` that came at `came`, except those with
+    /// `--no-replace`. While the lock is paused none is asked, because nobody would run then. A
+    /// grant in the future was made before the clock was set back, so it counts as older.
     pub(in crate::rules) fn replace(&mut self, now: Time, came: Time, by: &Owner) {
         let is_open = self.paused.is_none();
         let is_meant = |hold: &&mut Hold| {
@@ -34,23 +34,23 @@ impl Record {
         }
     }
 
-    /// Whether somebody asked this hold to end, and what a renewal says then.
+    /// What a renewal answers if this hold was asked to end.
     pub(in crate::rules) fn asked(&self, token: &Token) -> Option<Renewal> {
         let hold = self.holds.get(token).filter(|hold| hold.asked.is_some())?;
         Some(if hold.superseded { Renewal::Superseded } else { Renewal::Asked })
     }
 
-    /// Wakes the token whenever something changes, for a while.
+    /// Wakes the token at every change, for [`WATCH_KEPT`].
     pub(in crate::rules) fn watch(&mut self, now: Time, token: &Token) {
         self.watchers.insert(token.clone(), Due::after(now, WATCH_KEPT));
     }
 
-    /// Has nobody granted it for a while, whoever holds it goes on; or ends that. Whether it was so before.
+    /// Begins a pause, or ends it. Returns whether the lock was paused before.
     pub(in crate::rules) fn pause(&mut self, now: Time, pause: Option<NewPause<'_>>) -> bool {
         std::mem::replace(&mut self.paused, pause.map(|new| paused(now, &new))).is_some()
     }
 
-    /// Takes the lock away from all who hold it.
+    /// Takes the lock away from all holders.
     pub(in crate::rules) fn revoke(&mut self, now: Time, revoke: &Revoke) -> Revoked {
         let was = self.state(now);
         if let Lock::Foreign { until } = self.lock {
@@ -65,12 +65,13 @@ impl Record {
         }
         let shown: Vec<(Token, Holder)> =
             self.shown(now, was).into_iter().map(|(token, hold)| (token.clone(), hold.shown(now))).collect();
-        self.drop_what_cools(now);
+        self.end_cooling_holds(now);
         for (token, holder) in &shown {
             let kept = self.holds.get(token).cloned();
             self.end(now, token, Outcome::Forced, None, Some(revoke.by.clone()));
             match (revoke.when, kept) {
-                // Under a grant that was never confirmed, or after its lease, no job runs: there is nothing to wait for.
+                // Under a grant that was never confirmed, or after the lease, no job runs: the next
+                // grant need not wait.
                 (When::Safe, Some(hold)) if holder.confirmed && !hold.until.passed(now) => {
                     self.holds.insert(token.clone(), Hold { phase: Phase::Revoked, ..hold });
                 }
@@ -78,14 +79,14 @@ impl Record {
             }
         }
         if revoke.when == When::Now {
-            // Those that were revoked before, beside the ones that held it until now.
+            // Also the tokens that were revoked before.
             for token in std::mem::take(&mut self.holds).into_keys() {
                 self.spend(now, token, false);
             }
         }
         let left = self.holds.values().map(|hold| hold.until.left(now)).max();
         self.lock = match (&self.lock, left) {
-            // The server has lost who holds it; only the key itself tells how long.
+            // The server has lost the holds; only the key itself tells for how long.
             (Lock::Exclusive { until, .. } | Lock::Shared { until } | Lock::Slots { until, .. }, None)
                 if shown.is_empty() && was == State::Held && revoke.when == When::Safe =>
             {
@@ -112,8 +113,9 @@ impl Record {
         }
     }
 
-    /// An operator who takes a lock away does not mean to leave what a min-hold keeps.
-    fn drop_what_cools(&mut self, now: Time) {
+    /// Ends the holds that only a min-hold keeps: an operator who takes the lock away does not mean
+    /// to leave those.
+    fn end_cooling_holds(&mut self, now: Time) {
         let cools = |hold: &Hold| hold.phase != Phase::Revoked && !self.is_live(now, hold);
         let over: Vec<Token> =
             self.holds.iter().filter(|(_, hold)| cools(hold)).map(|(token, _)| token.clone()).collect();

@@ -1,6 +1,7 @@
-//! Is there any way at all to break a promise, with few askers and few steps? Every history of so many steps is played:
-//! who asks, renews, gives back, loses an answer, dies, arrives late, and how time passes, in every order. After each step the
-//! invariants of docs/protocol.md are looked at. That this finds something is shown by laws with one fault each.
+//! Every history of a few steps, by a few callers: requests, renewals, releases, lost answers,
+//! deaths, late requests and passing time, in every order. After each step the invariants of
+//! docs/protocol.md are checked. Faulty variants of the rules, one fault each, show that the checks
+//! find something.
 
 use super::super::*;
 use super::{name, token};
@@ -9,10 +10,10 @@ use crate::rules::record::{Hold, Lock};
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-/// What somebody wants, as long as he lives.
+/// What a caller wants, as long as it lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Wish {
-    /// A letter each.
+    /// One letter for each lock.
     locks: &'static str,
     mode: Mode,
     min_hold: u64,
@@ -23,34 +24,34 @@ fn wants(locks: &'static str, mode: Mode) -> Wish {
     Wish { locks, mode, min_hold: 0, terms: Terms::default() }
 }
 
-/// What one asker believes. All times are microseconds of the store's clock.
+/// What a caller believes. All times are microseconds of the store's clock.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Asker {
     token: u32,
-    /// The fence and the slot that it was told, and until when its job may run.
+    /// The fence and the slot in the last grant, and the deadline of its job.
     hold: Option<(u64, Option<u32>, u64)>,
-    /// Since when it stands in the queue without a break, and when it was heard last.
+    /// When it entered the queue (without a break since), and when its last heartbeat was.
     waits: Option<(u64, u64)>,
-    /// A former token, which has left.
+    /// The token before this one, which was given back.
     former: Option<u32>,
     has_begun: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Asks and queues up, makes itself heard, or confirms.
+    /// Acquires and waits: the first request, a heartbeat, or a confirmation.
     Queue(usize),
     /// The same, and the answer is lost.
     QueueUnheard(usize),
-    /// Asks without waiting.
+    /// Acquires without waiting.
     Try(usize),
     Renew(usize),
     Leave(usize),
-    /// Its processes are gone, and nobody gives anything back; another one comes in its place.
+    /// It dies and gives nothing back. Another caller takes its place.
     Die(usize),
     /// A request of the former token arrives.
     Late(usize),
-    /// So many milliseconds go by.
+    /// This many milliseconds pass.
     Pass(u64),
 }
 
@@ -62,7 +63,7 @@ struct State {
     /// The greatest fence of each lock, and until when a min-hold keeps it.
     fences: BTreeMap<char, u64>,
     kept: BTreeMap<char, u64>,
-    /// When a hold that succeeded was granted.
+    /// When the last successful hold was granted.
     succeeded: BTreeMap<char, u64>,
     born: u32,
     path: Vec<Step>,
@@ -70,31 +71,31 @@ struct State {
 
 const TTL: u64 = 4_000_000;
 
-/// A law, or one with a fault.
+/// The rules, or a variant with a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rules {
     Right,
-    /// What the lock says is not looked at.
+    /// The lock key is ignored.
     GrantsTwice,
     /// Leases end before their time.
     EndsEarly,
-    /// A renewal asks for no token.
+    /// A renewal succeeds for any token.
     RenewsAnybody,
-    /// A fence is smaller than one before.
+    /// Fences become smaller.
     FenceFalls,
-    /// A token that has left is forgotten.
+    /// A released token is forgotten.
     ForgetsSpent,
-    /// Somebody who gives back gives back what another one holds.
+    /// A release frees what another one holds.
     LeavesForOthers,
-    /// One who does not wait is granted what others wait for.
+    /// A caller that does not wait is granted what others wait for.
     Overtakes,
-    /// Who waits is told nothing when the lock becomes free.
+    /// No waiter is granted a lock that becomes free.
     ServesNobody,
-    /// Two have one slot.
+    /// Two holders get the same slot.
     OneSlot,
-    /// What is kept by a min-hold is free.
+    /// A lock that a min-hold keeps counts as free.
     ForgetsMinHold,
-    /// What is done once is done again.
+    /// `--once-per` grants although the job is done.
     ForgetsSuccess,
     /// Of several locks only the first one is taken.
     TakesOne,
@@ -116,7 +117,7 @@ const FAULTY: [Rules; 12] = [
 ];
 
 impl Rules {
-    /// What the fault does to the records before an operation.
+    /// Applies the fault to the records before an operation.
     fn before(self, table: &mut LockTable, now: u64, asker: u32, queues: bool) {
         for record in table.records.values_mut() {
             match self {
@@ -207,7 +208,7 @@ impl State {
         }
     }
 
-    /// What tells it from others, for all that follows.
+    /// A hash of everything that later steps depend on.
     fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let Self { table, now, askers, fences, kept, succeeded, born, path: _ } = self;
@@ -216,7 +217,8 @@ impl State {
         hasher.finish()
     }
 
-    /// What may come next. Of askers that want the same the first ones begin first: the others would only repeat that.
+    /// The possible next steps. Of several callers that want the same, the first ones begin first:
+    /// other orders would only repeat that.
     fn steps(&self, wishes: &[Wish]) -> Vec<Step> {
         let mut steps = vec![Step::Pass(1500), Step::Pass(6000)];
         if matches!(self.path.last(), Some(Step::Pass(_))) {
@@ -273,14 +275,14 @@ impl State {
                 let ask = ask(&wishes[who], former, Patience::Queue);
                 let answer = rules.acquire(&mut self.table, self.now, &names, &ask, former);
                 // I4
-                if !matches!(answer, Acquired::Spent | Acquired::Superseded(_) | Acquired::Done(_)) {
+                if !matches!(answer, Acquired::Released | Acquired::Superseded(_) | Acquired::Done(_)) {
                     return Err(format!("a late request is answered {answer:?}"));
                 }
             }
             Step::Pass(ms) => self.now += ms * 1000,
         }
         self.look_at_grants(wishes, &before)?;
-        // What is counted and told decides nothing.
+        // Totals and log decide nothing.
         for record in self.table.records.values_mut() {
             record.log.clear();
             record.stat = stat::Stat::default();
@@ -302,7 +304,7 @@ impl State {
         let ask = ask(wish, id, patience);
         let answer = rules.acquire(&mut self.table, now, &names, &ask, id);
         if rules == Rules::Right {
-            // I4: sent again it comes to the same.
+            // I4: the same request again has the same answer.
             let mut copy = self.table.clone();
             let again = copy.acquire(Time(now), &names, &ask);
             if answer != again {
@@ -330,9 +332,9 @@ impl State {
                 let since = asker.waits.map_or(now, |(since, _)| since);
                 asker.waits = Some((since, now));
             }
-            // One that was granted it has had its turn, whether it knows or not.
+            // A granted caller has had its turn, whether it knows or not.
             Acquired::Granted(_) | Acquired::Busy(_) | Acquired::Done(_) => asker.waits = None,
-            Acquired::Superseded(_) | Acquired::Spent => self.reborn(who),
+            Acquired::Superseded(_) | Acquired::Released => self.reborn(who),
         }
         Ok(())
     }
@@ -371,7 +373,7 @@ impl State {
         self.askers[who] = Asker { token: self.born, hold: None, waits: None, former: None, has_begun };
     }
 
-    /// Of what was granted in this step: I5 and I13.
+    /// Checks the grants of this step: I5 and I13.
     fn look_at_grants(&mut self, wishes: &[Wish], before: &LockTable) -> Result<(), String> {
         for (full, record) in &self.table.records {
             let lock = full.chars().next().unwrap_or_default();
@@ -401,10 +403,10 @@ impl State {
         Ok(())
     }
 
-    /// What must be true in every state.
+    /// Checks what must be true in every state.
     fn look(&self, wishes: &[Wish], step: Step, before: &LockTable) -> Result<(), String> {
         let now = self.now;
-        // I1, by what the holders believe: jobs run until their deadlines.
+        // I1, by what the holders believe: their jobs run until their deadlines.
         let held: Vec<_> = self
             .askers
             .iter()
@@ -424,12 +426,13 @@ impl State {
                 }
             }
         }
-        self.nobody_was_overtaken(wishes, before)?;
-        self.nobody_stands_idle(wishes, step)
+        self.check_no_overtaking(wishes, before)?;
+        self.check_no_lock_is_idle(wishes, step)
     }
 
-    /// I9: whoever was granted a lock in this step came before all that wait for one of its locks and are heard.
-    fn nobody_was_overtaken(&self, wishes: &[Wish], before: &LockTable) -> Result<(), String> {
+    /// I9: a caller that was granted a lock in this step came before all live waiters for one of
+    /// its locks.
+    fn check_no_overtaking(&self, wishes: &[Wish], before: &LockTable) -> Result<(), String> {
         for (asker, wish) in self.askers.iter().zip(wishes) {
             let has = |table: &LockTable, lock: char| {
                 let record = table.records.get(name(&lock.to_string()).as_str());
@@ -447,10 +450,10 @@ impl State {
                     record.is_some_and(|record| record.holds.contains_key(&token(other.token)))
                 });
                 let is_heard = self.now < heard + micros(SILENCE) - 1000;
-                // A newer one that replaces others may have sent it home.
-                let goes_home =
+                // A newer run with `--replace` may have superseded it.
+                let is_superseded =
                     self.table.records.values().any(|record| record.spent.contains_key(&token(other.token)));
-                let stands = other.token != asker.token && !is_granted && !goes_home && is_heard;
+                let stands = other.token != asker.token && !is_granted && !is_superseded && is_heard;
                 if stands && meet && since < came {
                     return Err(format!("{asker:?} overtook {other:?}"));
                 }
@@ -459,8 +462,8 @@ impl State {
         Ok(())
     }
 
-    /// Whoever asked in this step, or gave back, has left no lock free that somebody could have.
-    fn nobody_stands_idle(&self, wishes: &[Wish], step: Step) -> Result<(), String> {
+    /// After a request or a release, no lock is free that its first waiter could have.
+    fn check_no_lock_is_idle(&self, wishes: &[Wish], step: Step) -> Result<(), String> {
         let (Step::Queue(who) | Step::QueueUnheard(who) | Step::Leave(who) | Step::Renew(who)) = step else {
             return Ok(());
         };
@@ -469,7 +472,7 @@ impl State {
             let Some(record) = record.filter(|record| record.lock == Lock::Free) else { continue };
             let Some((_, head)) = record.queue.first() else { continue };
             let Some(waiter) = record.waiters.get(head) else { continue };
-            // One that waits for others as well may have to.
+            // A waiter for several locks may have to wait for another one.
             if record.is_heard(Time(self.now), head) && waiter.names.len() == 1 {
                 return Err(format!("{lock} is free, and {head:?} waits"));
             }
@@ -500,7 +503,7 @@ fn ask(wish: &Wish, id: u32, patience: Patience) -> Ask {
     }
 }
 
-/// Whether the lock is this token's.
+/// Whether this token holds the lock.
 fn holds(table: &LockTable, name: &Name, id: u32, now: u64) -> bool {
     let Some(mut record) = table.records.get(name.as_str()).cloned() else { return false };
     record.expire(Time(now));
@@ -508,7 +511,7 @@ fn holds(table: &LockTable, name: &Name, id: u32, now: u64) -> bool {
         && record.is_held_by(&token(id))
 }
 
-/// Plays every history of so many steps; how many states there are, or the first that is wrong.
+/// Plays every history of `depth` steps. Returns the number of states, or the first wrong one.
 fn explore(rules: Rules, wishes: &[Wish], depth: usize) -> Result<usize, String> {
     let mut seen = HashSet::new();
     let mut frontier = vec![State::new(wishes.len())];

@@ -1,6 +1,7 @@
-//! Does the law hold in any history? Random histories of three locks and six askers, in every mode, several locks at once,
-//! with clients that die, fall silent, come back and repeat themselves, and locks that vanish or become foreign. Each
-//! answer goes to the [`Observer`]; each operation is also run on the part of the table that it may look at, and once more.
+//! The lock rules in random histories: three locks and six callers, in every mode, several locks at
+//! once, with callers that die, become stale, come back and repeat requests, and locks that vanish
+//! or become foreign. Each answer goes to the [`Observer`]. Each operation is also run on only the
+//! records that it needs, and once more.
 
 use super::super::*;
 use super::observer::{Asker, Check, Observer};
@@ -21,14 +22,14 @@ enum Step {
     Revoke { lock: usize, when: When },
     Forget(usize),
     Pause { lock: usize, lasts: Option<u64> },
-    Bury(usize),
+    Reap(usize),
     Reborn(usize),
     Pass(u64),
     Vanish(usize),
     Intrude { lock: usize, ttl: Option<u64> },
 }
 
-/// Which locks an asker wants, as bits, how, once in how many ms, and whether it replaces others.
+/// What a caller wants: locks as bits, mode, `--once-per` in ms, whether with `--replace`.
 type Wish = (usize, Mode, Option<u64>, bool);
 
 fn wishes() -> impl Strategy<Value = Vec<Wish>> {
@@ -39,7 +40,7 @@ fn wishes() -> impl Strategy<Value = Vec<Wish>> {
         1 => Just(Mode::Slots(3)),
     ];
     let once_per = prop_oneof![2 => Just(None), 1 => (500..8000u64).prop_map(Some), 1 => Just(Some(60_000))];
-    // Histories in which one mode rules meet its rules more often than mixed ones.
+    // Histories with one mode only meet its rules more often than mixed ones.
     let replaces = prop_oneof![2 => Just(false), 1 => Just(true)];
     let mixed = prop::collection::vec((1..8usize, mode.clone(), once_per.clone(), replaces.clone()), ASKERS);
     let same =
@@ -74,7 +75,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(lock, lasts)| Step::Pause { lock, lasts }),
         1 => who.clone().prop_map(Step::Late),
         2 => (lock.clone(), when).prop_map(|(lock, when)| Step::Revoke { lock, when }),
-        1 => who.clone().prop_map(Step::Bury),
+        1 => who.clone().prop_map(Step::Reap),
         2 => who.prop_map(Step::Reborn),
         12 => span.prop_map(Step::Pass),
         1 => lock.clone().prop_map(Step::Vanish),
@@ -88,7 +89,7 @@ struct World {
     table: LockTable,
     now: Time,
     askers: Vec<Asker>,
-    /// Who each asker was before it left.
+    /// Each caller's identity before it left.
     former: Vec<Option<Asker>>,
     born: u32,
     observer: Observer,
@@ -136,8 +137,8 @@ impl World {
         }
     }
 
-    /// Runs an operation on the table; and on only as much of it as the operation turns to, which must come to the same.
-    /// Then once more, on a copy: what a client is told that lost the first reply.
+    /// Runs an operation on the table, and on only as many records as it needs, which must have the
+    /// same result. Then once more, on a copy: the answer to a client that repeats the request.
     fn run<A: PartialEq + std::fmt::Debug>(
         &mut self,
         names: &Names,
@@ -159,7 +160,7 @@ impl World {
                 read.extend(missing);
                 continue;
             }
-            prop_assert_eq!(&answer, &part_answer, "the part of the table that it turns to is enough");
+            prop_assert_eq!(&answer, &part_answer, "the records that it needs are enough");
             for (lock, record) in &part.records {
                 prop_assert_eq!(Some(record), self.table.records.get(lock));
             }
@@ -201,7 +202,7 @@ impl World {
     }
 
     fn step(&mut self, step: &Step) -> Check {
-        // No two requests come to a store in the same microsecond.
+        // No two requests reach a store in the same microsecond.
         self.now = Time(self.now.0 + 1);
         self.observer.look(self.now, &self.table)?;
         let now = self.now;
@@ -209,7 +210,7 @@ impl World {
             Step::Acquire { who, patience, ttl, min_hold } => {
                 let asker = self.askers[who].clone();
                 let answer = self.acquire(&asker, &Self::ask(&asker, patience, ttl, min_hold))?;
-                if matches!(answer, Acquired::Superseded(_) | Acquired::Spent) {
+                if matches!(answer, Acquired::Superseded(_) | Acquired::Released) {
                     self.reborn(who);
                 }
             }
@@ -239,7 +240,7 @@ impl World {
                     self.former[who].clone().filter(|asker| self.observer.is_spent(now, asker))
                 {
                     let ask = Self::ask(&asker, Patience::Queue, 30_000, 0);
-                    prop_assert_eq!(self.acquire(&asker, &ask)?, Acquired::Spent);
+                    prop_assert_eq!(self.acquire(&asker, &ask)?, Acquired::Released);
                     self.leave(&asker, Ran::Yes, None)?;
                 }
             }
@@ -264,7 +265,7 @@ impl World {
                 let (was, _) = self.run(&lock.clone().into(), |table| table.pause(now, &lock, pause))?;
                 self.observer.paused(now, lock.as_str(), lasts, was)?;
             }
-            Step::Bury(who) => {
+            Step::Reap(who) => {
                 let asker = self.askers[who].clone();
                 self.table.reap(now, &asker.token);
                 self.observer.reaped(now, &asker);
@@ -285,8 +286,9 @@ impl World {
         self.observer.disturbed(lock, until);
     }
 
-    /// From here on nobody new comes, holders let their leases run out, and whoever waits asks again exactly when it was
-    /// told to, for nobody wakes it. Everybody must be granted, in the time that the dead may cost.
+    /// From here on no new caller comes, holders let their leases run out, and each waiter asks
+    /// again exactly at [`Waiting::next`], because nothing wakes it. Every waiter must be granted,
+    /// in the time that dead ones may cost.
     fn drain(&mut self) -> Check {
         for lock in LOCKS {
             let foreign = self
@@ -318,15 +320,15 @@ impl World {
                     due.push((Time(self.now.0 + millis(waiting.next) * 1000), asker))
                 }
                 Acquired::Granted(_) | Acquired::Done(_) => {}
-                Acquired::Superseded(_) | Acquired::Spent => {}
+                Acquired::Superseded(_) | Acquired::Released => {}
                 Acquired::Busy(busy) => prop_assert!(false, "a waiter was told busy: {:?}", busy),
             }
         }
         Ok(())
     }
 
-    /// When all is over nothing is left but fence and log.
-    fn is_forgotten(&mut self) -> Check {
+    /// At the end only fence and log are left.
+    fn check_nothing_is_left(&mut self) -> Check {
         let written = serde_json::to_string(&self.table.records)
             .map_err(|error| TestCaseError::fail(error.to_string()))?;
         let read: BTreeMap<String, Record> =
@@ -363,7 +365,7 @@ fn the_rules_hold_in_random_histories() -> Result<(), String> {
             world.step(step)?;
         }
         world.drain()?;
-        world.is_forgotten()
+        world.check_nothing_is_left()
     });
     outcome.map_err(|error| match error {
         TestError::Fail(why, history) => format!("{why}\n{history:#?}"),

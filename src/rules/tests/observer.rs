@@ -1,6 +1,7 @@
-//! What may be believed of locks, from the answers alone? A second, simpler account of who holds what until when, and of
-//! who came before whom. It never looks into a record: it knows what was asked, what was answered, and what `inspect`
-//! shows (each asker's pid is its own). Any answer that the account does not allow fails the history.
+//! A second, simpler account of the locks, from the answers alone: which token holds what until
+//! when, and which waiter came first. It reads no record. It knows what was requested, what was
+//! answered, and what `inspect` shows (each caller has a pid of its own). An answer that this
+//! account does not allow fails the history.
 
 use super::super::*;
 use super::{View, name};
@@ -10,19 +11,19 @@ use std::collections::BTreeSet;
 
 pub(super) type Check = Result<(), TestCaseError>;
 
-/// What a holder was told of one of its locks.
+/// What a holder knows of one of its locks.
 #[derive(Debug, Clone)]
 struct Belief {
     mode: Mode,
     slot: Option<u32>,
     fence: u64,
-    /// When the store drops the lease, in ms.
+    /// When the lease ends for the store, in ms.
     lease: u64,
-    /// Until when the job relies on it, in µs: the deadline of I6.
+    /// When the job must be dead, in µs: the deadline of I6.
     deadline: u64,
     /// The end of the min-hold, in ms.
     kept: u64,
-    /// Whether it was given back or the holder is dead: only the min-hold is left.
+    /// Whether it was given back, or the holder is dead: only the min-hold is left.
     over: bool,
     revoked: bool,
 }
@@ -45,16 +46,16 @@ impl Belief {
     }
 }
 
-/// Somebody who was told to wait.
+/// The place of a waiter.
 #[derive(Debug, Clone)]
 struct Place {
     came: u64,
     heard: Time,
-    /// Whether it stands in the queue, or holds a grant that it has not heard of.
+    /// Whether it surely is in the queue, or has a grant that it does not know of.
     certain: bool,
 }
 
-/// One asker: a token, and what it asks for as long as it lives. Its owner's pid is its number.
+/// A caller: a token, and what it requests as long as it lives. Its number is also its owner's pid.
 #[derive(Debug, Clone)]
 pub(super) struct Asker {
     pub(super) id: u32,
@@ -85,16 +86,17 @@ pub(super) struct Observer {
     spent: BTreeMap<u32, u64>,
     foreign: BTreeMap<String, Option<u64>>,
     arrivals: u64,
-    /// Until when locks are paused, in ms.
+    /// When pauses end, in ms.
     pauses: BTreeMap<String, u64>,
-    /// When the last hold of each lock was granted that succeeded, in ms.
+    /// When the last successful hold of each lock was granted, in ms.
     successes: BTreeMap<String, u64>,
-    /// Who came last to each lock of those that replace others.
+    /// The newest caller with `--replace` at each lock.
     newest: BTreeMap<String, u32>,
-    /// Who was sent home by one that came later, and until when that is known, in ms.
-    home: BTreeMap<u32, u64>,
-    /// Who was told of its grant in this step: its place counts until the step is judged.
-    served: Vec<u32>,
+    /// Superseded callers, and until when that is remembered, in ms.
+    superseded: BTreeMap<u32, u64>,
+    /// Callers that learned of their grant in this step: their places count until the step is
+    /// checked.
+    granted_here: Vec<u32>,
 }
 
 impl Observer {
@@ -106,18 +108,18 @@ impl Observer {
         self.beliefs.iter_mut().filter(move |((_, asker), _)| *asker == id).map(|(_, belief)| belief)
     }
 
-    /// Whether it holds all its locks, as far as it was told.
+    /// Whether the caller holds all its locks, as far as it knows.
     pub(super) fn holds(&self, now: Time, asker: &Asker) -> bool {
         let held = |belief: &Belief| !belief.over && !belief.revoked && belief.due() > now.millis();
         self.mine(asker).into_iter().all(|belief| belief.is_some_and(held))
     }
 
-    /// Whether it was told to wait, and nothing since.
+    /// Whether its last answer was to wait.
     pub(super) fn is_waiting(&self, asker: &Asker) -> bool {
         self.places.contains_key(&asker.id)
     }
 
-    /// Whether it was granted something that it has not heard of.
+    /// Whether it has a grant that it does not know of.
     fn is_called(&self, asker: &Asker) -> bool {
         self.shown.iter().any(|(lock, id, _)| {
             *id == asker.id && self.beliefs.get(&(lock.clone(), *id)).is_none_or(|belief| belief.over)
@@ -130,19 +132,20 @@ impl Observer {
 
     pub(super) fn acquired(&mut self, now: Time, asker: &Asker, ask: &Ask, answer: &Acquired) -> Check {
         self.askers.insert(asker.id, asker.clone());
-        let is_home = self.home.get(&asker.id).is_some_and(|until| now.millis() <= *until);
-        prop_assert_eq!(is_home, matches!(answer, Acquired::Superseded(_)), "sent home: {:?}", answer);
-        if is_home {
+        let is_superseded = self.superseded.get(&asker.id).is_some_and(|until| now.millis() <= *until);
+        prop_assert_eq!(is_superseded, matches!(answer, Acquired::Superseded(_)), "superseded: {:?}", answer);
+        if is_superseded {
             return Ok(());
         }
         let held = self.holds(now, asker);
-        // What is left of a hold that was revoked or lost a lock: its token is good for nothing but to leave.
+        // The rest of a hold that was revoked or has lost a lock: its token is good only for
+        // `leave`.
         let remains =
             !held && self.mine(asker).into_iter().flatten().any(|belief| belief.due() > now.millis());
         let spent = self.is_spent(now, asker) || remains;
         prop_assert_eq!(
             spent,
-            *answer == Acquired::Spent,
+            *answer == Acquired::Released,
             "a spent token, and no other, is refused: {:?}",
             answer
         );
@@ -157,7 +160,7 @@ impl Observer {
         if !held && !spent && !self.is_called(asker) {
             prop_assert_eq!(done, matches!(answer, Acquired::Done(_)), "is it done: {:?}", answer);
         }
-        if asker.terms.replaces && !held && !matches!(answer, Acquired::Done(_) | Acquired::Spent) {
+        if asker.terms.replaces && !held && !matches!(answer, Acquired::Done(_) | Acquired::Released) {
             self.replaces(now, asker);
         }
         match answer {
@@ -187,11 +190,12 @@ impl Observer {
                 prop_assert!(!alone, "busy with nobody in the way");
                 Ok(())
             }
-            Acquired::Superseded(_) | Acquired::Spent => Ok(()),
+            Acquired::Superseded(_) | Acquired::Released => Ok(()),
         }
     }
 
-    /// Whoever came last before it to one of its locks, on the same terms, and still waits goes home.
+    /// The previous newest caller with `--replace` at each of its locks is superseded, if it still
+    /// waits.
     fn replaces(&mut self, now: Time, asker: &Asker) {
         for name in &asker.names {
             let Some(old) = self.newest.insert(name.as_str().to_owned(), asker.id) else { continue };
@@ -199,7 +203,7 @@ impl Observer {
             if old != asker.id && self.places.get(&old).is_some_and(kept) {
                 self.places.remove(&old);
                 self.shown.retain(|(_, id, _)| *id != old);
-                self.home.insert(old, now.millis() + millis(SPENT_KEPT));
+                self.superseded.insert(old, now.millis() + millis(SPENT_KEPT));
             }
         }
     }
@@ -220,8 +224,8 @@ impl Observer {
                 fence: grant.fence.0,
                 lease: now.millis() + millis(ask.ttl),
                 deadline: deadline(now, ask.ttl),
-                // It counts from the grant. The fence is the time of that, for no two steps share a microsecond and few
-                // grants a step.
+                // It counts from the grant. The fence is the time of the grant, because no two
+                // steps share a microsecond and a step makes few grants.
                 kept: if ask.min_hold.is_zero() { 0 } else { grant.fence.0 / 1000 + millis(ask.min_hold) },
                 over: false,
                 revoked: false,
@@ -230,11 +234,11 @@ impl Observer {
                 self.beliefs.get(&at).filter(|_| held && ask.min_hold.is_zero()).map_or(0, |old| old.kept);
             self.beliefs.insert(at, Belief { kept: belief.kept.max(kept), ..belief });
         }
-        self.served.push(asker.id);
+        self.granted_here.push(asker.id);
         Ok(())
     }
 
-    /// Whether what it wants the locks for was done, at this time in ms.
+    /// Whether `--once-per` skips its run at this time, in ms.
     fn is_done(&self, now: u64, asker: &Asker) -> bool {
         let recent = |since: &u64, span| now.saturating_sub(*since) < millis(span);
         let done =
@@ -262,7 +266,7 @@ impl Observer {
 
     fn is_alone(&self, now: Time, asker: &Asker) -> bool {
         let waits = |(id, place): (&u32, &Place)| {
-            // One that was silent for longer may have been given a new silence, after a time in which nobody was heard.
+            // A waiter that was stale may have been excused by a gap without heartbeats.
             *id != asker.id
                 && now.millis() <= place.heard.millis().saturating_add(millis(TICKET_KEPT))
                 && self.askers.get(id).is_some_and(|other| other.meets(asker))
@@ -292,7 +296,7 @@ impl Observer {
         } else {
             Renewal::NotHeld
         };
-        // That it is asked to end changes nothing about what it holds.
+        // A request to end changes nothing about the hold.
         let answer = if answer == Renewal::Superseded { Renewal::Renewed } else { answer };
         prop_assert_eq!(answer, expected);
         if answer == Renewal::Renewed {
@@ -339,7 +343,7 @@ impl Observer {
             }
         }
         self.places.remove(&asker.id);
-        if !self.is_spent(now, asker) && !self.home.contains_key(&asker.id) {
+        if !self.is_spent(now, asker) && !self.superseded.contains_key(&asker.id) {
             self.spent.insert(asker.id, now.millis() + millis(SPENT_KEPT));
         }
         Ok(())
@@ -356,7 +360,7 @@ impl Observer {
         self.shown.retain(|(_, id, _)| *id != asker.id);
     }
 
-    /// The lock key is gone, or not dlock's any more: nobody can rely on that lock.
+    /// The lock key is gone, or is foreign now: no holder can rely on that lock.
     pub(super) fn disturbed(&mut self, lock: &str, foreign: Option<Option<u64>>) {
         self.beliefs.retain(|(at, _), _| at != lock);
         self.unsettle(lock);
@@ -366,7 +370,8 @@ impl Observer {
         }
     }
 
-    /// Whoever was called and has not come has lost its grant, and stands in no queue until it comes.
+    /// A waiter that was granted the lock and has not confirmed has lost that grant, and is in no
+    /// queue until its next request.
     fn unsettle(&mut self, lock: &str) {
         for (_, id, _) in self.shown.iter().filter(|(at, ..)| at == lock) {
             if let Some(place) = self.places.get_mut(id) {
@@ -383,7 +388,7 @@ impl Observer {
             }
             return Ok(());
         }
-        // Whoever was called and has not come, and all that are revoked at once, are refused from now on.
+        // Unconfirmed grants, and all holds that are revoked at once, are refused from now on.
         let here = |((at, _), belief): &(&(String, u32), &Belief)| at == lock && belief.due() > now.millis();
         let confirmed: BTreeSet<u32> = self
             .beliefs
@@ -392,7 +397,8 @@ impl Observer {
             .filter(|(_, belief)| !belief.over)
             .map(|((_, id), _)| *id)
             .collect();
-        // No job runs after the lease, whatever a min-hold keeps; of an exclusive lock that is not a hold any more.
+        // No job runs after the lease, whatever a min-hold keeps. An exclusive lock then has no
+        // hold any more.
         let refused = self.beliefs.iter().filter(here).filter(|(_, belief)| {
             let ran_out = belief.lease <= now.millis();
             let at_once = if belief.mode == Mode::Exclusive {
@@ -434,11 +440,11 @@ impl Observer {
         Ok(())
     }
 
-    /// After every step: what `inspect` shows, and whether all that was told fits together.
+    /// After every step: checks what `inspect` shows, and whether all answers fit together.
     pub(super) fn look(&mut self, now: Time, table: &LockTable) -> Check {
         self.beliefs
             .retain(|_, belief| belief.due() > now.millis() || belief.deadline > now.0 && !belief.over);
-        // Patterns are no lock.
+        // Names for refusals and the like are no locks.
         let locks = table.records.iter().filter(|(lock, _)| !lock.starts_with("dlock."));
         let seen: BTreeMap<&String, View> =
             locks.map(|(lock, record)| (lock, record.inspect(&name(lock), now))).collect();
@@ -462,19 +468,20 @@ impl Observer {
             }
             *last = highest;
         }
-        // Whoever's work is done is taken out of the queue, and comes back to its place if it asks when that is no more so.
+        // A waiter whose job is done is taken out of the queue. It gets its place back if it asks
+        // after that success was forgotten.
         let is_done = |id: &u32| self.askers.get(id).is_some_and(|asker| self.is_done(now.millis(), asker));
-        let home: Vec<u32> = self.places.keys().filter(|id| is_done(id)).copied().collect();
-        for id in home {
+        let done: Vec<u32> = self.places.keys().filter(|id| is_done(id)).copied().collect();
+        for id in done {
             if let Some(place) = self.places.get_mut(&id) {
                 place.certain = false;
             }
         }
         for (fence, id, slot) in fresh {
-            self.is_fair(now, &seen, fence, id, slot)?;
+            self.check_grant(now, &seen, fence, id, slot)?;
         }
         self.shown = shown;
-        for id in std::mem::take(&mut self.served) {
+        for id in std::mem::take(&mut self.granted_here) {
             self.places.remove(&id);
         }
         let live: Vec<_> = self.beliefs.iter().filter(|(_, belief)| is_relied_on(belief, now)).collect();
@@ -495,8 +502,9 @@ impl Observer {
         Ok(())
     }
 
-    /// A grant of this step: all or nothing, in turn, with the lowest slot, under a fence of its own.
-    fn is_fair(
+    /// Checks a grant of this step: all or nothing, in turn, with the lowest slot, under a fence of
+    /// its own.
+    fn check_grant(
         &self,
         now: Time,
         seen: &BTreeMap<&String, View>,
@@ -553,13 +561,13 @@ impl Observer {
         Ok(())
     }
 
-    /// When the last of all that is known ends, in ms.
+    /// The latest known end, in ms.
     pub(super) fn last_end(&self) -> u64 {
         let foreign = self.foreign.values().map(|until| until.unwrap_or(0));
         self.beliefs.values().map(Belief::due).chain(foreign).max().unwrap_or(0)
     }
 
-    /// Who waits and was heard of within the life of its ticket.
+    /// The waiters whose tickets are still retained.
     pub(super) fn waiters(&self, now: Time) -> Vec<Asker> {
         let kept = |place: &Place| now.millis() <= place.heard.millis() + millis(TICKET_KEPT);
         let ids = self.places.iter().filter(|(_, place)| kept(place)).map(|(id, _)| id);

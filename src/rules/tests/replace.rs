@@ -1,4 +1,4 @@
-//! The newest wins: whom does one that replaces others ask to end, and whom does it send home?
+//! `--replace`: which holders are asked to end, and which waiters are superseded.
 
 use super::*;
 
@@ -8,7 +8,7 @@ impl Scene {
         self
     }
 
-    /// Queues up as one that replaces others.
+    /// Acquires with `--replace`, waiting in the queue.
     fn replace(&mut self, who: u32, locks: &str) -> Acquired {
         self.on(true, false).acquire(who, locks, X, Patience::Queue)
     }
@@ -19,7 +19,7 @@ impl Scene {
 }
 
 #[test]
-fn the_newest_is_next_and_the_others_go_home() {
+fn the_newest_is_next_and_the_others_are_superseded() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X) && !scene.queue(2, "a", X));
     assert!(matches!(scene.replace(3, "a"), Acquired::Waiting(_)));
@@ -29,7 +29,8 @@ fn the_newest_is_next_and_the_others_go_home() {
     assert_eq!(Scene::superseded_by(&scene.replace(3, "a")), Some(4), "and again");
     assert_eq!(scene.seen("a").stat.superseded, 1);
     scene.leave(1, "a");
-    // Who came before and replaces nobody has its turn, and is not asked for one that came while it waited.
+    // A waiter without `--replace` that came before keeps its turn, and is not asked to end for a
+    // run that came while it waited.
     assert!(scene.on(false, false).queue(2, "a", X));
     assert!(matches!(scene.replace(4, "a"), Acquired::Waiting(_)));
     assert_eq!(scene.renew(2, "a"), Renewal::Renewed);
@@ -39,7 +40,7 @@ fn the_newest_is_next_and_the_others_go_home() {
 }
 
 #[test]
-fn who_stays_is_waited_for() {
+fn a_hold_that_is_not_replaceable_is_waited_for() {
     let mut scene = Scene::new();
     assert!(scene.on(true, true).queue(1, "a", X));
     assert!(matches!(scene.replace(2, "a"), Acquired::Waiting(_)));
@@ -51,7 +52,7 @@ fn who_stays_is_waited_for() {
 }
 
 #[test]
-fn a_grant_that_nobody_has_heard_of_is_taken_back() {
+fn an_unconfirmed_grant_is_taken_back() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X));
     assert!(matches!(scene.replace(2, "ab"), Acquired::Waiting(_)));
@@ -62,7 +63,7 @@ fn a_grant_that_nobody_has_heard_of_is_taken_back() {
 }
 
 #[test]
-fn while_it_is_paused_nobody_is_asked() {
+fn while_paused_no_holder_is_asked() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X));
     let (a, by) = (name("a"), Owner::default());
@@ -76,11 +77,11 @@ fn while_it_is_paused_nobody_is_asked() {
 }
 
 #[test]
-fn one_that_was_not_heard_of_for_long_does_not_come_back_as_the_newest() {
+fn a_waiter_that_returns_late_is_not_the_newest() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X));
     assert!(matches!(scene.replace(2, "a"), Acquired::Waiting(_)));
-    // The store was away, and forgot who waited; the newer one comes back first.
+    // The store was away and forgot the waiters; the newer one comes back first.
     scene.pass(700_000);
     assert!(matches!(scene.replace(3, "a"), Acquired::Granted(_)));
     scene.waited = Duration::from_secs(700);
@@ -92,7 +93,7 @@ fn one_that_was_not_heard_of_for_long_does_not_come_back_as_the_newest() {
 }
 
 #[test]
-fn an_operators_word_comes_first() {
+fn an_operators_request_takes_precedence() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X));
     let fence = scene.seen("a").holders[0].fence;
@@ -103,7 +104,7 @@ fn an_operators_word_comes_first() {
 }
 
 #[test]
-fn a_clock_that_was_set_back_sends_nobody_home() {
+fn a_clock_that_was_set_back_supersedes_nobody() {
     let mut scene = Scene::new();
     assert!(matches!(scene.replace(1, "a"), Acquired::Granted(_)));
     scene.leave(1, "a");

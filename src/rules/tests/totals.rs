@@ -1,4 +1,4 @@
-//! What is counted, and who is told: the totals, an operator's request, and those who look on.
+//! Totals, an operator's request, and watchers.
 
 use super::*;
 use crate::exit::Ended;
@@ -9,7 +9,7 @@ impl Scene {
         self.seen(lock).stat
     }
 
-    /// Ends a hold whose job ended so.
+    /// Ends a hold with this end of its job.
     fn finish(&mut self, who: u32, locks: &str, job: Option<Ended>) -> Left {
         self.table.leave(
             self.now,
@@ -34,7 +34,7 @@ fn ends(stat: &Stat) -> Vec<(Outcome, u64)> {
 }
 
 #[test]
-fn a_grant_counts_once_when_it_is_heard_of() {
+fn a_grant_counts_once_when_confirmed() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X) && !scene.queue(2, "a", X));
     assert_eq!(scene.stat("a").waited.count(), 1);
@@ -45,7 +45,7 @@ fn a_grant_counts_once_when_it_is_heard_of() {
     assert!(scene.queue(2, "a", X) && scene.queue(2, "a", X));
     let stat = scene.stat("a");
     assert_eq!((stat.waited.count(), stat.waited.sum), (2, 50));
-    // A grant that nobody ever hears of is none.
+    // A grant that is never confirmed does not count.
     assert!(!scene.queue(3, "a", X));
     scene.leave(2, "a");
     scene.pass(10_000);
@@ -63,7 +63,7 @@ fn a_renewal_that_confirms_counts_the_grant() {
 }
 
 #[test]
-fn who_does_not_wait_is_counted_at_the_lock_in_the_way() {
+fn a_refusal_is_counted_at_the_blocking_lock() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "b", X));
     assert!(!scene.ask(2, "abc", X) && !scene.ask(3, "ab", X));
@@ -73,7 +73,7 @@ fn who_does_not_wait_is_counted_at_the_lock_in_the_way() {
 }
 
 #[test]
-fn who_leaves_the_queue_is_counted_once_and_at_one_lock() {
+fn a_waiter_that_leaves_is_counted_once_and_at_one_lock() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "ab", X) && !scene.queue(2, "ab", X));
     assert_eq!((scene.leave(2, "ab"), scene.leave(2, "ab")), (Left::Dequeued, Left::NotHeld));
@@ -99,7 +99,7 @@ fn jobs_are_counted_by_how_they_ended() {
     assert_eq!((stat.succeeded, stat.failed), (2, 2));
     assert_eq!((stat.last_success, stat.last_failure), (Some(at[4]), Some(at[2])));
     assert_eq!((ends(&stat), stat.held.sum), (vec![(Outcome::Released, 5)], 5000));
-    // A command that never ran is no end.
+    // A command that never ran does not count as an end.
     assert!(scene.queue(9, "a", X));
     scene.table.leave(
         scene.now,
@@ -111,9 +111,9 @@ fn jobs_are_counted_by_how_they_ended() {
     assert_eq!((stat.waited.count(), stat.held.count()), (6, 5));
 }
 
-/// Whatever status the job had: it did not come to its own end.
+/// Whatever its status, a job that did not end by itself has failed.
 #[test]
-fn what_did_not_end_by_itself_has_failed() {
+fn jobs_that_did_not_end_by_themselves_have_failed() {
     let mut scene = Scene::new();
     let cut = [Outcome::Crashed, Outcome::Timeout, Outcome::Stopped, Outcome::Lost];
     for (who, (outcome, job)) in (1..).zip(cut.into_iter().zip([None, Some(Ended::Code(0)), None, None])) {
@@ -128,7 +128,7 @@ fn what_did_not_end_by_itself_has_failed() {
     assert_eq!((stat.succeeded, stat.failed), (0, 5));
     assert_eq!(stat.last_failure, stat.last.get(&Outcome::Expired).copied());
     assert!(ends(&stat).iter().all(|(_, count)| *count == 1) && ends(&stat).len() == 5);
-    // A min-hold stands, as after an end of its own.
+    // A min-hold stands, as after an end by itself.
     let mut scene = Scene::new();
     scene.min_hold = Duration::from_secs(60);
     assert!(scene.ask(1, "a", X));
@@ -138,7 +138,7 @@ fn what_did_not_end_by_itself_has_failed() {
 }
 
 #[test]
-fn a_lease_that_ran_out_counts_as_long_as_it_was_whoever_notices_when() {
+fn an_expired_lease_counts_its_length_whenever_it_is_noticed() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", S) && scene.queue(2, "a", S));
     let since = scene.record("a").holds[&token(2)].since.millis();
@@ -146,7 +146,7 @@ fn a_lease_that_ran_out_counts_as_long_as_it_was_whoever_notices_when() {
     let seen = scene.stat("a");
     assert_eq!((ends(&seen), seen.held.sum), (vec![(Outcome::Expired, 2)], 60_000));
     assert_eq!(seen.last[&Outcome::Expired], since + 30_000);
-    // An operation writes down what the look showed.
+    // An operation records what the view showed.
     assert!(scene.ask(3, "a", X));
     let stat = scene.stat("a");
     assert_eq!((&stat.ends, &stat.held, &stat.last), (&seen.ends, &seen.held, &seen.last));
@@ -166,7 +166,7 @@ fn a_hold_taken_away_ends_once() {
 }
 
 #[test]
-fn what_a_min_hold_keeps_does_not_end_again() {
+fn a_cooling_hold_does_not_end_again() {
     for mode in [X, S, Mode::Slots(2)] {
         let mut scene = Scene::new();
         scene.min_hold = Duration::from_secs(60);
@@ -200,7 +200,7 @@ fn a_request_reaches_the_hold_that_was_shown() {
     assert_eq!(scene.request("a", shown, 71), Requested::Asked);
     assert_eq!((scene.renew(1, "a"), scene.renew(2, "a")), (Renewal::Asked, Renewal::Renewed));
     assert_eq!(scene.renew(1, "a"), Renewal::Asked, "until it ends");
-    // The first who asked is the one who asked.
+    // The first operator to ask is recorded.
     assert_eq!(scene.request("a", shown, 72), Requested::Asked);
     let holders = scene.seen("a").holders;
     let asked: Vec<_> = holders.iter().map(|holder| holder.asked.as_ref().map(|by| by.pid)).collect();
@@ -222,7 +222,7 @@ fn a_request_for_one_of_several_locks_asks_for_the_hold() {
 }
 
 #[test]
-fn a_request_does_not_reach_what_is_over() {
+fn a_request_does_not_reach_a_hold_that_is_over() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X) && !scene.queue(2, "a", X));
     let shown = scene.fence("a", 1);
@@ -238,7 +238,7 @@ fn a_request_does_not_reach_what_is_over() {
 }
 
 #[test]
-fn who_looks_on_is_remembered_as_long_as_it_says_so() {
+fn a_watch_lasts_until_it_is_not_renewed() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X) && !scene.queue(2, "a", X));
     let before = scene.record("a").clone();
@@ -252,12 +252,12 @@ fn who_looks_on_is_remembered_as_long_as_it_says_so() {
     watches(&mut scene, 9);
     let watchers: Vec<_> = scene.record("a").watchers.keys().cloned().collect();
     assert_eq!(watchers, [8, 9].map(token));
-    // Nothing else comes of it: nobody is served, counted or heard.
+    // A watch has no other effect: no grant, no count, no heartbeat.
     scene.record("a").watchers.clear();
     assert_eq!(*scene.record("a"), before);
 }
 
-/// Of a record that was forged: the counts stay where they are.
+/// The record was forged.
 #[test]
 fn totals_at_their_end_stop_there() {
     let mut scene = Scene::new();

@@ -1,5 +1,6 @@
-//! What must a coordinator do for the [engine](super)? Keep records of locks, tell their versions and the time, write them if
-//! nobody else did meanwhile, and know who lives. What is done with the records is not its affair.
+//! What must a coordinator do for the [engine](super)? It keeps the records of locks with their
+//! versions, tells the time, writes the records unless another process wrote them meanwhile, and
+//! knows which processes live. It does not decide what the records say.
 
 use super::queue::Queue;
 use crate::clock::Moment;
@@ -16,30 +17,34 @@ const CROWD: u64 = 50;
 /// See [`Adapter::rarely`].
 const RARELY: u32 = 8;
 
-/// What a coordinator does for the engine. The clock by which leases end is its own (I3).
+/// What a coordinator does for the engine. Leases end by the coordinator's clock (I3).
 pub trait Adapter: Clone + Send {
-    /// What it keeps of one lock.
+    /// What the coordinator keeps of one lock.
     type Entry: Entry;
-    /// Another life, watched: its end ends a [`Adapter::sleep`].
+    /// A watch on the liveness of another token. The end of that liveness ends a
+    /// [`Adapter::sleep`].
     type Watch: Send;
 
-    /// To be called before an operation, which is to end by `deadline`: what was moved meanwhile is found again.
+    /// Called before an operation that must end by `deadline`. Prepares for it: a directory that
+    /// was moved is found again.
     fn refresh(&mut self, deadline: Moment) -> Result<(), Error>;
 
-    /// Whoever has more than this many before it looks at the records the more rarely the more there are, for it reads over
-    /// all of them. It is woken by whoever is before it in any case, and makes itself heard as often as the others.
+    /// Position in the queue from which on a waiter reads the records less often, because reading
+    /// covers the whole queue. Its predecessor wakes it in any case, and it sends heartbeats as
+    /// often as the others.
     fn crowd(&self) -> u64 {
         CROWD
     }
 
-    /// How many times as rarely as others at most.
+    /// The most heartbeat intervals between two reads of such a waiter.
     fn rarely(&self) -> u32 {
         RARELY
     }
 
-    /// The records of these locks in order of name, and the time for all of them, read before what holders and waiters have
-    /// said themselves. Nobody else changes them before they are written or let go; or [`Adapter::write`] tells that
-    /// somebody did. `me` is who asks.
+    /// Returns the records of these locks in order of name, and one time for all of them, which is
+    /// read before the deadlines that holders and waiters have published. No other process changes
+    /// the records until they are written or released, or [`Adapter::write`] reports a conflict.
+    /// `me` is the caller's token.
     fn lock(
         &self,
         names: &BTreeSet<String>,
@@ -47,7 +52,7 @@ pub trait Adapter: Clone + Send {
         deadline: Moment,
     ) -> Result<(Vec<Self::Entry>, Time), Error>;
 
-    /// The records of these locks as they are now, while others may change them.
+    /// Returns the same without locking: other processes may change the records meanwhile.
     fn look(
         &self,
         names: &BTreeSet<String>,
@@ -55,8 +60,9 @@ pub trait Adapter: Clone + Send {
         whom: CatchUp,
     ) -> Result<(Vec<Self::Entry>, Time), Error>;
 
-    /// Shows the law, which has the record, the waiter at that place of the queue, with what it has said itself since.
-    /// Answers the locks that it waits for. One that turns out to have left is taken out of the queue.
+    /// Adds the waiter at this place of the queue to `record`, for the lock rules, with the
+    /// deadline that the waiter has published since. Returns the locks that it waits for. If the
+    /// waiter has left, removes it from the queue.
     fn show(
         &self,
         entry: &mut Self::Entry,
@@ -65,12 +71,13 @@ pub trait Adapter: Clone + Send {
         now: Time,
     ) -> Result<Vec<String>, Error>;
 
-    /// Whether this process comes before those who do not insist from now on: what it [locks](Adapter::lock) they do not
-    /// change for a moment. For a holder that would else lose each race for its record against those who come.
-    fn insist(&self, _: bool) {}
+    /// With true, other processes that have not reserved do not change for a moment what this one
+    /// [locks](Adapter::lock). Otherwise a holder could lose every race for its record against
+    /// newcomers. False ends it.
+    fn reserve(&self, _: bool) {}
 
-    /// Writes the records that have changed, lets go of all, and then wakes those. Either nothing is written, or all; if it
-    /// is killed in between, those that come first in order of name.
+    /// Writes the records that have changed, releases all, and then wakes these tokens. It writes
+    /// all or nothing; if the process is killed in between, the first ones in order of name.
     fn write(
         &self,
         entries: Vec<(Self::Entry, Changed)>,
@@ -78,10 +85,10 @@ pub trait Adapter: Clone + Send {
         woken: &[Token],
     ) -> Result<Written, Error>;
 
-    /// Lets go of records as they were.
+    /// Releases the records without a change.
     fn release(&self, entries: Vec<Self::Entry>);
 
-    /// Forgets every connection.
+    /// Drops all connections.
     fn reset(&mut self) {}
 
     /// See [`crate::store::Store::endurance`].
@@ -89,78 +96,83 @@ pub trait Adapter: Clone + Send {
         Endurance::Short
     }
 
-    /// The full names of all locks of which something is kept, or what is wrong with what is kept.
+    /// The full names of all locks that have a record, or what is wrong with a record.
     fn names(&self) -> Result<Vec<Result<String, Error>>, Error>;
 
-    /// Removes now and then what the dead have left.
-    fn tidy(&self);
+    /// Removes, now and then, what dead processes have left.
+    fn clean_up(&self);
 
-    /// The time on this process' clock by which leases are counted here.
+    /// Now, on the clock that this coordinator's leases are measured by.
     fn now(&self) -> Duration;
 
-    /// The token that stands for this one in all that the coordinator keeps. Its records and keys then tell no token by
-    /// which a hold could be renewed or given back.
+    /// The token that the coordinator keeps in place of this one, such as a hash of it. Then nobody
+    /// can renew or release a hold with what the records say.
     fn stored(&self, token: &Token) -> Token {
         token.clone()
     }
 
-    /// The token is about to be asked for: where the lease is a session, that is as long.
+    /// Called before an acquire with this token. If leases are sessions, the session has this ttl.
     fn attend(&mut self, _: &Token, _ttl: Duration) {}
 
-    /// Begins the life of this process under that token. Answers the descriptors that the guard is to keep open: it lasts
-    /// as long as they are open anywhere.
+    /// Begins this process's liveness under the token. Returns the descriptors that the guard must
+    /// keep open: the liveness lasts as long as any process has them open.
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error>;
 
-    /// Ends it, if it is this process' own.
+    /// Ends the liveness, if it is this process's own.
     fn end(&mut self, token: &Token);
 
-    /// Whether others may believe in the token for this process has its life.
+    /// Whether this process has the token's liveness, so that others can see whether the token
+    /// lives.
     fn is_mine(&self, token: &Token) -> bool;
 
-    /// The token is about to be given back: no other thread of this process asks with it again.
+    /// Called before the token is released. After it no thread of this process acquires with it.
     fn give_up(&self, token: &Token);
 
-    /// Whether it was given back by this process, or is about to be.
+    /// Whether this process has called [`Adapter::give_up`] for the token.
     fn is_given_up(&self, token: &Token) -> bool;
 
-    /// Whether this process has the life of the token, and another one that has it too has ended it.
+    /// Whether another process that shares the token's liveness with this one, such as the guard,
+    /// has ended it.
     fn was_ended(&self, token: &Token) -> bool;
 
-    /// Says in this process' own place that the lease of its token ends then by [`Adapter::now`]. Whether others can hear
-    /// it; what they read afterwards they judge by a clock that they have read before.
+    /// Publishes outside the record when the token's lease ends, by [`Adapter::now`]. Returns
+    /// whether others can read it. They read the clock first and this end second.
     fn say_lease(&self, token: &Token, until: Duration) -> bool;
 
-    /// Whether a lease is a session, which the coordinator ends by itself. Then the records are handed out as
-    /// [`Record::judge`] leaves them, whose lease is over is told by the coordinator alone, and [`Adapter::write`] sees to it
-    /// that whoever asks has a session for what it is granted or waits for, counted from before the operation.
+    /// Whether a lease is a session, which the coordinator ends by itself. Then the adapter returns
+    /// the records as [`Record::judge`] leaves them, the coordinator alone decides which leases are
+    /// over, and [`Adapter::write`] makes sure that the caller has a session for what it is granted
+    /// or waits for, counted from before the operation.
     fn has_sessions(&self) -> bool {
         false
     }
 
-    /// Keeps the session by which the token holds these locks for `ttl` longer, counted from before the call; whether there
-    /// still was one. Only what is looked at next proves it: that fails where somebody may have said so who had no say.
+    /// Extends the session that the token holds these locks by, for `ttl` from before the call.
+    /// Returns whether there was one. Only the next read proves it: that read fails if a server
+    /// answered that was no longer entitled to.
     fn extend(&self, _: &Names, _: &Token, _ttl: Duration) -> Result<bool, Error> {
         Ok(false)
     }
 
-    /// Says in the same way as [`Adapter::say_lease`] that a waiter for these locks is not silent until then. Whether that
-    /// is all there is to say: it still waits, and others can hear it.
+    /// Publishes, like [`Adapter::say_lease`], the time until which a waiter is not stale. Returns
+    /// whether that is enough: the token still waits, and others can read it.
     fn say_heard(&self, names: &Names, token: &Token, until: Duration) -> bool;
 
-    /// Whether it can also watch a token of which nothing is tracked.
+    /// Whether the adapter can also watch a token that is not [tracked](Entry::tracked).
     fn watches_anybody(&self) -> bool {
         false
     }
 
-    /// Whether the owner of a token lives.
+    /// Whether the owner of the token lives.
     fn liveness(&self, token: &Token) -> Liveness<Self::Watch>;
 
-    /// Forgets a dead one of whom no record tells any more.
+    /// Removes the liveness of a dead token that no record names any more.
     fn forget(&self, token: &Token);
 
-    /// Sleeps until the owner of `token`, which waits for these locks, is woken or one of the others ends, at the most for
-    /// `limit`: then it answers false. An [alarm](crate::store::net::alarm) ends it, too. The more are `ahead`, the later it may
-    /// notice where nothing wakes it.
+    /// Sleeps until the owner of `token`, which waits for these locks, is woken or one of the
+    /// `others` ends. Returns false after `limit`, or after an
+    /// [interrupt](crate::store::net::interrupt). `ahead` is the position in the queue: an adapter that
+    /// must poll may poll less often far back.
     fn sleep<'a>(
         &self,
         names: &Names,
@@ -172,85 +184,88 @@ pub trait Adapter: Clone + Send {
     where
         Self::Watch: 'a;
 
-    /// What hears when the owner of `token`, which holds these locks or looks on, is woken.
+    /// A subscription to what wakes the owner of `token`, which holds or watches these locks.
     fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription>;
 }
 
-/// What is kept of one lock.
+/// What the coordinator keeps of one lock.
 pub trait Entry {
-    /// Its full name.
+    /// The lock's full name.
     fn name(&self) -> &str;
-    /// What the law keeps, but for those waiters that it was not shown.
+    /// The record for the lock rules, without the waiters that [`Adapter::show`] has not added.
     fn record(&mut self) -> &mut Record;
-    /// The tokens whose owners can be told to live or not. Others are believed to live.
+    /// The tokens whose liveness can be checked. Others count as alive.
     fn tracked(&self) -> &BTreeMap<Token, Tracked>;
-    /// The same, to be changed.
+    /// The same, mutable.
     fn tracked_mut(&mut self) -> &mut BTreeMap<Token, Tracked>;
-    /// Who waits.
+    /// The waiters.
     fn queue(&self) -> &Queue;
-    /// Another one for every change.
+    /// A number that differs after every change.
     fn version(&self) -> u64;
-    /// Those of the last ends that the record does not have, newest first.
+    /// The last ends that are not in the record, newest first.
     fn log(&self) -> Vec<LoggedEnd>;
 }
 
-/// What is known of a token whose owner can be told to live or not.
+/// What is known of a token whose liveness can be checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tracked {
-    /// How many locks it asked for together: where it is reaped in all of them, its life can go.
+    /// Number of locks that the token asked for together. Once it is reaped in all of them, its
+    /// liveness can be removed.
     pub locks: u32,
-    /// How long a lease it takes, in milliseconds: so long it may believe in one whose end can no longer be read.
+    /// Length of the token's lease in milliseconds. If the published end can no longer be read, the
+    /// holder may count on its lease for this long.
     pub ttl: u64,
 }
 
-/// Whose own word about the end of their leases is read.
+/// For which holders the published end of the lease is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CatchUp {
-    /// Of those whose lease is over by the record.
+    /// Holders whose lease is over by the record.
     Due,
-    /// Of all.
+    /// All holders.
     All,
 }
 
-/// What became of the records that were to be written.
+/// The outcome of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Written {
-    /// They are.
+    /// All records are written.
     Yes,
-    /// Nothing was: somebody else has changed one of them since it was read.
+    /// Nothing is written: another process has changed one of the records since it was read.
     Conflict,
-    /// Nothing was: it is more than the store takes at once, which is said where it cannot be less.
+    /// Nothing is written: it is more than the store takes in one request. The error is for the
+    /// user, if the operation cannot write less.
     TooLarge(Error),
 }
 
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 impl Written {
-    /// It is more than the store with this name takes at once.
+    /// The records are more than the store with this name takes in one request.
     pub fn too_large(shown: &str) -> Self {
         Self::TooLarge(Error::Unavailable(format!(
-            "{shown}: too many hold the lock or wait for it, more than one request can say; try again when some have left"
+            "{shown}: the lock has too many holders and waiters for one request; try again when some have left"
         )))
     }
 }
 
-/// Whether a record has to be written.
+/// Whether a record has changed and must be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Changed {
-    /// It has.
+    /// Must be written.
     Yes,
-    /// It is as it was.
+    /// Only released.
     No,
 }
 
-/// What can be told of the owner of a token.
+/// Whether the owner of a token lives.
 #[derive(Debug)]
 pub enum Liveness<W> {
-    /// It lives.
+    /// Alive, with a watch that notices its end.
     Alive(W),
-    /// It does not.
+    /// The process has died.
     Dead,
-    /// It has given everything back, or somebody removed what would tell.
+    /// There is no liveness: the token was released, or somebody removed the file or key.
     Missing,
-    /// It cannot be told now. Then only its lease or its silence ends it.
+    /// Cannot be determined now. Only the end of its lease or missed heartbeats end the token then.
     Unknown,
 }

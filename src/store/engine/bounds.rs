@@ -1,18 +1,19 @@
-//! Is a record what a dlock would have written? Somebody else may write where an adapter reads. (Texts and tokens are bounded by
-//! their types.)
+//! Checks that a record could have been written by dlock, because other programs may write there
+//! too. (Texts and tokens are bounded by their types.)
 
 use crate::lock::SLOTS_MAX;
 use crate::rules::{Lock, REFUSALS_KEPT, Record};
 
-/// No time and no fence is greater: what is added to them does not overflow.
+/// Upper bound of times and fences, so that adding to them does not overflow.
 pub const NUMBER_MOST: u64 = 1 << 60;
 
-/// Whether a number is one of dlock's.
+/// Checks a number against [`NUMBER_MOST`].
 pub fn check_number(number: u64) -> Result<(), &'static str> {
     if number > NUMBER_MOST { Err("a number is too great") } else { Ok(()) }
 }
 
-/// Whether a record is; without those who wait, who are kept beside it.
+/// Checks a record without waiters: these are kept beside the record and checked where they are
+/// read.
 pub fn check(record: &Record) -> Result<(), &'static str> {
     check_number(record.fence)?;
     match &record.lock {

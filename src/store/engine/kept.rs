@@ -1,4 +1,5 @@
-//! What is kept of one lock where a store reads it whole: its record, who waits, and how it is told from what is none.
+//! One lock as a store that reads it whole returns it: the record, the queue, and how stored values
+//! are parsed.
 
 use super::queue::Queue;
 use super::{Entry, Tracked};
@@ -9,38 +10,39 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::ops::DerefMut;
 
-/// A lock as a store told it.
+/// One lock as a store returned it.
 #[derive(Debug, Default)]
 pub struct Kept {
-    /// The full name.
+    /// The lock's full name.
     pub name: String,
-    /// Another one for every change; 0 where nothing is kept.
+    /// Differs after every change; 0 if nothing is recorded.
     pub version: u64,
     pub record: Record,
-    /// How many ends there have been.
+    /// How many holds have ended so far.
     pub ends: u64,
     pub queue: Queue,
-    /// What does not change about those who wait, of those to whom the law may turn.
+    /// The notes of those waiters that the rules may decide about.
     pub notes: BTreeMap<Token, Vec<u8>>,
     pub tracked: BTreeMap<Token, Tracked>,
-    /// Of the last ends those that were read, newest first.
+    /// The last ends that were read, newest first.
     pub log: Vec<LoggedEnd>,
 }
 
 impl Kept {
-    /// A lock of which nothing is kept.
+    /// A lock without a record.
     pub fn absent(name: &str) -> Self {
         Self { name: name.into(), ..Self::default() }
     }
 
-    /// Whether `me` holds it and need not know of anybody who waits but the first ones. Whom somebody newer sends home may stand
-    /// anywhere.
+    /// Whether `me` holds the lock and needs only the first waiters. If somebody used `--replace`,
+    /// the superseded waiter may be anywhere in the queue.
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
     pub fn is_enough_for(&self, me: &Token) -> bool {
         self.record.holds.contains_key(me) && self.record.newest.is_none()
     }
 
-    /// Takes over a record that was used last at `used`, in milliseconds since 1970, unless it is only of what is long past.
+    /// Sets the record, which was last used at `used` (milliseconds since 1970), unless it is
+    /// vacant and has been unused for [`HISTORY_KEPT`].
     pub fn set_record(&mut self, record: Record, used: u64, now: Time) {
         if !record.is_vacant(now) || now.millis().saturating_sub(used) <= millis(HISTORY_KEPT) {
             self.record = record;
@@ -78,9 +80,9 @@ impl<E: DerefMut<Target = Kept>> Entry for E {
     }
 }
 
-/// Reads a value that says in which format it is. The error is one short line.
+/// Parses a value with a `format` field. The error is one short line.
 pub fn parse<B: DeserializeOwned>(value: &[u8], format: u32) -> Result<B, String> {
-    /// What can be read of any format.
+    /// The part that every format has.
     #[derive(Deserialize)]
     struct Any {
         format: u32,

@@ -1,6 +1,7 @@
-//! Whom of those who wait for a lock must the law see? Only those to whom it may turn: the first ones, who asks, and the one
-//! before that. So the work of an operation does not grow with those who wait, but for a look over what an adapter keeps
-//! of each at the ready. What the law made of those that it was shown is told as [`Changes`].
+//! Selects the waiters that a decision can depend on: the first ones, the caller, and the caller's
+//! predecessor. So the cost of an operation does not grow with the number of waiters, except for a
+//! pass over the few bytes that an adapter keeps in memory for each. What the rules changed about
+//! the selected waiters is returned as [`Changes`].
 
 use super::Tracked;
 use crate::lock::{Mode, Owner, Token};
@@ -8,23 +9,23 @@ use crate::rules::{Due, Record, Terms, Time, Waiter};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The length of a token.
+/// Length of a token in bytes.
 pub const TOKEN: usize = 32;
-/// In place of a token: that of all who wait behind those that were read.
+/// Placeholder in place of a token. It stands for all waiters behind those that were read.
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
 const UNREAD: [u8; TOKEN] = [0xff; TOKEN];
 
-/// All who wait, parked ones included, in order of their tickets.
+/// All waiters of a lock, suspended ones included, in order of their tickets.
 #[derive(Debug, Default)]
 pub struct Queue {
-    /// One for each.
+    /// One element for each waiter.
     pub waiting: Vec<Waiting>,
 }
 
-/// One who waits, without what only matters when it is served.
+/// One waiter, without the data that only a grant needs.
 #[derive(Debug, Clone)]
 pub struct Waiting {
-    /// Its token, as text.
+    /// The token, as text.
     pub token: [u8; TOKEN],
     /// As in [`Waiter`].
     pub ticket: u64,
@@ -36,13 +37,13 @@ pub struct Waiting {
     pub forget: u64,
     /// As in [`Waiter`].
     pub mode: Mode,
-    /// Where it stands.
+    /// In the queue, or suspended.
     pub place: Place,
-    /// Whether its owner can be told to live or not.
+    /// Whether the owner's liveness can be checked.
     pub is_tracked: bool,
-    /// Where the adapter has its note: the beginning and the length.
+    /// Where the adapter keeps the waiter's note: start and length.
     pub note: (u32, u32),
-    /// What the law was shown of it, if it was.
+    /// What the rules were shown of the waiter, if they were.
     shown: Option<Box<Shown>>,
 }
 
@@ -51,8 +52,8 @@ pub struct Waiting {
 pub enum Place {
     /// In the queue.
     Queued,
-    /// Beside it, with its ticket.
-    Parked,
+    /// Out of the queue, with the ticket kept.
+    Suspended,
 }
 
 #[derive(Debug, Clone)]
@@ -61,7 +62,7 @@ struct Shown {
     tracked: Option<Tracked>,
 }
 
-/// What does not change about a waiter.
+/// The data of a waiter that does not change.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Note {
     token: Token,
@@ -73,32 +74,33 @@ pub struct Note {
     tracked: Option<Tracked>,
 }
 
-/// What the law made of a queue.
+/// What the rules have changed in a queue.
 #[derive(Debug)]
 pub struct Changes<'q> {
-    /// Those who came or are otherwise than before, with their notes where these are new.
+    /// New or changed waiters, with their notes if these are new.
     pub news: Vec<(Waiting, Option<Note>)>,
-    /// Those who wait no more, or no more with this ticket.
+    /// Waiters that have left, or have another ticket now.
     pub gone: Vec<&'q Waiting>,
 }
 
-/// Whether somebody may be about to stand at the end of the queue.
+/// Whether the caller may join the end of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Joins {
-    /// It may.
+    /// The caller may join.
     Yes,
-    /// It does not.
+    /// The caller does not join.
     No,
 }
 
 impl Waiting {
-    /// One that the law was not shown yet.
+    /// A waiter that the rules have not been shown.
     pub fn new(token: [u8; TOKEN], ticket: u64, mode: Mode, place: Place) -> Self {
         let (since, silent, forget, note) = (0, 0, 0, (0, 0));
         Self { token, ticket, since, silent, forget, mode, place, is_tracked: false, note, shown: None }
     }
 
-    /// All who wait behind those that were read, of whom the last one has this ticket. Nobody's token.
+    /// The placeholder for all waiters behind those that were read, with the ticket of the last of
+    /// them.
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
     pub fn unread(ticket: u64) -> Self {
         Self::new(UNREAD, ticket, Mode::Exclusive, Place::Queued)
@@ -114,12 +116,12 @@ impl Waiting {
         })
     }
 
-    /// By what they are in order.
+    /// The sort key of the queue.
     pub fn key(&self) -> (u64, [u8; TOKEN]) {
         (self.ticket, self.token)
     }
 
-    /// Whose it is.
+    /// The waiter's token; None for the placeholder.
     pub fn token(&self) -> Option<Token> {
         std::str::from_utf8(&self.token).ok().and_then(|text| Token::parse(text).ok())
     }
@@ -132,62 +134,63 @@ impl Waiting {
         self.place == Place::Queued
     }
 
-    /// Whether the law was shown it.
+    /// Whether the rules were shown this waiter.
     pub fn is_shown(&self) -> bool {
         self.shown.is_some()
     }
 
-    /// Whether nobody remembers it at this time any more. (Of one that the law was not shown; it would know better.)
+    /// Whether the waiter is suspended and its ticket has lapsed. Only for waiters that the rules
+    /// were not shown: the rules decide for the others.
     pub fn is_forgotten(&self, now: Time) -> bool {
         !self.is_queued() && !self.is_shown() && Due(self.forget).is_past(now)
     }
 }
 
 impl Queue {
-    /// Whether somebody waits whom the law was not shown.
+    /// Whether there are waiters that the rules were not shown.
     pub fn has_unshown(&self) -> bool {
         self.waiting.iter().any(|waiting| !waiting.is_shown())
     }
 
-    /// How many wait.
+    /// Number of waiters, suspended ones included.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether nobody does.
+    /// Whether there are no waiters.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Whose the place is.
+    /// The token of the waiter at this place.
     pub fn token(&self, at: usize) -> Option<Token> {
         self.waiting.get(at)?.token()
     }
 
-    /// Removes what stands for those who were not read, for now they are.
+    /// Removes the placeholder, once all waiters are read.
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
     pub fn drop_unread(&mut self) {
         self.waiting.retain(|waiting| waiting.token != UNREAD);
     }
 
-    /// The place of a token.
+    /// The place of this token's waiter.
     pub fn find(&self, token: &Token) -> Option<usize> {
         self.waiting.iter().position(|waiting| waiting.is(token))
     }
 
-    /// Whether the first in the queue, if there is one, wants the lock for itself alone.
+    /// Whether the head of the queue wants the exclusive lock, or there is no head.
     pub fn is_for_one(&self) -> bool {
         let mut queued = self.waiting.iter().filter(|waiting| waiting.is_queued());
         queued.next().is_none_or(|head| head.mode == Mode::Exclusive)
     }
 
-    /// Whether the token stood in the queue when this was read.
+    /// Whether the token was in the queue when the record was read.
     pub fn is_queued(&self, token: &Token) -> bool {
         self.find(token).is_some_and(|at| self.waiting[at].is_queued())
     }
 
-    /// Shows a waiter of the lock `name` to the law. `heard` adds what it has said itself since. Answers the locks that it
-    /// waits for.
+    /// Adds the waiter at this place to `record`, for the lock rules. `heard` applies the deadline
+    /// that the waiter has published since. Returns the locks that the waiter waits for.
     pub fn show(
         &mut self,
         at: usize,
@@ -232,8 +235,9 @@ impl Queue {
         Ok(names)
     }
 
-    /// The waiter whom the law has to be shown yet: at the front of the queue, among the first `front` besides `me`, or
-    /// directly before `me`; whoever comes last where `me` is about to join them, and whom it may replace.
+    /// The next waiter that the rules must be shown: one of the first `front` besides `me`, `me`,
+    /// or the predecessor of `me`. If `me` joins: the last in the queue, and the waiter that `me`
+    /// may replace.
     pub fn exposed(&self, record: &Record, front: usize, me: Option<(&Token, Joins)>) -> Option<usize> {
         let is_left = |waiting: &Waiting| match waiting.token() {
             Some(token) if waiting.is_shown() => record.queue.contains(&(waiting.ticket, token)),
@@ -264,8 +268,8 @@ impl Queue {
         nearest.filter(|(_, waiting)| !waiting.is_shown()).map(|(at, _)| at)
     }
 
-    /// Whether the law granted the lock to somebody who stands behind one whom it was not shown, or who did not stand in the
-    /// queue at all. `had` tells who held it before.
+    /// Whether the rules granted the lock past a waiter that they were not shown: to one behind it,
+    /// or to a token that was not in the queue. `had` tells who held the lock before.
     pub fn was_passed_over(&self, record: &Record, had: impl Fn(&Token) -> bool) -> bool {
         let is_unshown = self.waiting.iter().any(|waiting| waiting.is_queued() && !waiting.is_shown());
         if is_unshown && record.holds.keys().any(|token| !had(token) && !self.is_queued(token)) {
@@ -277,19 +281,19 @@ impl Queue {
         behind.filter(|waiting| waiting.is_shown()).filter_map(Waiting::token).any(holds)
     }
 
-    /// How many stand before `me` that the law was not shown.
+    /// How many waiters before `me` the rules were not shown.
     pub fn unseen_before(&self, record: &Record, me: &Token) -> u64 {
         let Some(ticket) = record.waiters.get(me).map(|waiter| waiter.ticket) else { return 0 };
         let before = self.waiting.iter().take_while(|waiting| waiting.ticket < ticket);
         before.filter(|waiting| waiting.is_queued() && !waiting.is_shown()).count() as u64
     }
 
-    /// What the law made of those that it was shown, and of those that came.
+    /// What the rules have changed: the waiters that they were shown, and new ones.
     pub fn changes(&self, record: &Record, all_tracked: &BTreeMap<Token, Tracked>) -> Changes<'_> {
         let mut changes = Changes { news: Vec::new(), gone: Vec::new() };
         for (token, waiter) in &record.waiters {
             let is_queued = record.queue.contains(&(waiter.ticket, token.clone()));
-            let place = if is_queued { Place::Queued } else { Place::Parked };
+            let place = if is_queued { Place::Queued } else { Place::Suspended };
             let tracked = all_tracked.get(token).copied();
             let Some(mut new) = Waiting::of(waiter, token, place, tracked) else { continue };
             let known = self.find(token).map(|at| &self.waiting[at]);
@@ -322,6 +326,6 @@ impl Queue {
 
 #[cfg(test)]
 thread_local! {
-    /// How many waiters the law was shown by this thread.
+    /// How many waiters this thread has shown to the rules.
     pub static SHOWN: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }

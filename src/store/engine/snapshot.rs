@@ -1,23 +1,24 @@
-//! What about a record decides who is woken by its change, and who stands in whose way? Looked at, never changed.
+//! What a change of a record means for waiters and holders: which waiters it wakes, and which hold blocks which waiter.
+//! Reads records only.
 
 use crate::lock::{Mode, Token};
 use crate::rules::{Absence, Hold, Lock, Phase, Record};
 use std::collections::BTreeMap;
 use std::mem::Discriminant;
 
-/// A record before an operation, as far as it decides whom that has to wake.
+/// The parts of a record before an operation that decide which waiters the operation must wake.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    /// The holds, and who was asked to end.
+    /// The phase of each hold, and whether its holder was asked to end.
     pub holds: BTreeMap<Token, (Phase, Asked)>,
     pub absence: Absence,
     head: Option<Token>,
     lock: Option<Discriminant<Lock>>,
-    /// Only where somebody watches.
+    /// Only if the lock has watchers.
     all: Option<(Vec<Token>, [u64; 5])>,
 }
 
-/// Whether an operator asked a holder to end.
+/// Whether a holder was asked to end its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
     Yes,
@@ -39,14 +40,16 @@ impl Snapshot {
         }
     }
 
-    /// Whether there is anything new for those who look on: a grant, an end, a refusal, a waiter that comes or goes.
+    /// Whether watchers must be woken: after a grant, an end, a refusal, or when a waiter comes or
+    /// leaves.
     pub fn is_seen(&self, record: &Record) -> bool {
         let now = Self::at(record);
         now.holds != self.holds || now.lock != self.lock || now.all != self.all
     }
 
-    /// Whether the head is another, or has to look again at what it waits for. One holder less of several is no news for
-    /// it: if the lock were to be had now, it would have been granted it.
+    /// Whether the head must be woken: it is a new one, or the lock or the phase of a hold has
+    /// changed. The end of one of several holds does not count: if that had freed the lock, the
+    /// rules would have granted it to the head.
     pub fn is_news(&self, record: &Record) -> bool {
         self.head.as_ref() != record.queue.first().map(|(_, token)| token)
             || self.lock != Some(std::mem::discriminant(&record.lock))
@@ -61,14 +64,14 @@ pub fn asked(hold: &Hold) -> Asked {
     if hold.asked.is_some() { Asked::Yes } else { Asked::No }
 }
 
-/// The queue, who was refused, found it done or was sent home, the grants that were heard of, and the pause.
+/// The queue, the pause, and the counts of refusals and of confirmed grants.
 fn everything(record: &Record) -> (Vec<Token>, [u64; 5]) {
     let queue = record.queue.iter().map(|(_, token)| token.clone()).collect();
     let paused = record.paused.as_ref().map_or(0, |pause| pause.until);
     (queue, [record.stat.busy, record.stat.done, record.stat.superseded, record.stat.waited.count(), paused])
 }
 
-/// Those who hold it or lost it to an operator. What a min-hold keeps has no life.
+/// The holders, revoked ones included. A cooling hold is left out: it has no liveness.
 pub fn holders(record: &Record) -> impl Iterator<Item = &Token> {
     record.holds.iter().filter(|(_, hold)| hold.phase != Phase::Cooling).map(|(token, _)| token)
 }
@@ -79,7 +82,7 @@ pub fn predecessor<'r>(record: &'r Record, me: &Token) -> Option<&'r Token> {
     record.queue.range(..(ticket, me.clone())).next_back().map(|(_, token)| token)
 }
 
-/// Whether the holders are in nobody's way who wants the lock so.
+/// Whether the present holders leave room for another in this mode.
 pub fn admits(record: &Record, mode: Mode) -> bool {
     match (&record.lock, mode) {
         (Lock::Free, _) | (Lock::Shared { .. }, Mode::Shared) => true,
@@ -90,7 +93,7 @@ pub fn admits(record: &Record, mode: Mode) -> bool {
     }
 }
 
-/// The fence of a lock that was granted to `me` alone, which has not confirmed it yet.
+/// The fence of the exclusive hold of `me`, if `me` has not confirmed it yet.
 pub fn granted_alone(record: &Record, me: &Token) -> Option<u64> {
     let is_alone = matches!(&record.lock, Lock::Exclusive { token, .. } if token == me);
     let hold = record.holds.get(me).filter(|hold| is_alone && hold.phase == Phase::Held && !hold.confirmed);

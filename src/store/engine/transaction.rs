@@ -1,100 +1,108 @@
-//! How does one operation change the records of several locks as if they were one? Records locked and read into a
-//! [`LockTable`], the dead reaped, the law applied, records written, let go, whoever it concerns woken. What the operation
-//! is, is the engine's affair.
+//! Applies one operation to the records of several locks as if they were one. It locks the records
+//! and reads them into a [`LockTable`], removes the dead, applies the operation, writes the
+//! records, releases them, and wakes waiters and holders. The engine decides which operation.
 //!
-//! *Which locks.* Those asked for, and those that the law turned to: whether a waiter is served depends on all its locks.
-//! Which these are shows when it is applied. What it wanted and had not been read, it found empty; then all that it did is
-//! forgotten, everything is let go and taken again with those too, for an adapter locks in order of name: nobody waits in a
-//! circle. Who only comes to stand behind others, or leaves their middle, has its own locks only.
+//! *Which locks.* The locks that the caller named, and the locks that the rules asked for: whether
+//! a waiter may be granted a lock depends on all locks that it waits for. The rules find out while
+//! they run. A lock that was not read looks empty to them. Then the transaction is thrown away, all
+//! records are released, and it starts again with those locks too. An adapter locks in order of
+//! name, so no two processes wait for each other. A caller that only joins a queue behind others,
+//! or leaves its middle, needs its own locks only.
 //!
-//! *Which waiters.* Those to whom the law may turn: see [`super::queue`]. If it came to others, it begins again with more.
+//! *Which waiters.* Those that the rules may decide about: see [`super::queue`]. If the rules
+//! reached others, the transaction starts again with more.
 //!
-//! *Only looking* a transaction may be tried on what the records say ([`Transaction::look`]): if it turns out that it would
-//! change nothing but what its owner says in its own place, as with most heartbeats and renewals, that is all there is to
-//! it.
+//! *Without locking.* A transaction may first be tried on the records as they are
+//! ([`Transaction::look`]). If it would change nothing but what its owner publishes outside the
+//! record, as with most heartbeats and renewals, nothing more is needed.
 //!
-//! *A kill between two records.* An adapter writes all or none, but where it is killed in between: then the first of them,
-//! in order of name, are changed and the rest as they were. That never makes two holders, whatever the order: each record
-//! was true before and is true after, it names whom the law admitted to its lock, and a token believes in its hold only
-//! after an operation that was done for all of its locks. What is left half is healed by the law:
-//! - A token granted some of its locks still waits for the others with its old ticket. When it asks, it loses those
-//!   (`may_start_anew`) and is served anew; if it does not ask, nobody confirmed the grant, which ends by itself.
-//! - A token that gave some of its locks back: whoever did that is dead. If it was the guard or the guard lives, the
-//!   other of the two gives back the rest; else nobody has its life open and the rest is reaped. The first record in
-//!   order of name remembers the token as spent and is written first, so that no request that is still on its way
-//!   takes up again what is half gone.
-//! - A waiter that stands in some of its queues, or was parked in some: it is in all of them when it asks again, and as
-//!   long as it does not it is silent, then passed over, or dead and reaped.
+//! *A kill between two records.* An adapter writes all or nothing, unless its process is killed in
+//! between. Then the first records in order of name are changed and the others are not. That never
+//! makes two holders, in whatever order: each record was true before and is true after, it names
+//! the holders of its lock, and a token counts on its hold only after an operation that succeeded
+//! for all its locks. The next operation mends what was written half:
+//! - A token that was granted some of its locks still waits for the others with its old ticket.
+//!   When it asks, it loses those grants (`may_start_anew`) and is granted all anew. If it does not
+//!   ask, the unconfirmed grant lapses.
+//! - A token that gave some of its locks back: the process that did so is dead. If it was dlock and
+//!   the guard lives, or the other way round, the survivor gives back the rest. If both are dead,
+//!   the rest is reaped. The first record in order of name is written first and remembers the token
+//!   as released, so a late request cannot take the locks again.
+//! - A waiter that stands in only some of its queues, or was suspended in some, is in all of them
+//!   when it asks again. Until then it is stale and passed over, or dead and reaped.
 //!
-//! Deliberately without a journal: it would cost every operation a write more.
+//! There is no journal on purpose: each operation would cost one more write.
 
 use super::queue::Joins;
 use super::snapshot::{Asked, Snapshot, admits, asked, granted_alone, holders, predecessor};
 use super::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked, Written};
 use crate::clock::Moment;
 use crate::lock::{Mode, Names, Token};
-use crate::rules::{Absence, Hold, Lock, LockTable, Phase, Record, Spent, Time, Waiter, millis};
+use crate::rules::{Absence, Hold, Lock, LockTable, Phase, Record, Time, Tombstone, Waiter, millis};
 use crate::store::Error;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// So many tokens without a life are remembered once they were given back.
-const SPENT_MOST: usize = 16;
+/// Number of released tokens without liveness that a record remembers.
+const RELEASED_MAX: usize = 16;
 
 /// The records of one operation.
 pub struct Transaction<'a, A: Adapter> {
     adapter: &'a A,
-    /// Who asks, and whether it may be about to join a queue.
+    /// The caller's token, and whether the caller may join a queue.
     me: Option<(Token, Joins)>,
-    /// The full names of the locks that the operation is about.
+    /// Full names of the locks that the operation is about.
     asked: BTreeSet<String>,
-    /// In order of name.
+    /// The records that were read, in order of name.
     opened: Vec<Opened<A::Entry>>,
     is_locked: bool,
-    /// What the law works on.
+    /// The records as the lock rules see and change them.
     pub table: LockTable,
-    /// The time of all of them.
+    /// The time of the operation, for all records.
     pub now: Time,
-    /// Those who were reaped, and have a life that tells of it.
+    /// Tokens that were reaped in all their locks, so that their liveness can be removed.
     dead: Vec<Token>,
     is_reaped: bool,
-    /// Where nobody in the queue is looked at: the fence of what is only to be confirmed.
+    /// The fence of the grant, if the operation only confirms it. Then no waiter is read.
     confirms: Option<u64>,
-    /// Whether a refusal need not be counted: others have changed the records too often.
+    /// Whether a refusal need not be counted, because other processes have changed the records too
+    /// often.
     pub may_go_uncounted: bool,
-    /// Whether there is nothing to write but such a count.
+    /// Whether the only change is such a count.
     pub is_only_count: bool,
 }
 
-/// One record; what the law keeps is in the table meanwhile.
+/// One record. Its content is in `table` during the operation.
 struct Opened<E> {
     entry: E,
-    /// The record as it was; most of those that the operation is not about stay so.
+    /// The record as it was read, to see whether it has changed. None for the operation's own locks
+    /// if they are locked: those are always written.
     was: Option<Box<Record>>,
     before: Snapshot,
 }
 
-/// Whose deaths an operation has to know of, besides those of the heads, who may be granted the locks by it. Each costs
-/// a system call, and a lock may be shared by a thousand.
+/// Which holders an operation checks for death. It always checks the heads of the queues, because
+/// they may be granted the lock. Each check costs a system call, and a thousand holders may share a
+/// lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
-    /// Nobody's. Whoever waits for a holder watches it.
+    /// None. The waiters watch the holders.
     Heads,
-    /// Of the holders where they are in the way of one who wants the locks so.
+    /// The holders that block a caller that wants the locks in this mode.
     Wants(Mode),
-    /// Of all holders.
+    /// All holders.
     Holders,
 }
 
 impl Look {
-    /// Whether who asks may be about to join a queue.
+    /// Whether the caller may join a queue.
     pub fn joins(self) -> Joins {
         if matches!(self, Self::Wants(_)) { Joins::Yes } else { Joins::No }
     }
 }
 
 impl<'a, A: Adapter> Transaction<'a, A> {
-    /// Locks and reads the records of these locks, and of those that it turned out to need as well.
+    /// Locks and reads the records of these locks and of the `related` ones.
     pub fn open(
         adapter: &'a A,
         names: &Names,
@@ -107,7 +115,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         Ok(Self { is_locked: true, ..Self::with(adapter, asked, entries, now) })
     }
 
-    /// Reads the records of these locks, as they are now, to see what an operation would do.
+    /// Reads the records of these locks without locking, to see what an operation would do.
     pub fn look(adapter: &'a A, names: &Names, me: Option<&Token>) -> Result<Self, Error> {
         let asked = full(names);
         let (entries, now) = adapter.look(&asked, me, CatchUp::Due)?;
@@ -136,8 +144,8 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         }
     }
 
-    /// Shows the law those waiters to whom it may turn: the first so many of each queue, `me`, who is before that one, and
-    /// whoever is the last where it joins.
+    /// Adds the waiters that the rules may decide about: the first `front` of each queue, `me`, the
+    /// predecessor of `me`, and the last waiter if `me` joins the queue.
     pub fn reveal(&mut self, front: usize, me: Option<&Token>, look: Look) -> Result<(), Error> {
         self.me = me.map(|me| (me.clone(), look.joins()));
         self.confirms = me.filter(|_| front == 0).and_then(|me| self.to_confirm(me));
@@ -172,7 +180,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         entry.queue().exposed(self.table.records.get(entry.name())?, front, me)
     }
 
-    /// Shows one waiter, in all its queues: the law takes it out of all at once.
+    /// Adds one waiter, in all its queues: the rules remove it from all at once.
     fn show_one(&mut self, at: usize, waiter: usize) -> Result<(), Error> {
         let Self { adapter, opened, table, now, .. } = self;
         let mut show = |entry: &mut A::Entry, waiter: usize| match table.records.get_mut(entry.name()) {
@@ -190,8 +198,9 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         Ok(())
     }
 
-    /// How many of each queue the law is to be shown at first: whom an end of a hold grants the lock, and if somebody else
-    /// could hold it beside that, who is behind it. Nobody where a lock is only to be confirmed: its job waits for that.
+    /// How many waiters of each queue the rules see at first: the one that is granted the lock when
+    /// a hold ends, and the one behind it if both could hold the lock together. None if the caller
+    /// only confirms a grant: its job waits for that.
     pub fn front(&self, me: Option<&Token>, look: Look) -> usize {
         if matches!(look, Look::Wants(_)) && me.is_some_and(|me| self.to_confirm(me).is_some()) {
             return 0;
@@ -205,7 +214,8 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         granted_alone(self.table.records.get(entry.name())?, me)
     }
 
-    /// Whether what was to be confirmed is: else it may have been granted anew, to whoever was shown.
+    /// Whether the grant was confirmed. Otherwise the lock may have been granted anew, to a waiter
+    /// that was read.
     fn has_confirmed(&self, fence: u64) -> bool {
         let mut records = self.table.records.values();
         records.any(|record| {
@@ -214,8 +224,8 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         })
     }
 
-    /// Whether the law came to waiters that it was not shown. It looks at nobody behind the one whom it granted a lock that
-    /// nobody else may have beside that; of several locks it may.
+    /// Whether the rules reached waiters that they were not shown. Once the rules have granted one
+    /// exclusive lock, they look at nobody behind the new holder. With several locks they may.
     pub fn has_come_too_far(&self) -> bool {
         if let Some(fence) = self.confirms {
             return !self.has_confirmed(fence);
@@ -231,7 +241,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         })
     }
 
-    /// How many stand before a waiter, at most in any of its queues.
+    /// The waiter's position: the largest number of waiters before it in any of its queues.
     pub fn ahead(&self, me: &Token) -> u64 {
         let ahead = self.opened.iter().filter_map(|opened| {
             let record = self
@@ -246,18 +256,18 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         ahead.max().unwrap_or_default()
     }
 
-    /// The locks that the law turned to and that were not read.
+    /// The locks that the rules asked for and that were not read.
     pub fn missing(&self) -> Vec<String> {
         let is_read = |name: &String| self.opened.iter().any(|opened| opened.entry.name() == *name);
         self.table.records.keys().filter(|name| !is_read(name)).cloned().collect()
     }
 
-    /// Lets go of everything as it was.
+    /// Releases all records without a change.
     pub fn abort(self) {
         self.adapter.release(self.opened.into_iter().map(|opened| opened.entry).collect());
     }
 
-    /// Whether nothing has changed, but how long a waiter with that token is not silent yet.
+    /// Whether nothing has changed except when the waiter `me` becomes stale.
     pub fn is_idle(&mut self, me: &Token) -> bool {
         let Self { table, opened, .. } = self;
         !self.is_reaped
@@ -274,7 +284,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
             })
     }
 
-    /// The token has a life, which can be felt from now on.
+    /// Records that the token has liveness, so that others can check it from now on.
     pub fn track(&mut self, token: &Token, ttl: Duration) {
         let locks = u32::try_from(self.asked.len()).unwrap_or(u32::MAX);
         for opened in self.opened.iter_mut().filter(|opened| self.asked.contains(opened.entry.name())) {
@@ -282,24 +292,25 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         }
     }
 
-    /// The token has no life any more, and whether it lives can no longer be told.
+    /// Records that the token's liveness has ended and can no longer be checked.
     pub fn untrack(&mut self, token: &Token) {
         for opened in &mut self.opened {
             opened.entry.tracked_mut().remove(token);
         }
     }
 
-    /// Whether one of the locks was granted to the token.
+    /// Whether the token holds one of the locks, confirmed or not.
     pub fn is_held_by(&self, token: &Token) -> bool {
         self.table.records.values().any(|record| record.holds.contains_key(token))
     }
 
-    /// Whether one of the locks was granted to anybody else. Among several the more haste is the less speed.
+    /// Whether another token holds one of the locks. With several holders a short back-off only
+    /// makes more conflicts.
     pub fn is_held_by_others(&self, me: Option<&Token>) -> bool {
         self.table.records.values().flat_map(|record| record.holds.keys()).any(|token| Some(token) != me)
     }
 
-    /// Whether a record names the token: as that of a hold whose job may live, or of a waiter.
+    /// Whether a record names the token, as a waiter or as a hold whose job may still run.
     pub fn is_named(&self, token: &Token) -> bool {
         self.table.records.values().any(|record| {
             let holds = record.holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling);
@@ -307,15 +318,15 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         })
     }
 
-    /// Reaps whoever is dead and stands where it would hold up others or be granted a lock: the heads, the one directly
-    /// before `me` in each of its queues, and holders as `look` says.
+    /// Reaps dead tokens that would hold up others or be granted a lock: the heads of the queues,
+    /// the predecessor of `me` in each queue, and holders as `look` says.
     pub fn reap(&mut self, me: Option<&Token>, look: Look) -> Result<(), Error> {
         let mut felt: BTreeSet<Token> = BTreeSet::new();
         if self.confirms.is_some() {
             return Ok(());
         }
         loop {
-            // Again and again: behind a dead head stands another one.
+            // Repeated, because the waiter behind a dead head becomes the head.
             self.show(1)?;
             let found: Vec<Token> = self
                 .suspects(me, look)
@@ -327,14 +338,15 @@ impl<'a, A: Adapter> Transaction<'a, A> {
             }
             for token in found {
                 if !felt.contains(&token) && self.is_dead(&token) {
-                    // The law must not take it for the last one.
+                    // The rules must not take the dead waiter for the last in the queue.
                     self.show(2)?;
                     self.table.reap(self.now, &token);
                     self.is_reaped = true;
                     let entries = self.opened.iter_mut();
                     let known: Vec<Tracked> =
                         entries.filter_map(|opened| opened.entry.tracked_mut().remove(&token)).collect();
-                    // Where another lock has to reap it as well, its life is what shows that it is dead.
+                    // If another lock must reap the token too, its liveness must remain: it shows
+                    // that the token is dead.
                     if known.iter().all(|tracked| tracked.locks as usize <= known.len()) {
                         self.dead.push(token.clone());
                     }
@@ -374,9 +386,10 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         self.is_tracked(token) && matches!(self.adapter.liveness(token), Liveness::Dead)
     }
 
-    /// A token that was given back is remembered for the sake of requests that arrive late. None can come from a
-    /// process that is no more; without this, a lock that is taken all the time would keep a long list. Of those without
-    /// a life, which a script gave back, the last are enough: nobody asks with them once they were handed over.
+    /// Drops released tokens that need not be remembered. A record remembers them because a request
+    /// may arrive late. A dead process sends no more requests; without this, a busy lock would keep
+    /// a long list. Of the tokens without liveness, which a script released, the newest are enough:
+    /// nothing acquires with them after the hand-over.
     pub fn drop_spent(&mut self, me: Option<&Token>) {
         if self.confirms.is_some() {
             return;
@@ -394,7 +407,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
                 .partition(|(token, _)| is_done(token));
             let mut kept: Vec<_> = kept.iter().filter(|(token, _)| !self.is_tracked(token)).collect();
             kept.sort_unstable_by_key(|(_, spent)| std::cmp::Reverse(spent.until));
-            let oldest = kept.into_iter().skip(SPENT_MOST);
+            let oldest = kept.into_iter().skip(RELEASED_MAX);
             done.extend(gone.iter().chain(oldest).map(|(token, _)| (*token).clone()));
         }
         for token in done {
@@ -404,9 +417,9 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         }
     }
 
-    /// Whom a waiter has to watch, of those whom the adapter can watch: the one directly before it in each of its queues,
-    /// and where it is the head itself, the holders that are in its way. At most `limit`, the first to end by themselves:
-    /// what becomes of the rest is met by the law's `next`.
+    /// The tokens that a waiter must watch, of those that the adapter can watch: its predecessor in
+    /// each queue, and if it is the head, the holders that block it. At most `limit`, those whose
+    /// leases end first; for the others the waiter relies on the `next` of the rules' answer.
     pub fn whom_to_watch(&self, me: &Token, limit: usize) -> BTreeSet<Token> {
         let mut whom = Vec::new();
         for record in self.asked() {
@@ -424,13 +437,13 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         whom.into_iter().take(limit).map(|(_, token)| token.clone()).collect()
     }
 
-    /// Writes what changed, lets go, and wakes.
+    /// Writes what has changed, releases the records, and wakes.
     pub fn commit(mut self, me: Option<&Token>) -> Result<Written, Error> {
-        let woken = self.whom_to_wake(me);
+        let woken = self.tokens_to_wake(me);
         let mut entries = Vec::with_capacity(self.opened.len());
         for Opened { mut entry, was, before } in self.opened {
             let mut record = self.table.records.remove(entry.name()).unwrap_or_default();
-            // The law took those whom it was shown for all.
+            // The rules saw only some of the waiters, and took them for all.
             if record.absence == Absence::default()
                 && (self.confirms.is_some() || entry.queue().has_unshown())
             {
@@ -440,8 +453,8 @@ impl<'a, A: Adapter> Transaction<'a, A> {
             *entry.record() = record;
             entries.push((entry, changed));
         }
-        // Who is woken asks for it at once. If the lock went to a dead one behind those looked at, whoever is behind that
-        // watches it and asks by itself.
+        // A token that is woken asks for the lock at once. If the lock went to a dead waiter behind
+        // those that were checked, the waiter behind that one watches it and asks by itself.
         let written = self.adapter.write(entries, self.now, &woken)?;
         if written == Written::Yes {
             self.dead.iter().for_each(|token| self.adapter.forget(token));
@@ -449,9 +462,10 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         Ok(written)
     }
 
-    /// Whoever was granted a lock and does not know it yet, was asked to end, or looks on. And each head that is another
-    /// or for which what it waits for is, unless what happened is one grant: whoever is behind that watches it already.
-    fn whom_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
+    /// The tokens to wake: new holders that have not confirmed, holders that were asked to end, and
+    /// watchers. Also the head of a queue, if it is new or what blocks it has changed. If the only
+    /// change is one exclusive grant, the head already watches the new holder and is not woken.
+    fn tokens_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
         let (mut woken, mut others) = (Vec::new(), Vec::new());
         for opened in &self.opened {
             let Some(record) = self.table.records.get(opened.entry.name()) else { continue };
@@ -459,27 +473,28 @@ impl<'a, A: Adapter> Transaction<'a, A> {
                 .holds
                 .iter()
                 .filter(|(token, hold)| !hold.confirmed && !opened.before.holds.contains_key(*token));
-            let news = |(token, hold): &(&Token, &Hold)| {
+            let is_newly_asked = |(token, hold): &(&Token, &Hold)| {
                 let before = opened.before.holds.get(*token);
                 asked(hold) == Asked::Yes && before.is_some_and(|(_, asked)| *asked == Asked::No)
             };
-            let told = record.holds.iter().filter(news).map(|(token, _)| token.clone());
+            let to_end = record.holds.iter().filter(is_newly_asked).map(|(token, _)| token.clone());
             let is_seen = !record.watchers.is_empty() && opened.before.is_seen(record);
             let watchers = is_seen.then_some(&record.watchers).into_iter().flatten();
-            others.extend(told.chain(watchers.map(|(token, _)| token.clone())));
-            // Those for whom it is done stand in the queue no more, and are told when they ask.
-            let went = |(token, waiter): &(&Token, &Waiter)| {
-                let stands = record.queue.contains(&(waiter.ticket, (*token).clone()));
+            others.extend(to_end.chain(watchers.map(|(token, _)| token.clone())));
+            // A waiter whose --once-per run is done has left the queue. It is woken, and gets the
+            // answer when it asks.
+            let is_done = |(token, waiter): &(&Token, &Waiter)| {
+                let is_queued_now = record.queue.contains(&(waiter.ticket, (*token).clone()));
                 waiter.terms.once_per.is_some()
-                    && !stands
+                    && !is_queued_now
                     && !record.holds.contains_key(*token)
                     && opened.entry.queue().is_queued(token)
             };
-            others.extend(record.waiters.iter().filter(went).map(|(token, _)| token.clone()));
-            let sent_home = |(token, spent): &(&Token, &Spent)| {
+            others.extend(record.waiters.iter().filter(is_done).map(|(token, _)| token.clone()));
+            let superseded = |(token, spent): &(&Token, &Tombstone)| {
                 spent.superseded && opened.entry.queue().find(token).is_some()
             };
-            others.extend(record.spent.iter().filter(sent_home).map(|(token, _)| token.clone()));
+            others.extend(record.spent.iter().filter(superseded).map(|(token, _)| token.clone()));
             let before = woken.len();
             woken.extend(granted.map(|(token, _)| token.clone()));
             let is_handover = woken.len() > before && matches!(record.lock, Lock::Exclusive { .. });
@@ -492,7 +507,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         }
         woken.append(&mut others);
         woken.retain(|token| Some(token) != me);
-        // One that was granted several locks is woken once.
+        // A token that was granted several locks is woken once.
         let mut seen = BTreeSet::new();
         woken.retain(|token| seen.insert(token.clone()));
         woken

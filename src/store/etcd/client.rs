@@ -1,5 +1,6 @@
-//! How is a cluster of etcd asked, of which a member may be gone? One member is asked as long as it answers, and then the
-//! next one, within the time that an operation has. Logging in, and what each error means to a lock.
+//! Sends requests to a cluster of etcd. It stays with one member while that answers, and then tries
+//! the next one, within the time of the operation. It also logs in, and says what each error means
+//! to a lock.
 
 use super::http::{Answer, Connection, Failure, Request};
 use super::words::{Header, LeaseAnswer, Login, Number, Said, Streamed, Txn, TxnAnswer};
@@ -9,35 +10,37 @@ use crate::store::Error;
 use crate::store::net::failure::plain;
 use crate::store::net::password::{self, Password};
 use crate::store::net::tls::Tls;
-use crate::store::net::{Address, alarm};
+use crate::store::net::{Address, interrupt};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::json;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// An answer has no more commas, of which one stands before each thing in it but the first: what is read takes up to forty times
-/// as much room here as there. A key has four or five, so these are a hundred thousand locks or waiters.
+/// Most commas in an answer. Parsed, an answer takes up to forty times its size, and there is a
+/// comma between any two of its parts. A key has four or five parts, so this allows a hundred
+/// thousand locks or waiters.
 const PARTS_MOST: usize = 1 << 19;
-/// How long one waits before all members are asked again of which one is there and cannot serve: it is about to have a leader.
+/// Pause before the next round through all members, if one of them was there and could not serve: a
+/// leader is probably being elected.
 const ROUND: Duration = Duration::from_millis(50);
 
-/// So begins what a member with users answers to a request with a client certificate that has a name.
+/// Start of a member's error for a client certificate with a name, if the cluster has users.
 const NAMED_CERTIFICATE: &str = "CommonName of client sending a request against gateway";
 
-/// The code of an error by which a member says that it cannot serve now.
+/// gRPC code of a member that cannot serve now.
 const UNAVAILABLE: u16 = 14;
 
-/// Which cluster, and how to get into it.
+/// A cluster and the login for it.
 #[derive(Clone)]
 pub struct Target {
     /// At least one.
     pub members: Vec<Address>,
     pub user: Option<String>,
     pub password: Option<Password>,
-    /// Set where they are spoken to over TLS.
+    /// Set if the members are reached over TLS.
     pub tls: Option<Tls>,
-    /// What all keys begin with, without a slash at the end.
+    /// Prefix of all keys, without a slash at its end.
     pub prefix: String,
     /// How messages name the store.
     pub shown: String,
@@ -45,35 +48,35 @@ pub struct Target {
     pub op_timeout: Duration,
 }
 
-/// One who asks. A copy has connections of its own.
+/// A client. A clone opens its own connections.
 pub struct Client {
     pub target: Arc<Target>,
-    /// Which member is asked.
+    /// Index of the member in use.
     member: Cell<usize>,
-    line: RefCell<Option<Connection>>,
-    /// What logging in was answered.
+    connection: RefCell<Option<Connection>>,
+    /// The token of the login.
     pass: RefCell<Option<String>>,
-    /// Whose members they are.
+    /// Id of the cluster, once a member has said it.
     cluster: Cell<Option<u64>>,
-    /// When the operation under way is to end.
+    /// Deadline of the current operation.
     pub by: Cell<Moment>,
 }
 
-/// What a request was answered: a value, or why not.
+/// The answer to a request, or etcd's error.
 pub type Reply = Result<Good, Said>;
 
-/// A value, and the time of whoever answered.
+/// An answer's body, and the time of the member that sent it.
 pub struct Good {
     pub body: Vec<u8>,
     pub now: Time,
 }
 
-/// What became of asking for a lease.
+/// Result of a request for a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leased {
-    /// It is there from now on, for so many seconds.
+    /// Granted now, for this many seconds.
     New(u64),
-    /// It was there.
+    /// A lease with this id exists already.
     Old,
 }
 
@@ -81,47 +84,48 @@ impl Clone for Client {
     fn clone(&self) -> Self {
         let member = self.member.clone();
         let (target, by, cluster) = (Arc::clone(&self.target), self.by.clone(), self.cluster.clone());
-        Self { target, member, line: RefCell::default(), pass: self.pass.clone(), cluster, by }
+        Self { target, member, connection: RefCell::default(), pass: self.pass.clone(), cluster, by }
     }
 }
 
 impl Client {
-    /// It connects when it first asks; to any of the members, lest all ask the same.
+    /// A client that connects at its first request. It begins with a random member, to spread the
+    /// load.
     pub fn new(target: Target) -> Self {
         let chance = getrandom::u32().map_or(0, |chance| chance as usize);
         let member = Cell::new(chance % target.members.len().max(1));
         let by = Cell::new(Moment::now());
-        let (line, pass, cluster) = (RefCell::default(), RefCell::default(), Cell::new(None));
-        Self { target: Arc::new(target), member, line, pass, cluster, by }
+        let (connection, pass, cluster) = (RefCell::default(), RefCell::default(), Cell::new(None));
+        Self { target: Arc::new(target), member, connection, pass, cluster, by }
     }
 
     pub fn shown(&self) -> &str {
         &self.target.shown
     }
 
-    /// What is asked between two operations has a time of its own.
+    /// Sets a new deadline for requests between two operations, if the last one has passed.
     pub fn allow(&self) {
         if self.by.get().passed() {
             self.by.set(Moment::now().after(self.target.connect_timeout + self.target.op_timeout));
         }
     }
 
-    /// Which member is asked next.
+    /// Index of the member that the next request goes to.
     pub fn member(&self) -> usize {
         self.member.get()
     }
 
-    /// From now on the next member is asked, on a new connection.
+    /// Moves on to the next member, on a new connection.
     pub fn turn_away(&self) {
-        self.line.take();
+        self.connection.take();
         self.member.set((self.member.get() + 1) % self.target.members.len());
     }
 
-    /// Sends requests together. Each may arrive twice. While there is another member, one has half of the time that is left,
-    /// and no longer than connecting and one operation may take.
+    /// Sends requests in one batch. Each may arrive twice. While another member is left to try, a
+    /// member has half of the remaining time, and at most a connect and an operation timeout.
     pub fn ask(&self, requests: &[Request]) -> Result<Vec<Reply>, Failure> {
         let members = self.target.members.len();
-        let (mut asked, mut is_there, mut is_reused) = (0, false, self.line.borrow().is_some());
+        let (mut asked, mut is_there, mut is_reused) = (0, false, self.connection.borrow().is_some());
         let mut unable = None;
         loop {
             let by = self.by.get();
@@ -136,12 +140,12 @@ impl Client {
                 Err(failure) => failure,
                 answers => return answers,
             };
-            // One that had been quiet for long may just have ended.
+            // The member may have closed an idle connection; a new one to the same member may do.
             if std::mem::take(&mut is_reused) && matches!(failure, Failure::Broken(_)) {
-                self.line.take();
+                self.connection.take();
                 continue;
             }
-            // Some gateways hang up on whoever shows a login that has expired.
+            // Some gateways close the connection on an expired login.
             if matches!(failure, Failure::Broken(_)) {
                 self.pass.take();
             }
@@ -152,48 +156,48 @@ impl Client {
             }
             asked += 1;
             if by.passed() || (asked >= members && !is_there) {
-                // What a member said tells more than that there was no time left to ask it again.
+                // A member's own error says more than a timeout.
                 return Err(unable.map_or(failure, Failure::Unable));
             }
             if asked >= members {
                 (asked, is_there) = (0, false);
-                alarm::pause(ROUND.min(by.left())).map_err(|_| failure)?;
+                interrupt::pause(ROUND.min(by.left())).map_err(|_| failure)?;
             }
         }
     }
 
     fn ask_member(&self, requests: &[Request], by: Moment) -> Result<Vec<Reply>, Failure> {
-        let mut line = self.take_line(by)?;
+        let mut connection = self.take_connection(by)?;
         let mut is_new = false;
         loop {
             if self.pass.borrow().is_none() && self.target.user.is_some() {
                 is_new = true;
-                self.log_in(&mut line, by)?;
+                self.log_in(&mut connection, by)?;
             }
-            let answers = line.ask(requests, self.pass.borrow().as_deref(), by)?;
+            let answers = connection.ask(requests, self.pass.borrow().as_deref(), by)?;
             let replies: Vec<Reply> = answers.into_iter().map(|answer| self.read(answer)).collect();
             if let Some(failure) = replies.iter().find_map(|reply| self.unable(reply.as_ref().err()?)) {
                 return Err(failure);
             }
             let is_stale = |reply: &Reply| reply.as_ref().is_err_and(is_old_pass);
             if !is_new && self.target.user.is_some() && replies.iter().any(is_stale) {
-                // A member that was started again has forgotten it.
+                // A restarted member has forgotten the login.
                 self.pass.take();
                 continue;
             }
-            self.line.replace(Some(line));
+            self.connection.replace(Some(connection));
             return Ok(replies);
         }
     }
 
-    fn take_line(&self, by: Moment) -> Result<Connection, Failure> {
-        match self.line.take() {
-            Some(line) => Ok(line),
+    fn take_connection(&self, by: Moment) -> Result<Connection, Failure> {
+        match self.connection.take() {
+            Some(connection) => Ok(connection),
             None => self.connect(by),
         }
     }
 
-    /// A connection to the member that is asked.
+    /// Connects to the member in use.
     pub fn connect(&self, by: Moment) -> Result<Connection, Failure> {
         let Target { members, tls, shown, connect_timeout, .. } = &*self.target;
         let address = &members[self.member.get()];
@@ -203,38 +207,38 @@ impl Client {
         })
     }
 
-    /// What a request has to show, once somebody has logged in.
+    /// The token to send with a request, after the login.
     pub fn pass(&self) -> Option<String> {
         self.pass.borrow().clone()
     }
 
-    fn log_in(&self, line: &mut Connection, by: Moment) -> Result<(), Failure> {
+    fn log_in(&self, connection: &mut Connection, by: Moment) -> Result<(), Failure> {
         let shown = self.shown();
         let Some(password) = &self.target.password else {
             return Err(Failure::Refused(Error::Denied(format!(
-                "{shown} has a user and no password; give one by --password-file, --password-command or the config file"
+                "{shown}: a user is set, but no password; give it with --password-file, --password-command or the config file"
             ))));
         };
         password::log_in(shown, Some(password), by, |text| {
-            self.authenticate(line, text.unwrap_or_default(), by)
+            self.authenticate(connection, text.unwrap_or_default(), by)
         })
     }
 
-    fn authenticate(&self, line: &mut Connection, password: &str, by: Moment) -> Result<(), Failure> {
+    fn authenticate(&self, connection: &mut Connection, password: &str, by: Moment) -> Result<(), Failure> {
         let body = json!({ "name": self.target.user, "password": password }).to_string();
-        let answer = line.ask(&[Request { path: "auth/authenticate", body }], None, by)?;
+        let answer = connection.ask(&[Request { path: "auth/authenticate", body }], None, by)?;
         let reply = answer.into_iter().next().map(|answer| self.read(answer));
         match reply {
             Some(Ok(good)) => {
                 let login: Login = self.parse(&good.body)?;
                 let is_plain = login.token.bytes().all(|byte| byte.is_ascii_graphic());
                 if login.token.is_empty() || !is_plain {
-                    return Err(Failure::Refused(self.garbled("it lets one in, and does not say how")));
+                    return Err(Failure::Refused(self.garbled("its answer to the login has no token")));
                 }
                 self.pass.replace(Some(login.token));
                 Ok(())
             }
-            // Whoever is let in anyway needs no name.
+            // Without authentication in the cluster, no login is needed.
             Some(Err(said)) if said.message.contains("authentication is not enabled") => {
                 self.pass.replace(Some("-".into()));
                 Ok(())
@@ -253,14 +257,14 @@ impl Client {
         }
         let streamed = || serde_json::from_slice::<Streamed<IgnoredAny>>(&body).ok()?.error;
         let said = serde_json::from_slice::<Said>(&body).ok().filter(|said| said.code != 0).or_else(streamed);
-        // A balancer, or what else stands before a member, has no words of etcd's.
+        // The answer of a proxy in front of a member has no etcd error in it.
         let code = if matches!(status, 502..=504) { UNAVAILABLE } else { 0 };
         let is_of_certificate = status == 400 && body.starts_with(NAMED_CERTIFICATE.as_bytes());
         let message = if is_of_certificate { NAMED_CERTIFICATE.into() } else { format!("HTTP {status}") };
         Err(said.unwrap_or(Said { code, message }))
     }
 
-    /// A body that was expected to be such a value.
+    /// Parses a body.
     pub fn parse<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, Failure> {
         if body.iter().filter(|byte| **byte == b',').count() > PARTS_MOST {
             return Err(Failure::Refused(self.garbled("it has too many parts")));
@@ -269,21 +273,23 @@ impl Client {
     }
 
     pub fn garbled(&self, why: &str) -> Error {
-        Error::Garbled(format!("{}: the answer is not understood: {}", self.shown(), plain(why)))
+        Error::Garbled(format!("{}: dlock does not understand the answer: {}", self.shown(), plain(why)))
     }
 
-    /// That this member cannot serve now, where an error says so.
+    /// The failure for an error that says that this member cannot serve now. None for other errors.
     fn unable(&self, said: &Said) -> Option<Failure> {
         let shown = self.shown();
-        // Unavailable, and too late: no leader, another leader, a member that stops or only learns.
+        // UNAVAILABLE and DEADLINE_EXCEEDED (4): no leader, a new leader, a member that stops or
+        // only learns.
         let why = plain(&said.message);
-        // Its gateway shows the member's own certificate to the member, which hangs up on that.
+        // The gateway shows the member's own certificate to the member, which closes the connection
+        // if that certificate is not for clients.
         let is_own_handshake = self.target.tls.is_some()
             && ["broken pipe", "connection reset", "connection closed", "handshake", "bad certificate"]
                 .iter()
                 .any(|end| why.contains(end));
         let hint = if is_own_handshake {
-            "; if it stays so: with --client-cert-auth the certificate of a member has to be for clients, too (clientAuth; \
+            "; if this goes on: with --client-cert-auth the certificate of each member must be valid for clients, too (clientAuth; \
              docs/stores.md)"
         } else {
             ""
@@ -292,19 +298,19 @@ impl Client {
             .then(|| Failure::Unable(Error::Unavailable(format!("{shown} cannot serve now: {why}{hint}"))))
     }
 
-    /// What an error means.
+    /// Translates an etcd error.
     pub fn meaning(&self, said: &Said) -> Error {
         let (shown, why) = (self.shown(), plain(&said.message));
         match said.code {
             _ if why.contains("too many operations") => {
-                Error::Unfit(format!("{shown} takes no run of so many locks at once, by its --max-txn-ops"))
+                Error::Unfit(format!("{shown} cannot take so many locks at once (its --max-txn-ops)"))
             }
             _ if why.contains("invalid user ID or password") => {
                 Error::Denied(format!("{shown} refused the user name or the password"))
             }
             _ if why.contains("user name is empty") || why.contains("user name not found") => {
                 Error::Denied(format!(
-                    "{shown} wants a user and a password; name the user by DLOCK_USERNAME or in the URL, and give the password \
+                    "{shown} needs a user and a password; set the user with DLOCK_USERNAME or in the URL, and give the password \
                  by --password-file, --password-command or the config file"
                 ))
             }
@@ -318,19 +324,17 @@ impl Client {
             )),
             8 => Error::Unavailable(format!("{shown} is overloaded: {why}")),
             0 if why == NAMED_CERTIFICATE => Error::Denied(format!(
-                "{shown} has users, and its gateway takes no client certificate with a name (CN) then: give dlock one without \
-                 a CN (docs/stores.md)"
+                "{shown} has users, and then its gateway refuses client certificates with a common name (CN): give dlock one without a CN (docs/stores.md)"
             )),
             0 if why == "HTTP 404" => Error::Unfit(format!(
-                "{shown} has no JSON gateway at /v3: etcd 3.4 or later has, where --enable-grpc-gateway is not off; one that is \
-                 started with --config-file has none unless that file says enable-grpc-gateway: true"
+                "{shown} has no JSON gateway at /v3: dlock needs etcd 3.4 or later with --enable-grpc-gateway; if etcd is started with --config-file, write enable-grpc-gateway: true there"
             )),
             2 | 13 => Error::Unavailable(format!("{shown} cannot serve now: {why}")),
             code => Error::Garbled(format!("{shown} answered {code} {why}")),
         }
     }
 
-    /// One transaction.
+    /// Runs a transaction.
     pub fn txn(&self, txn: &Txn) -> Result<(TxnAnswer, Time), Failure> {
         let mut replies = self.ask(&[txn.request(self)?])?;
         self.txn_answer(replies.pop())
@@ -355,7 +359,7 @@ impl Client {
         }
     }
 
-    /// What asking for a lease was answered.
+    /// Reads the answer to [`grant`].
     pub fn leased(&self, reply: Option<Reply>) -> Result<Leased, Failure> {
         match reply {
             Some(Err(said)) if said.message.contains("lease already exists") => Ok(Leased::Old),
@@ -366,7 +370,8 @@ impl Client {
         }
     }
 
-    /// Who has kept a lease, and for how many seconds; none if it is no more.
+    /// Reads the answer to [`keep`]: the member that renewed the lease, and the seconds left. None
+    /// if the lease is gone.
     pub fn kept(&self, reply: Option<Reply>) -> Result<Option<(Header, u64)>, Failure> {
         let good = self.good(reply)?;
         let streamed: Streamed<LeaseAnswer> = self.parse(&good.body)?;
@@ -377,17 +382,18 @@ impl Client {
             Streamed { result: Some(kept), .. } => {
                 Ok(Some((kept.header, kept.ttl.0)).filter(|(_, ttl)| *ttl > 0))
             }
-            Streamed { .. } => Err(Failure::Refused(self.garbled("nothing is said of a lease"))),
+            Streamed { .. } => Err(Failure::Refused(self.garbled("the answer names no lease"))),
         }
     }
 
-    /// Keeps a lease: who has, and for how many seconds; none if it is no more.
+    /// Renews a lease. Returns the member that did it and the seconds left, or None if the lease is
+    /// gone.
     pub fn keep(&self, lease: u64) -> Result<Option<(Header, u64)>, Failure> {
         let mut replies = self.ask(&[keep(lease)])?;
         self.kept(replies.pop())
     }
 
-    /// Ends leases, and all keys on them. One that is no more is none.
+    /// Revokes leases, and so deletes all keys on them. A lease that is gone already is no error.
     pub fn revoke(&self, leases: &[u64]) -> Result<(), Failure> {
         let revoke =
             |lease: &u64| Request { path: "lease/revoke", body: json!({ "ID": Number(*lease) }).to_string() };
@@ -404,23 +410,24 @@ impl Txn {
     }
 }
 
-/// Asks for a lease of so many seconds.
+/// Request for a lease of this many seconds.
 pub fn grant(lease: u64, seconds: u64) -> Request {
     let body = json!({ "ID": Number(lease), "TTL": Number(seconds) }).to_string();
     Request { path: "lease/grant", body }
 }
 
-/// Keeps a lease.
+/// Request that renews a lease.
 pub fn keep(lease: u64) -> Request {
     Request { path: "lease/keepalive", body: json!({ "ID": Number(lease) }).to_string() }
 }
 
-/// That what logging in was answered is not believed any more.
+/// Whether the member no longer accepts the login's token.
 fn is_old_pass(said: &Said) -> bool {
     said.code == 16 || said.message.contains("revision of auth store is old")
 }
 
-/// The time of a member, which tells whole seconds; what is finer, and all where it tells nothing, comes from here.
+/// Microseconds from a member's whole seconds: the fraction is taken from this machine's clock, and
+/// the whole time where the member gives none.
 fn time(date: Option<u64>) -> Time {
     let here = SystemTime::now()
         .duration_since(UNIX_EPOCH)

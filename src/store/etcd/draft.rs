@@ -1,4 +1,5 @@
-//! What does a step write? One transaction, with the lease that whoever asks needs for it, and a touch for each who is woken.
+//! The write of an operation: one etcd transaction with the changed records, the lease that the
+//! caller needs, and a touch of each woken token's key in `life/`.
 
 use super::Keys;
 use super::client::{Leased, grant, keep};
@@ -14,28 +15,29 @@ use crate::store::engine::queue::Changes;
 use crate::store::engine::{Changed, Written};
 use std::collections::BTreeSet;
 
-/// So many locks one run may have: with more, giving them back to those who wait might not fit into a transaction.
+/// Most locks of one run. With more, the transaction that releases them to their waiters might be
+/// too large for etcd.
 const LOCKS_MOST: usize = 100;
 
-/// What a step writes.
+/// The transaction as it is built.
 pub struct Draft<'a> {
     keys: &'a Keys,
     layout: Layout<'a>,
     me: Option<Token>,
     compare: Vec<Compare>,
     acts: Vec<Act>,
-    /// The lease that whoever asks needs, and whether it has it.
+    /// The lease that the caller needs, and whether the caller has it.
     need: Option<(LeaseOf, Has)>,
-    /// Its place in the queue.
+    /// The caller's place in the queue.
     place: Option<Standing>,
-    /// Whether it had something.
+    /// Whether the caller held or waited for one of the locks.
     was: bool,
-    /// How many locks it has or waits for now.
+    /// How many locks the caller now holds or waits for.
     locks: usize,
 }
 
 impl<'a> Draft<'a> {
-    /// That writes what follows if nobody has changed these since they were read.
+    /// A draft that writes only if none of these records has changed since it was read.
     pub fn new(keys: &'a Keys, entries: &[(Node, Changed)]) -> Self {
         let layout = keys.layout();
         let unchanged =
@@ -59,7 +61,7 @@ impl<'a> Draft<'a> {
         let Changes { news, gone } = node.queue.changes(&node.record, &node.tracked);
         let mut gone: BTreeSet<Bytes> =
             gone.into_iter().map(|waiting| self.layout.waiter(&name, waiting)).collect();
-        let mut come = Vec::new();
+        let mut added = Vec::new();
         for (waiting, note) in news {
             let Some(token) = waiting.token() else { continue };
             let note = match note {
@@ -72,11 +74,11 @@ impl<'a> Draft<'a> {
             gone.remove(&key);
             let lease = node.leases.get(&token).copied().filter(|_| self.me.as_ref() != Some(&token));
             let lease = lease.unwrap_or_else(|| LeaseOf::Waiter.id(&token));
-            come.push((key, Row::of(&waiting, &note)?, lease));
+            added.push((key, Row::of(&waiting, &note)?, lease));
             node.notes.insert(token, note);
         }
         gone.into_iter().for_each(|key| self.delete(key));
-        come.into_iter().for_each(|(key, row, lease)| self.put(key, row, Some(lease)));
+        added.into_iter().for_each(|(key, row, lease)| self.put(key, row, Some(lease)));
         let has_session = |record: &Record, token: &Token| {
             record.holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling)
         };
@@ -103,7 +105,7 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    /// What whoever asks has of this lock now.
+    /// Adds the caller's hold or place in the queue, and notes the lease for it.
     fn add_mine(&mut self, node: &Node, now: Time) {
         let Some(me) = self.me.clone() else { return };
         self.was |= node.sessions.contains_key(&me) || node.leases.contains_key(&me);
@@ -137,14 +139,12 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Writes it.
+    /// Sends the transaction.
     pub fn write(mut self, woken: &[Token]) -> Result<Written, Error> {
         let client = &self.keys.client;
         if self.locks > LOCKS_MOST {
             let shown = client.shown();
-            return Err(Error::Unfit(format!(
-                "{shown} takes no run of more than {LOCKS_MOST} locks at once"
-            )));
+            return Err(Error::Unfit(format!("{shown} cannot take more than {LOCKS_MOST} locks at once")));
         }
         if let Some(me) = self.me.clone() {
             let life = self.layout.life(&me);
@@ -180,7 +180,8 @@ impl<'a> Draft<'a> {
         requests.push(txn.request(client)?);
         let mut replies = client.ask(&requests)?;
         let (reply, leased) = (replies.pop(), replies.pop());
-        // Somebody's lease has ended since this was read, perhaps the own one.
+        // A lease that the transaction refers to has ended since the read, perhaps the caller's
+        // own.
         if matches!(&reply, Some(Err(said)) if said.message.contains("lease not found")) {
             if let Some((lease, ..)) = need {
                 self.keys.leases.borrow_mut().remove(&lease);

@@ -1,16 +1,17 @@
-//! Under which keys does etcd keep what of a lock, and what do they say? Reading and checking them. Whoever may write there may
-//! have put anything there: all of it has bounds, and what is not understood is left as it is.
+//! The etcd keys of a lock and their values: naming, parsing and checks. Anybody with write access
+//! may have put anything there. So every value is checked against bounds, and one that is not
+//! understood stays as it is.
 //!
-//! | key behind the prefix | is |
+//! | key behind the prefix | value |
 //! |---|---|
-//! | `lock/NAME` | the record of a lock, without who waits and without its ends |
-//! | `hold/NAME/HASH` | that a holder has its session: its lease ends the hold |
-//! | `wait/NAME/TICKET/HASH` | one who waits, on a short lease that it keeps |
-//! | `call/NAME/TICKET/HASH` | one who was granted the lock or passed over, on the same lease |
-//! | `life/HASH` | what others watch of one who holds or waits, and touch to wake it; on the lease of the one or the other |
+//! | `lock/NAME` | the record of a lock, without its waiters and its log of ends |
+//! | `hold/NAME/HASH` | a holder's session; when its lease ends, the hold is over |
+//! | `wait/NAME/TICKET/HASH` | a waiter, on a short lease that it keeps alive |
+//! | `call/NAME/TICKET/HASH` | a suspended waiter, or one granted the lock, on the same lease |
+//! | `life/HASH` | a holder or waiter, on its lease; others watch it; a touch wakes the owner |
 //! | `end/NAME/NUMBER` | one of the last ends |
 //!
-//! HASH is what stands for a token in all of this ([`crate::lock::Token::hashed`]).
+//! HASH stands for a token in keys and records ([`crate::lock::Token::hashed`]).
 
 use super::words::{Bytes, Pair, Range, Span};
 use crate::lock::{Mode, SLOTS_MAX, Token};
@@ -28,14 +29,14 @@ use std::time::Duration;
 
 const FORMAT: u32 = 1;
 
-/// What stands for itself in the name of a lock.
+/// Characters of a lock's name that are not escaped: all but these are percent-encoded.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b':');
 
-/// Where the keys are.
+/// Builds the keys behind a prefix.
 pub struct Layout<'p>(pub &'p str);
 
 impl Layout<'_> {
-    /// That of one kind, or the beginning of all of it.
+    /// A lock's key of this kind, or the prefix of such keys.
     pub fn key(&self, kind: &str, name: &str) -> String {
         format!("{}/{kind}/{}", self.0, utf8_percent_encode(name, PLAIN))
     }
@@ -44,12 +45,12 @@ impl Layout<'_> {
         Bytes(self.key("lock", name).into())
     }
 
-    /// All records.
+    /// The range of all records.
     pub fn locks(&self) -> Span {
         below(format!("{}/lock/", self.0))
     }
 
-    /// The name of the lock whose record has this key.
+    /// The name of the lock whose record has this key. None if the key is not a record's.
     pub fn name_of(&self, key: &Bytes) -> Option<String> {
         let name = key.0.strip_prefix(format!("{}/lock/", self.0).as_bytes())?;
         percent_decode(name).decode_utf8().ok().map(Into::into)
@@ -66,7 +67,7 @@ impl Layout<'_> {
     pub fn waiter(&self, name: &str, waiting: &Waiting) -> Bytes {
         let kind = match waiting.place {
             Place::Queued => "wait",
-            Place::Parked => "call",
+            Place::Suspended => "call",
         };
         let mut key = format!("{}/{:016x}/", self.key(kind, name), waiting.ticket).into_bytes();
         key.extend(waiting.token);
@@ -76,7 +77,7 @@ impl Layout<'_> {
     pub fn waiters(&self, name: &str, place: Place) -> Span {
         let kind = match place {
             Place::Queued => "wait",
-            Place::Parked => "call",
+            Place::Suspended => "call",
         };
         below(format!("{}/", self.key(kind, name)))
     }
@@ -94,7 +95,7 @@ impl Layout<'_> {
     }
 }
 
-/// All keys that begin so; the beginning ends with a slash.
+/// The range of all keys that begin with `start`, which ends with a slash.
 fn below(start: String) -> Span {
     let mut end = start.clone().into_bytes();
     end.pop();
@@ -103,25 +104,25 @@ fn below(start: String) -> Span {
 }
 
 impl Span {
-    /// All of it.
+    /// Reads the whole span.
     pub fn whole(self) -> Range {
         Range { span: self, ..Range::default() }
     }
 }
 
-/// What is kept of one lock in one value.
+/// The value of `lock/NAME`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Body<R> {
     format: u32,
-    /// How many ends there have been.
+    /// Number of ends so far.
     ends: u64,
-    /// When it was used, in milliseconds since 1970.
+    /// Time of the last use, in milliseconds since 1970.
     used: u64,
-    /// Without those who wait, and without the log.
+    /// The record without waiters and log.
     record: R,
 }
 
-/// One who waits.
+/// The value of a waiter's key.
 #[derive(Serialize, Deserialize)]
 pub struct Row {
     since: u64,
@@ -130,20 +131,20 @@ pub struct Row {
 }
 
 impl Row {
-    /// What is written of one who waits.
+    /// Serializes a waiter.
     pub fn of(waiting: &Waiting, note: &[u8]) -> Result<Vec<u8>, serde_json::Error> {
         let note = serde_json::from_slice(note)?;
         serde_json::to_vec(&Self { since: waiting.since, mode: waiting.mode, note })
     }
 }
 
-/// What was read of one lock. Its version is the revision at which the record was changed last.
+/// A lock as it was read. Its version is the revision of the record's last change.
 #[derive(Debug, Default)]
 pub struct Node {
     kept: Kept,
-    /// Those who have a session, with its lease and how long that lasts.
+    /// Holders with a session: the id of its lease, and the ttl.
     pub sessions: BTreeMap<Token, (u64, Duration)>,
-    /// The leases of those who wait.
+    /// Ids of the waiters' leases.
     pub leases: BTreeMap<Token, u64>,
 }
 
@@ -162,12 +163,12 @@ impl DerefMut for Node {
 }
 
 impl Node {
-    /// One without a record.
+    /// A lock without a record.
     pub fn absent(name: &str) -> Self {
         Self { kept: Kept::absent(name), ..Self::default() }
     }
 
-    /// The record, of which there may be none.
+    /// Adds the record, if there is one.
     pub fn add_record(&mut self, pair: Option<&Pair>, now: Time) -> Result<(), String> {
         let Some(pair) = pair else { return Ok(()) };
         self.version = pair.mod_revision.0;
@@ -176,28 +177,28 @@ impl Node {
         bounds::check(&body.record)?;
         self.ends = body.ends;
         self.set_record(body.record, body.used, now);
-        // Who is silent is told by leases.
+        // Leases tell which waiters are stale.
         self.record.absence = Default::default();
         Ok(())
     }
 
-    /// One who has a session.
+    /// Adds a holder's session.
     pub fn add_session(&mut self, pair: &Pair) -> Result<(), &'static str> {
-        let token = token_of(&pair.key).ok_or("a token is none")?;
+        let token = token_of(&pair.key).ok_or("a token is invalid")?;
         let ttl = std::str::from_utf8(&pair.value.0).ok().and_then(|text| text.parse().ok());
-        let ttl = ttl.filter(|ttl| check_number(*ttl).is_ok()).ok_or("the length of a lease is none")?;
+        let ttl = ttl.filter(|ttl| check_number(*ttl).is_ok()).ok_or("the length of a lease is invalid")?;
         self.sessions.insert(token.clone(), (pair.lease.0, Duration::from_millis(ttl)));
         self.tracked.insert(token, Tracked { locks: 1, ttl });
         Ok(())
     }
 
-    /// One who waits; without its value, where only the keys were asked for. It may be known already.
+    /// Adds a waiter, or updates a known one. The value is empty where only the keys were read.
     pub fn add_waiter(&mut self, pair: &Pair, place: Place, now: Time) -> Result<(), &'static str> {
-        let token = token_of(&pair.key).ok_or("a token is none")?;
-        let bytes = token.secret().as_bytes().try_into().map_err(|_| "a token is none")?;
+        let token = token_of(&pair.key).ok_or("a token is invalid")?;
+        let bytes = token.secret().as_bytes().try_into().map_err(|_| "a token is invalid")?;
         let ticket = pair.key.0.rsplit(|byte| *byte == b'/').nth(1).unwrap_or_default();
         let ticket = std::str::from_utf8(ticket).ok().and_then(|text| u64::from_str_radix(text, 16).ok());
-        let ticket = ticket.ok_or("a ticket is none")?;
+        let ticket = ticket.ok_or("a ticket is invalid")?;
         check_number(ticket)?;
         let mut waiting = Waiting::new(bytes, ticket, Mode::Exclusive, place);
         waiting.silent = Due::after(now, SILENCE).0;
@@ -222,22 +223,24 @@ impl Node {
         Ok(())
     }
 
-    /// Puts whoever asks where it stood, if etcd has forgotten that: the law knows it as one that was passed over.
+    /// Restores the caller's place in the queue if etcd has forgotten it. The lock rules then see
+    /// the caller as a suspended waiter.
     pub fn remember(&mut self, me: &Token, mut waiting: Waiting, note: &[u8], now: Time) {
         if self.queue.find(me).is_none() && !self.record.holds.contains_key(me) {
             (waiting.silent, waiting.forget) = (now.millis(), Due::after(now, TICKET_KEPT).0);
-            waiting.place = Place::Parked;
+            waiting.place = Place::Suspended;
             self.queue.waiting.push(waiting);
             self.notes.insert(me.clone(), note.to_vec());
         }
     }
 
-    /// One of the ends; one that cannot be read keeps nobody from the others.
+    /// Adds an end. An end that cannot be read is left out, so that the others can still be shown.
     pub fn add_end(&mut self, pair: &Pair) {
         self.log.extend(serde_json::from_slice::<LoggedEnd>(&pair.value.0).ok());
     }
 
-    /// Puts those who wait in order, and tells the law who lives. `left` is what is left of a lease, where that was asked.
+    /// Sorts the waiters by ticket and tells the lock rules which sessions live. `left` has the
+    /// remaining time of those leases that were looked up.
     pub fn judge(&mut self, now: Time, left: &BTreeMap<u64, Duration>) {
         self.queue.waiting.sort_by_key(Waiting::key);
         let Self { kept: Kept { record, .. }, sessions, leases } = self;
@@ -249,13 +252,14 @@ impl Node {
     }
 }
 
-/// What is written of a record after so many ends.
+/// Serializes a record with its number of ends and the time of its last use.
 pub fn body(ends: u64, used: u64, record: &Record) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec(&Body { format: FORMAT, ends, used, record })
 }
 
-/// When a record was used last of which nothing else depends: its lock is free, if none of its holders has a session any more. In
-/// milliseconds since 1970. A holder's renewals do not change it, so one that looks old may be of a lock that is held.
+/// Time of a record's last use, in milliseconds since 1970, if the lock is free once none of its
+/// holders has a session. A renewal does not write the record, so the record of a held lock can
+/// look old.
 pub fn free_since(value: &[u8], now: Time) -> Option<u64> {
     let Body { format, used, mut record, .. } = serde_json::from_slice::<Body<Record>>(value).ok()?;
     if format != FORMAT || bounds::check(&record).is_err() {
@@ -263,12 +267,12 @@ pub fn free_since(value: &[u8], now: Time) -> Option<u64> {
     }
     record.judge(now, |_, _| None);
     let holders: Vec<Token> = record.holds.keys().cloned().collect();
-    // A min-hold stands.
+    // A min-hold outlives its holder's session.
     holders.iter().for_each(|holder| record.reap(now, holder));
     record.is_vacant(now).then_some(used)
 }
 
-/// The token at the end of a key.
+/// The token hash at the end of a key.
 fn token_of(key: &Bytes) -> Option<Token> {
     let token = key.0.rsplit(|byte| *byte == b'/').next()?;
     std::str::from_utf8(token).ok().and_then(|text| Token::parse(text).ok())
@@ -281,7 +285,7 @@ mod tests {
     use anyhow::{Result, ensure};
 
     #[test]
-    fn what_is_held_is_not_old() -> Result<()> {
+    fn a_record_in_use_is_not_old() -> Result<()> {
         let body = |record| serde_json::to_vec(&Body { format: FORMAT, ends: 3, used: 5, record });
         let held = Lock::Exclusive { token: Token::random()?, until: Due(9) };
         ensure!(free_since(&body(Record::default())?, Time(7_000)) == Some(5));

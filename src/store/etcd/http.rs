@@ -1,8 +1,8 @@
-//! How does one speak HTTP to a member of etcd in bounded time? One connection: requests written, answers read, and the one
-//! answer that does not end, that of a watch, line by line. What the bodies mean is told in `words`.
+//! HTTP to a member of etcd, in bounded time. One connection sends requests and reads answers, and
+//! the endless answer of a watch line by line. The module `words` has the meaning of the bodies.
 //!
-//! This is HTTP/1.1 as etcd's JSON gateway speaks it, and no more. After any failure a connection is of no use any more: a
-//! late answer would answer the wrong question.
+//! This is HTTP/1.1 as etcd's JSON gateway speaks it, and no more. After any failure the connection
+//! is dropped: a late answer would be taken for the answer to the next request.
 
 use crate::clock::Moment;
 use crate::store::Error;
@@ -16,26 +16,27 @@ use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
-/// No answer is longer, nor are those to all that is asked together, nor is a line of a watch: so much say the keys of ten thousand
-/// who wait, each with a command of a thousand characters, in base64; or the names of a hundred thousand locks.
+/// Most bytes of an answer, of the answers to one batch, and of a line of a watch. That is enough
+/// for ten thousand waiters, each with a command of a thousand characters, in base64, or for the
+/// names of a hundred thousand locks.
 const ANSWER_MOST: usize = 32 << 20;
-/// Nor has it longer lines above its body.
+/// Most bytes of a header line.
 const LINE_MOST: usize = 64 << 10;
 const LINES_MOST: usize = 200;
 const READ_SIZE: usize = 16 * 1024;
-/// What has begun to come is there within this time.
+/// Time for the rest of an event that has begun to arrive.
 const REST_WITHIN: Duration = Duration::from_secs(1);
 
 /// What went wrong in an exchange.
 #[derive(Debug)]
 pub enum Failure {
-    /// The connection ended. It may be worth trying another one at once.
+    /// The connection ended. A new one may work at once.
     Broken(Error),
     /// There was no answer in time.
     Silent(Error),
-    /// The member cannot serve now: another one may.
+    /// The member cannot serve now. Another one may.
     Unable(Error),
-    /// Asking again or elsewhere does not mend it.
+    /// A retry, here or at another member, would fail as well.
     Refused(Error),
 }
 
@@ -65,37 +66,37 @@ impl From<Failure> for Error {
     }
 }
 
-/// What is asked.
+/// A request.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// Where: what follows `/v3/`.
+    /// The path behind `/v3/`.
     pub path: &'static str,
     /// JSON.
     pub body: String,
 }
 
-/// What was answered.
+/// An answer.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
-    /// When, by the clock of the member, in whole seconds since 1970.
+    /// The member's time, in seconds since 1970.
     pub date: Option<u64>,
     pub body: Vec<u8>,
 }
 
-/// How much of a body there is.
+/// What is still to be read of a body.
 #[derive(Debug, Clone, Copy)]
 enum Body {
-    /// So many bytes more.
+    /// This many bytes.
     Left(usize),
-    /// Chunks; of the present one so many bytes more, the end of its line included.
+    /// Chunks. This many bytes of the current one are left, its line end included.
     Chunks(usize),
-    /// What stands below the last chunk, up to an empty line.
+    /// Trailers, up to an empty line.
     Trailers,
     Over,
 }
 
-/// One connection.
+/// A connection to a member.
 pub struct Connection {
     store: String,
     host: String,
@@ -104,14 +105,15 @@ pub struct Connection {
     inbox: Vec<u8>,
     taken: usize,
     body: Body,
-    /// How much has come since something was asked, or since a line was waited for.
-    come: usize,
-    /// What has come of a line of a watch.
+    /// Bytes received since the last request, or since the wait for a line began.
+    received: usize,
+    /// The beginning of a watch's next line.
     line: Vec<u8>,
 }
 
 impl Connection {
-    /// Connects to a member, which is reached by `reached`, by `by`. `store` is how messages name it.
+    /// Connects to a member. The connection must be open by `reached`, and its TLS handshake done
+    /// by `by`. Messages call the member `store`.
     pub fn begin(
         store: &str,
         address: &Address,
@@ -128,10 +130,11 @@ impl Connection {
         };
         let (inbox, line) = (Vec::new(), Vec::new());
         let (store, host) = (store.to_owned(), address.to_string());
-        Ok(Self { store, host, stream, tls, inbox, taken: 0, body: Body::Over, come: 0, line })
+        Ok(Self { store, host, stream, tls, inbox, taken: 0, body: Body::Over, received: 0, line })
     }
 
-    /// Sends requests together, and answers each in turn. `pass` is what a login was answered.
+    /// Sends requests in one batch and returns their answers in order. `pass` is the token of a
+    /// login.
     pub fn ask(
         &mut self,
         requests: &[Request],
@@ -142,7 +145,8 @@ impl Connection {
         requests.iter().map(|_| self.answer(by)).collect()
     }
 
-    /// Begins a request whose answer does not end, [`Connection::next_line`] by line.
+    /// Sends a request with an endless answer, to be read by [`Connection::next_line`]. Returns an
+    /// answer only if that is an error.
     pub fn begin_lines(
         &mut self,
         request: &Request,
@@ -158,16 +162,16 @@ impl Connection {
         Ok(Some(Answer { status, date, body }))
     }
 
-    /// The next line, if it comes until then.
+    /// The next line, or None if none is complete at `until`.
     pub fn next_line(&mut self, until: Moment) -> Result<Option<Vec<u8>>, Failure> {
         let mut has_read = false;
-        self.come = 0;
+        self.received = 0;
         loop {
             if let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
                 let rest = self.line.split_off(end + 1);
                 return Ok(Some(std::mem::replace(&mut self.line, rest)));
             }
-            // A member that never stops talking keeps nobody.
+            // A member that sends without end must not hold up the caller.
             if has_read && until.passed() {
                 return Ok(None);
             }
@@ -189,11 +193,11 @@ impl Connection {
     }
 
     fn send(&mut self, requests: &[Request], pass: Option<&str>, by: Moment) -> Result<(), Failure> {
-        self.come = 0;
+        self.received = 0;
         let mut text = String::new();
         for Request { path, body } in requests {
             let host = &self.host;
-            // A member that knows of no leader is to say so at once.
+            // A member without a leader then says so at once.
             let _ = write!(
                 text,
                 "POST /v3/{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n\
@@ -216,7 +220,7 @@ impl Connection {
         Ok(Answer { status, date, body })
     }
 
-    /// What stands above a body: the status, and the date.
+    /// Reads the status line and the headers. Returns the status and the date.
     fn head(&mut self, by: Moment) -> Result<(u16, Option<u64>), Failure> {
         loop {
             let first = self.text_line(by)?;
@@ -244,7 +248,7 @@ impl Connection {
                     _ => {}
                 }
             }
-            // What stands before a member and cannot reach it may say so in any form.
+            // A proxy that cannot reach the member may say so in any form.
             if matches!(status, 502..=504) && body.is_none() {
                 let why = format!("{} cannot serve now: HTTP {status}", self.store);
                 return Err(Failure::Unable(Error::Unavailable(why)));
@@ -267,7 +271,7 @@ impl Connection {
         }
     }
 
-    /// Moves what is there of the body.
+    /// Moves the part of the body that has arrived.
     fn take_body(&mut self, to: &mut Vec<u8>) -> Result<Took, Failure> {
         match self.body {
             Body::Over | Body::Left(0) => {
@@ -297,7 +301,7 @@ impl Connection {
                 Ok(Took::Some)
             }
             Body::Chunks(left) => {
-                // The last two bytes end the line of the chunk.
+                // The last two bytes are the chunk's line end.
                 let mut end = Vec::new();
                 let took = if left > 2 { self.take(left - 2, to) } else { self.take(left, &mut end) };
                 self.body = Body::Chunks(left - took);
@@ -314,7 +318,7 @@ impl Connection {
         count
     }
 
-    /// A whole line without its end, if it is there.
+    /// A line without its end, if all of it has arrived.
     fn take_line(&mut self) -> Result<Option<String>, Failure> {
         let rest = &self.inbox[self.taken..];
         let Some(end) = rest.iter().position(|byte| *byte == b'\n') else {
@@ -336,8 +340,8 @@ impl Connection {
     }
 
     fn fill(&mut self, by: Moment) -> io::Result<()> {
-        if self.come > ANSWER_MOST {
-            return Err(io::Error::new(ErrorKind::InvalidData, "its answer does not end"));
+        if self.received > ANSWER_MOST {
+            return Err(io::Error::new(ErrorKind::InvalidData, "its answer is too long"));
         }
         self.inbox.drain(..self.taken);
         self.taken = 0;
@@ -347,14 +351,14 @@ impl Connection {
         let read = channel.read(&mut self.inbox[length..]);
         let count = *read.as_ref().unwrap_or(&0);
         self.inbox.truncate(length + count);
-        self.come += count;
+        self.received += count;
         match read {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             read => read.map(drop),
         }
     }
 
-    /// Waits until there is more in the inbox, or until then (false).
+    /// Waits for more in the inbox. Returns false at `until`.
     fn wait(&mut self, until: Moment) -> io::Result<bool> {
         loop {
             let is_there = match &mut self.tls {
@@ -388,22 +392,22 @@ impl Connection {
     }
 
     fn not_etcd(&self) -> Failure {
-        let what = "what answers there is no etcd with its JSON gateway";
+        let what = "the server there is not etcd with its JSON gateway";
         Failure::Refused(Error::Garbled(format!("{}: {what}", self.store)))
     }
 }
 
-/// What was there of a body.
+/// What [`Connection::take_body`] found.
 enum Took {
-    /// Something.
+    /// A part.
     Some,
-    /// More has to be read first.
+    /// Nothing yet: more has to be read.
     Nothing,
-    /// It is over.
+    /// The end of the body.
     Over,
 }
 
-/// A date as HTTP writes it, in seconds since 1970.
+/// Seconds since 1970 of an HTTP date.
 fn seconds(date: &str) -> Option<u64> {
     let parsed = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(date).ok()?;
     u64::try_from(parsed.as_second()).ok()

@@ -1,5 +1,5 @@
-//! Who has a session, and how is that proved? The leases of those who hold and wait: asked for, kept, looked at, exchanged
-//! for others, ended.
+//! The etcd leases of holders and waiters: granted, kept alive and proved, looked up, moved to
+//! another length, revoked.
 
 use super::Keys;
 use super::client::{self, Leased, grant};
@@ -12,12 +12,12 @@ use crate::store::Error;
 use serde_json::json;
 use std::time::Duration;
 
-/// What is on a lease.
+/// The use of a lease.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum LeaseOf {
-    /// One who waits.
+    /// A waiter.
     Waiter,
-    /// One who holds, for so many seconds.
+    /// A holder, for this many seconds.
     Holder(u64),
 }
 
@@ -29,7 +29,7 @@ impl LeaseOf {
         };
         let digest = sha1_smol::Sha1::from(text).digest().bytes();
         let id = digest.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
-        // They are signed, and zero is none.
+        // etcd's lease ids are signed, and 0 means no lease.
         (id >> 1).max(1)
     }
 
@@ -47,13 +47,14 @@ pub enum Has {
     No,
 }
 
-/// etcd counts whole seconds.
+/// A ttl in etcd's whole seconds, rounded up.
 pub fn seconds(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(u64::MAX).max(1)
 }
 
 impl Keys {
-    /// Whether whoever asked has the lease that it needs, by what asking for it was answered, and the transaction behind that.
+    /// Checks that the caller has the lease that it needs. `reply` is the answer to the grant or
+    /// keep-alive, `answer` the header of the transaction behind it.
     pub(super) fn check_lease(
         &self,
         id: u64,
@@ -68,12 +69,13 @@ impl Keys {
         }
         match (self.client.leased(reply)?, of) {
             (Leased::New(granted), LeaseOf::Holder(seconds)) if granted != seconds => {
-                // With it goes what is on it.
+                // This also deletes the keys that were just put on it.
                 self.client.revoke(&[id])?;
                 Err(self.too_short(granted))
             }
             (Leased::New(_), _) => Ok(()),
-            // It may have been granted long before. What was written stands; it is kept, and proved.
+            // The lease may be old and about to end. The transaction has been applied, so renew and
+            // prove the lease.
             (Leased::Old, _) => {
                 let kept = self.client.keep(id)?;
                 let proof =
@@ -85,8 +87,8 @@ impl Keys {
         }
     }
 
-    /// Whether the lease was kept by a member that had the right to, and is as long as was asked for. Any user of etcd may have
-    /// asked for a lease with this id before, of another length.
+    /// Checks that the member that renewed the lease was the leader, and that the lease is as long
+    /// as asked for: any user of etcd may have created a shorter one with this id.
     fn check_proved(
         &self,
         id: u64,
@@ -105,7 +107,8 @@ impl Keys {
         }
     }
 
-    /// Whoever has kept a lease had the right to: what was read now was read of the same member, in the same term.
+    /// Checks that this read proves the last keep-alive: the same member answered, in the same
+    /// term.
     pub(super) fn check_kept(&self, header: &Header) -> Result<(), Error> {
         match self.kept.get() {
             Some((_, kept)) if !is_same_term(&kept, header) => {
@@ -116,7 +119,7 @@ impl Keys {
         }
     }
 
-    /// And it is the lease that the hold is on.
+    /// Checks that the lease that was kept alive is the one that the hold is on.
     pub(super) fn check_sessions(&self, me: Option<&Token>, nodes: &[Node]) -> Result<(), Error> {
         let Some((lease, _)) = self.kept.take() else { return Ok(()) };
         let mut sessions = nodes.iter().filter_map(|node| node.sessions.get(me?));
@@ -129,12 +132,12 @@ impl Keys {
 
     fn unproved(&self) -> Error {
         Error::Unavailable(format!(
-            "{}: its leader, or the lease, changed while that was kept",
+            "{}: its leader or the lease changed during the renewal",
             self.client.shown()
         ))
     }
 
-    /// Asks how long leases last, and what is on them.
+    /// Looks up the remaining time of leases, and the keys on them.
     pub(super) fn look_at(&self, leases: &[u64]) -> Result<Vec<Option<LeaseAnswer>>, Error> {
         let request = |lease: &u64| Request {
             path: "kv/lease/timetolive",
@@ -152,12 +155,12 @@ impl Keys {
 
     fn too_short(&self, granted: u64) -> Error {
         Error::Unfit(format!(
-            "{} grants no lease shorter than {granted} s, by its election timeout; use --ttl {granted}s or longer",
+            "{} grants no lease shorter than {granted} s (its election timeout); use --ttl {granted}s or longer",
             self.client.shown()
         ))
     }
 
-    /// Ends leases that nothing is on any more. One that this does not reach ends by itself.
+    /// Revokes those leases that have no keys left. A lease that is left behind expires.
     pub(super) fn let_go(&self, leases: &[u64]) -> Result<(), Error> {
         let looked = leases.iter().zip(self.look_at(leases)?);
         let is_empty =
@@ -170,7 +173,8 @@ impl Keys {
         Ok(())
     }
 
-    /// Puts a hold on a lease of another length, if it is one.
+    /// Moves a hold to a lease of this length. Returns false if the token does not hold all the
+    /// locks.
     pub(super) fn move_to(&self, names: &Names, token: &Token, ttl: Duration) -> Result<bool, Error> {
         let (layout, of) = (self.layout(), LeaseOf::Holder(seconds(ttl)));
         let keys: Vec<Bytes> = names.iter().map(|name| layout.hold(name.as_str(), token)).collect();

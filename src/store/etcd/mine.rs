@@ -1,4 +1,5 @@
-//! What does this process know of itself that etcd forgets? Its token, that it was given back, and its place in the queue.
+//! What this process remembers of itself, and etcd forgets: its token, whether that was given back,
+//! and its place in the queue.
 
 use super::Keys;
 use crate::clock::Moment;
@@ -8,15 +9,15 @@ use crate::store::engine::queue::{Place, Waiting};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 
-/// The token of this process.
+/// This process's token.
 pub struct Mine {
     pub token: Token,
     pub is_given_up: AtomicBool,
-    /// Its place in the queue, as it was heard of last.
+    /// Its place in the queue at its last heartbeat.
     pub place: Mutex<Option<Standing>>,
 }
 
-/// A place in the queue: etcd forgets it when its owner is silent, and the owner does not.
+/// A place in the queue. When its owner is stale, etcd forgets the place; the owner does not.
 #[derive(Clone)]
 pub struct Standing {
     pub ticket: u64,
@@ -27,7 +28,7 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// As it stands in the queue.
+    /// As an entry of the queue.
     pub fn waiting(&self, token: &Token) -> Waiting {
         let bytes = token.secret().as_bytes().try_into().unwrap_or_default();
         let mut waiting = Waiting::new(bytes, self.ticket, self.mode, Place::Queued);
@@ -41,7 +42,7 @@ impl Keys {
         self.mine.as_deref().filter(|mine| mine.token == *token)
     }
 
-    /// The place that this process remembers, for as long as places are kept.
+    /// The place that this process remembers, for [`TICKET_KEPT`].
     pub(super) fn standing(&self, token: &Token) -> Option<Standing> {
         let place = self.mine(token)?.place.lock().unwrap_or_else(PoisonError::into_inner).clone();
         place.filter(|place| !place.heard.after(TICKET_KEPT).passed())

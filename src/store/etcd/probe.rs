@@ -1,5 +1,5 @@
-//! Can this cluster hold locks? Asks it what it is, and takes a lock there that nobody else has, as one who waits does, and
-//! removes it again.
+//! Checks whether a cluster can hold locks: asks for its version and clock, and writes and removes
+//! a lock with a random name.
 
 use super::client::grant;
 use super::entry::{Row, body};
@@ -13,23 +13,23 @@ use crate::rules::{Record, Time};
 use crate::store::Error;
 use crate::store::engine::Adapter;
 use crate::store::engine::queue::{Place, Waiting};
-use crate::store::probe::{Bell, Database, Offset, Role, Tried};
+use crate::store::probe::{Database, Offset, Role, Tried, WakeUp};
 use std::time::{Duration, SystemTime};
 
-/// How often it is asked.
+/// Most round trips that are measured.
 const ASKED: usize = 50;
-/// Asking ends after this time, whatever it found.
+/// Time after which no further round trip is measured.
 const WITHIN: Duration = Duration::from_secs(1);
 
 impl EtcdStore {
-    /// Looks at the cluster.
+    /// Examines the cluster.
     pub fn probe(mut self, by: Moment) -> Result<Database, Error> {
         self.adapter.refresh(by)?;
         let version = self.adapter.version()?;
         let (round_trips, clock) = self.adapter.round_trips()?;
         let tried = self.adapter.tried();
         let members = self.adapter.members();
-        let (role, forgets_by, bell, almighty) = (Role::Master, Vec::new(), Bell::Heard, None);
+        let (role, forgets_by, wake_up, almighty) = (Role::Master, Vec::new(), WakeUp::Works, None);
         let standbys = None;
         Ok(Database {
             round_trips,
@@ -40,7 +40,7 @@ impl EtcdStore {
             standbys,
             forgets_by,
             tried,
-            bell,
+            wake_up,
             almighty,
         })
     }
@@ -52,8 +52,9 @@ impl Keys {
         let status: Status = match replies.pop() {
             Some(Ok(good)) => self.client.parse(&good.body)?,
             Some(Err(said)) => match self.client.meaning(&said) {
-                // Later ones of 3.5 tell nobody but root. Whether the keys are denied shows when they are used.
-                Error::Denied(_) => return Ok("etcd (only its root user is told which)".into()),
+                // Later releases of 3.5 allow this to root only. The test lock shows whether the
+                // keys are allowed.
+                Error::Denied(_) => return Ok("etcd (only its root user can see the version)".into()),
                 other => return Err(other),
             },
             None => Status::default(),
@@ -61,7 +62,7 @@ impl Keys {
         Ok(format!("etcd {}", status.version))
     }
 
-    /// How many members the cluster has, if it says that.
+    /// Number of members, if the cluster tells it.
     fn members(&self) -> Option<usize> {
         let mut replies =
             self.client.ask(&[Request { path: "cluster/member/list", body: "{}".into() }]).ok()?;
@@ -69,7 +70,8 @@ impl Keys {
         Some(list.members.len())
     }
 
-    /// Fastest first, and the clock of the member, which is told to a second.
+    /// Round trips, fastest first, and the offset of the member's clock, which is exact to a
+    /// second.
     fn round_trips(&self) -> Result<(Vec<Duration>, Option<Offset>), Error> {
         let (mut round_trips, mut clock) = (Vec::new(), None);
         let key = self.layout().lock("");
@@ -86,13 +88,13 @@ impl Keys {
         Ok((round_trips, clock))
     }
 
-    /// Makes a lock with one who waits and an end, wakes it, and removes them with their lease.
+    /// Writes a lock with a waiter and an end, and revokes the lease that all of it is on.
     fn tried(&self) -> Result<Tried, Error> {
         let token = Token::random()
-            .map_err(|error| Error::Unavailable(format!("no randomness from the system: {error}")))?;
+            .map_err(|error| Error::Unavailable(format!("the system gave no random bytes: {error}")))?;
         let (layout, name) = (self.layout(), format!("dlock.probe:{}", token.secret()));
         let bytes =
-            token.secret().as_bytes().try_into().map_err(|_| Error::Garbled("a token is none".into()))?;
+            token.secret().as_bytes().try_into().map_err(|_| Error::Garbled("a token is invalid".into()))?;
         let waiting = Waiting::new(bytes, 1, Mode::Exclusive, Place::Queued);
         let failed = |error: serde_json::Error| Error::Garbled(error.to_string());
         let values = [
@@ -118,7 +120,7 @@ impl Keys {
     }
 }
 
-/// How far a clock is off that tells this time now; what is less than a second is not seen.
+/// Offset of a clock that shows this time now. Less than a second cannot be seen.
 fn offset(theirs: Time) -> Offset {
     let theirs = SystemTime::UNIX_EPOCH + Duration::from_micros(theirs.0);
     let ours = SystemTime::now();

@@ -1,4 +1,5 @@
-//! What is read of locks, and of whom? One transaction for the records, who lives, and of those who wait as many as are needed.
+//! Reads locks in one etcd transaction: the records, the holders' sessions, and as many of the
+//! waiters as the operation needs.
 
 use super::Keys;
 use super::entry::{Layout, Node};
@@ -11,9 +12,9 @@ use crate::store::engine::queue::{Place, Waiting};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// So many of a queue are read at once with all that is known of them.
+/// Number of waiters at the head of a queue that are read with their values.
 const FRONT: u64 = 4;
-/// Of so many holders at most it is asked how long their leases last.
+/// Most leases whose remaining time is looked up.
 const LEASES_ASKED: usize = 16;
 
 /// Which locks to read.
@@ -24,23 +25,25 @@ pub struct Question<'q> {
     pub source: Source,
 }
 
-/// How much of a lock to read besides its record, its holders and the first who wait.
+/// How much of a lock to read besides its record, its holders and the head of the queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
     /// Nothing.
     Front,
-    /// Who else waits, the last one, whoever asks, and who is directly before it.
+    /// The names of all waiters, and the values of the last one, the caller and the caller's
+    /// predecessor.
     Places,
-    /// All who wait, and the ends.
+    /// All waiters and the ends.
     All,
 }
 
-/// Who is to say what is so.
+/// How current the answer has to be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// A majority: it is the newest.
+    /// Linearizable: a majority confirms that the answer is current.
     Majority,
-    /// The member that is asked, which may lag behind. A write that follows fails if it does.
+    /// Serializable: the asked member's own state, which may lag behind. A write that follows then
+    /// fails.
     Member,
 }
 
@@ -48,7 +51,8 @@ impl Keys {
     pub(super) fn nodes(&self, question: &Question<'_>, with_left: bool) -> Result<(Vec<Node>, Time), Error> {
         self.asker.replace(question.me.cloned());
         let (mut nodes, now) = self.read(question)?;
-        // Who waits and looks how a lock stands, as anybody may, has not heard by that what happened before.
+        // Only a read for the caller's own place moves the start of its watch: a waiter may also
+        // look up a lock's state as anybody can, and must not miss earlier events.
         if question.me.is_some() {
             self.seen.set(self.read.get());
         }
@@ -63,7 +67,7 @@ impl Keys {
         Ok((nodes, now))
     }
 
-    /// Reads locks, and who lives, in one step.
+    /// Reads the locks and the sessions in one transaction.
     pub(super) fn read(&self, question: &Question<'_>) -> Result<(Vec<Node>, Time), Error> {
         let standing = question.me.and_then(|me| self.standing(me));
         let acts = self.asked(question, standing.as_ref());
@@ -75,7 +79,7 @@ impl Keys {
         Ok((nodes, now))
     }
 
-    /// What to ask for.
+    /// The ranges to read, in the order that [`Keys::answered`] expects.
     pub(super) fn asked(&self, question: &Question<'_>, standing: Option<&Standing>) -> Vec<Act> {
         let layout = self.layout();
         let mut acts = Vec::new();
@@ -84,7 +88,7 @@ impl Keys {
         for name in question.names {
             ask(Range { span: Span { key: layout.lock(name), range_end: None }, ..Range::default() });
             ask(layout.holds(name).whole());
-            ask(layout.waiters(name, Place::Parked).whole());
+            ask(layout.waiters(name, Place::Suspended).whole());
             let queue = layout.waiters(name, Place::Queued);
             if question.depth == Depth::All {
                 ask(queue.whole());
@@ -102,7 +106,7 @@ impl Keys {
             ask(Range { keys_only: true, ..queue.clone().whole() });
             ask(Range { limit: Some(Number(1)), sort_order: Some("DESCEND"), ..queue.clone().whole() });
             if let (Some(me), Some(standing)) = (question.me, standing) {
-                // And who is before it.
+                // The caller and its predecessor.
                 let mut end = layout.waiter(name, &standing.waiting(me)).0;
                 end.push(0);
                 let span = Span { range_end: Some(Bytes(end)), ..queue };
@@ -112,7 +116,7 @@ impl Keys {
         acts
     }
 
-    /// What the answer says.
+    /// Builds the locks from the answer.
     pub(super) fn answered(
         &self,
         question: &Question<'_>,
@@ -126,7 +130,7 @@ impl Keys {
         for name in question.names {
             let mut node = Node::absent(name);
             let mut next = || ranges.next().unwrap_or_default();
-            let (record, sessions, parked, first) = (next().kvs, next().kvs, next().kvs, next());
+            let (record, sessions, suspended, first) = (next().kvs, next().kvs, next().kvs, next());
             let rest = match question.depth {
                 Depth::Front => Vec::new(),
                 Depth::All => {
@@ -139,7 +143,7 @@ impl Keys {
             let mut add = || {
                 node.add_record(record.first(), now)?;
                 sessions.iter().try_for_each(|pair| node.add_session(pair))?;
-                parked.iter().try_for_each(|pair| node.add_waiter(pair, Place::Parked, now))?;
+                suspended.iter().try_for_each(|pair| node.add_waiter(pair, Place::Suspended, now))?;
                 let mut queued = first.kvs.iter().chain(&rest);
                 queued.try_for_each(|pair| node.add_waiter(pair, Place::Queued, now))?;
                 Ok::<_, String>(())
@@ -157,7 +161,7 @@ impl Keys {
         Ok(nodes)
     }
 
-    /// Names all who wait for a lock, of whom only the first were read.
+    /// Reads the names of all waiters, where only the head of the queue was read.
     pub(super) fn read_rest(&self, node: &mut Node, now: Time) -> Result<(), Error> {
         let queue = self.layout().waiters(&node.name, Place::Queued);
         let range = Range { keys_only: true, ..queue.whole() };
@@ -171,13 +175,13 @@ impl Keys {
         Ok(())
     }
 
-    /// The leases, with what is left of those that are asked about.
+    /// Looks up the remaining time of the holders' leases.
     fn left(&self, nodes: &[Node]) -> Result<BTreeMap<u64, Duration>, Error> {
         let leases = nodes.iter().flat_map(|node| node.sessions.values().map(|(lease, _)| *lease));
         let leases: Vec<u64> = leases.collect::<BTreeSet<_>>().into_iter().take(LEASES_ASKED).collect();
         let mut left = BTreeMap::new();
         for (lease, looked) in leases.iter().zip(self.look_at(&leases)?) {
-            // In its last second, and until it is gone, it is told as nothing.
+            // etcd reports 0 in a lease's last second, and until it has removed an expired one.
             let shortest = Duration::from_millis(1);
             left.extend(looked.map(|looked| (*lease, Duration::from_secs(looked.ttl.0).max(shortest))));
         }
@@ -188,7 +192,7 @@ impl Keys {
 pub fn garbled(shown: &str, prefix: &str, name: &str, why: &str) -> Error {
     let key = |kind| Layout(prefix).key(kind, name);
     Error::Garbled(format!(
-        "{shown}: what is kept of the lock {name:?} is not dlock's, or damaged ({why}); it was left as it is: when \
+        "{shown}: the record of the lock {name:?} is not dlock's, or damaged ({why}); it was not changed: when \
          nothing runs under it, delete the key {} and all keys that begin with {}/, {}/, {}/ or {}/",
         key("lock"),
         key("hold"),

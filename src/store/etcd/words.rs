@@ -1,5 +1,5 @@
-//! In which words is etcd asked, and what do its answers say? Its JSON: 64-bit numbers are texts, keys and values base64.
-//! Whatever comes from there is checked here.
+//! The messages of etcd's JSON gateway. 64-bit numbers are strings; keys and values are base64.
+//! Answers are checked here.
 
 use base64::display::Base64Display;
 use base64::engine::{Engine as _, general_purpose::STANDARD};
@@ -7,11 +7,11 @@ use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 
-/// A key or a value.
+/// A key or a value, in base64.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub Vec<u8>);
 
-/// A number; zero where it is left out.
+/// A 64-bit number. A missing one is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Number(pub u64);
 
@@ -59,7 +59,7 @@ impl<'de> Deserialize<'de> for Number {
                 Ok(Number(number))
             }
 
-            /// What is less than nothing, a lease that is no more, is nothing.
+            /// A lease that is gone has a negative ttl, which is read as 0.
             fn visit_i64<E: de::Error>(self, number: i64) -> Result<Number, E> {
                 Ok(Number(u64::try_from(number).unwrap_or(0)))
             }
@@ -74,7 +74,7 @@ impl<'de> Deserialize<'de> for Number {
     }
 }
 
-/// One part of a transaction.
+/// An operation of a transaction.
 #[derive(Debug, Clone, Serialize)]
 pub enum Act {
     #[serde(rename = "request_range")]
@@ -87,7 +87,7 @@ pub enum Act {
     Txn(Txn),
 }
 
-/// A key, or all from it on up to another one.
+/// A key, or the range from it up to, but without, `range_end`.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Span {
     pub key: Bytes,
@@ -101,15 +101,15 @@ pub struct Range {
     pub span: Span,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Number>,
-    /// Last first, or first first.
+    /// `ASCEND` or `DESCEND`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sort_order: Option<&'static str>,
-    /// By what else than the key.
+    /// What to sort by, if not by the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sort_target: Option<&'static str>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub keys_only: bool,
-    /// What the member that is asked knows will do.
+    /// Whether the asked member answers from its own state, which may lag behind.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub serializable: bool,
 }
@@ -121,7 +121,7 @@ pub struct Put {
     pub value: Option<Bytes>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<Number>,
-    /// It keeps its value and its lease, and is new all the same.
+    /// Whether to keep the value and only make a new revision.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ignore_value: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -135,14 +135,14 @@ pub struct Txn {
     pub success: Vec<Act>,
 }
 
-/// So many parts has a transaction at most, by etcd's own limit (--max-txn-ops); more of them stand in transactions within
-/// it. Those may have only so many as the outer one leaves of it, by its conditions or by its parts. A touch of who waits is
-/// a transaction of one part itself.
+/// Most operations of a transaction, by etcd's default limit (--max-txn-ops). More of them go into
+/// nested transactions. Those have what the outer one leaves of the limit, by its conditions or its
+/// operations. The touch of a waiter is itself a transaction of one operation.
 const PARTS_MOST: usize = 128;
-/// How many there are in one of those at most.
+/// Most operations in a nested transaction.
 const WITHIN_MOST: usize = 63;
 
-/// Parts of a transaction with so many conditions, as etcd takes them.
+/// Operations of a transaction with this many conditions, nested as etcd's limit demands.
 pub fn bundled(acts: Vec<Act>, conditions: usize) -> Vec<Act> {
     if acts.len() < PARTS_MOST && conditions < PARTS_MOST {
         return acts;
@@ -152,11 +152,11 @@ pub fn bundled(acts: Vec<Act>, conditions: usize) -> Vec<Act> {
     acts.chunks(most).map(txn).collect()
 }
 
-/// That a key was changed last at a revision, or (`version`) that it is there.
+/// A condition on a key's last revision or, by `version`, on its existence.
 #[derive(Debug, Clone, Serialize)]
 pub struct Compare {
     pub key: Bytes,
-    /// Set where it is said of all keys up to there.
+    /// Set if the condition is on all keys up to this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range_end: Option<Bytes>,
     pub target: &'static str,
@@ -168,25 +168,25 @@ pub struct Compare {
 }
 
 impl Compare {
-    /// That a key was changed last at this revision; 0 where there was none.
+    /// The key's last change was at this revision; 0 if the key does not exist.
     pub fn unchanged(key: Bytes, revision: u64) -> Self {
         let mod_revision = Some(Number(revision));
         Self { key, range_end: None, target: "MOD", result: "EQUAL", mod_revision, version: None }
     }
 
-    /// That there is none of these keys.
+    /// None of these keys exists.
     pub fn nothing(Span { key, range_end }: Span) -> Self {
         Self { range_end, ..Self::unchanged(key, 0) }
     }
 
-    /// That there is such a key.
+    /// The key exists.
     pub fn exists(key: Bytes) -> Self {
         let version = Some(Number(0));
         Self { key, range_end: None, target: "VERSION", result: "GREATER", mod_revision: None, version }
     }
 }
 
-/// Who answered, and how far it was.
+/// The member that answered, and its revision and term.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Header {
@@ -205,7 +205,7 @@ pub struct TxnAnswer {
 }
 
 impl TxnAnswer {
-    /// What the ranges were answered, in order.
+    /// The answers to the ranges, in order.
     pub fn ranges(self) -> impl Iterator<Item = RangeAnswer> {
         let ranges = |response: Response| -> Vec<RangeAnswer> {
             let within = response.response_txn.into_iter().flat_map(|txn| txn.responses);
@@ -227,11 +227,11 @@ pub struct Response {
 #[serde(default)]
 pub struct RangeAnswer {
     pub kvs: Vec<Pair>,
-    /// How many there are without the limit.
+    /// Number of keys without the limit.
     pub count: Number,
 }
 
-/// A key with its value.
+/// A key, its value, its last revision and its lease.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Pair {
@@ -241,18 +241,18 @@ pub struct Pair {
     pub lease: Number,
 }
 
-/// What is said of a lease that is granted, kept or looked at.
+/// The answer to a grant, a keep-alive or a lookup of a lease.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct LeaseAnswer {
     pub header: Header,
     #[serde(rename = "TTL")]
     pub ttl: Number,
-    /// What is on it, where that was asked.
+    /// The keys on it, where they were asked for.
     pub keys: Vec<Bytes>,
 }
 
-/// What comes in a stream.
+/// A message of a stream.
 #[derive(Debug, Deserialize)]
 pub struct Streamed<T> {
     pub result: Option<T>,
@@ -273,7 +273,7 @@ pub struct Event {
     pub kv: Pair,
 }
 
-/// An error.
+/// An error of etcd.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Said {
@@ -289,20 +289,20 @@ pub struct Login {
 }
 
 impl Said {
-    /// Whether the request was larger than `--max-request-bytes` allows, or a message than the transport does.
+    /// Whether the request exceeded `--max-request-bytes`, or the transport's limit.
     pub fn is_too_large(&self) -> bool {
         ["request is too large", "message larger than max"].iter().any(|why| self.message.contains(why))
     }
 }
 
-/// What a member says of itself.
+/// A member's status.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Status {
     pub version: String,
 }
 
-/// The members of a cluster, each with what dlock does not ask about.
+/// The members of a cluster. Only their number is used.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct MemberList {
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_back_as_they_were() -> serde_json::Result<()> {
+    fn bytes_survive_a_round_trip() -> serde_json::Result<()> {
         for length in 0..10 {
             let bytes = Bytes((0..length).map(|at: u8| at.wrapping_mul(29).wrapping_add(200)).collect());
             assert_eq!(serde_json::from_str::<Bytes>(&serde_json::to_string(&bytes)?)?, bytes);
@@ -327,24 +327,24 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_texts_or_not() {
+    fn numbers_are_strings_or_not() {
         let numbers: Vec<Number> = serde_json::from_str(r#"["7", 8, "-1", -1]"#).unwrap_or_default();
         assert_eq!(numbers, [Number(7), Number(8), Number(0), Number(0)]);
         assert!(serde_json::from_str::<Number>(r#""x""#).is_err());
     }
 
-    /// Whether etcd takes it: what is nested has the room that is left outside of it.
-    fn is_taken(compare: usize, acts: &[Act], room: usize) -> bool {
+    /// Whether etcd would accept it: a nested transaction has the room that the outer one leaves.
+    fn fits(compare: usize, acts: &[Act], room: usize) -> bool {
         let count = compare.max(acts.len());
         count <= room
             && acts.iter().all(|act| match act {
-                Act::Txn(txn) => is_taken(txn.compare.len(), &txn.success, room - count),
+                Act::Txn(txn) => fits(txn.compare.len(), &txn.success, room - count),
                 _ => true,
             })
     }
 
     #[test]
-    fn what_is_bundled_is_taken() {
+    fn nesting_stays_within_etcds_limit() {
         let key = || Bytes(b"key".to_vec());
         let touch =
             Act::Txn(Txn { compare: vec![Compare::exists(key())], success: vec![Act::Put(Put::default())] });
@@ -352,9 +352,9 @@ mod tests {
             (0..128).step_by(7).flat_map(|conditions| (60..260).map(move |count| (conditions, count)))
         {
             let acts = bundled(vec![touch.clone(); count], conditions);
-            // With so many conditions there are fewer parts.
+            // With so many conditions, dlock sends fewer operations.
             let is_small = conditions < 100 || count < 128;
-            assert!(!is_small || is_taken(conditions, &acts, PARTS_MOST), "{count} with {conditions}");
+            assert!(!is_small || fits(conditions, &acts, PARTS_MOST), "{count} with {conditions}");
         }
     }
 }

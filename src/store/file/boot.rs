@@ -1,24 +1,24 @@
-//! Which boot of the machine is this, and what time is it in it? CLOCK_BOOTTIME, which never steps and goes on while the
-//! machine sleeps; and the offset that makes it readable.
+//! The present boot of the machine and its time: CLOCK_BOOTTIME, which never steps and goes on
+//! while the machine sleeps, and the offset that makes it readable.
 
 use crate::clock::Moment;
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// This boot of the machine.
+/// A boot of the machine.
 #[derive(Debug, Clone)]
 pub(super) struct Boot {
     pub(super) id: String,
-    /// For tests: how far the clock runs ahead.
+    /// For tests: how far the clock is ahead.
     #[cfg(test)]
     pub(super) ahead: Duration,
-    /// For tests: a clock that stands still.
+    /// For tests: the time at which the clock stands still.
     #[cfg(test)]
     pub(super) fixed: Option<Duration>,
 }
 
 impl Boot {
-    /// The boot that runs now.
+    /// The present boot.
     pub(super) fn current() -> Result<Self, std::io::Error> {
         let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         Ok(Self::new(id.trim()))
@@ -34,7 +34,7 @@ impl Boot {
         }
     }
 
-    /// The time since it began.
+    /// Time since the boot, on CLOCK_BOOTTIME.
     pub(super) fn now(&self) -> Duration {
         let now = Moment::now().since_boot();
         #[cfg(test)]
@@ -48,8 +48,8 @@ impl Boot {
         crate::rules::Time(self.offset() + micros(self.now()))
     }
 
-    /// The wall clock's time of the start of CLOCK_BOOTTIME, in microseconds since 1970; whole milliseconds, because
-    /// what ends is counted in these and must be shifted without loss.
+    /// The wall clock's time of the start of CLOCK_BOOTTIME, in microseconds since 1970. Whole
+    /// milliseconds, because deadlines count in these and must be shifted without loss.
     pub(super) fn offset(&self) -> u64 {
         #[cfg(test)]
         if self.fixed.is_some() {
@@ -61,7 +61,7 @@ impl Boot {
     }
 }
 
-/// In whole microseconds.
+/// Whole microseconds.
 pub(super) fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }

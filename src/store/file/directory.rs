@@ -1,17 +1,17 @@
-//! Where do the records live, and who may touch them? The directory of a `file:` store: whether it is fit, what its
-//! files are called, how they are made and opened, and what an error number means there. It knows nothing of what is in
-//! the files.
+//! The directory of a `file:` store: whether it is fit for locks, the names of its files, how they
+//! are made and opened, and what error numbers mean. It does not know what is in the files.
 //!
-//! Who may write the directory may do everything to its locks, and nothing else: not read, empty or make a file
-//! elsewhere with the rights of whoever uses the store. So everything is done relative to one descriptor of the
-//! directory, no link is followed, a new file is one that was not there (O_EXCL), and what was there is looked at once it
-//! is open, before it is used: a FIFO, a device, a hard link to another file are none of dlock's. Opening never waits
-//! (O_NONBLOCK).
+//! A user with write access to the directory can do anything to its locks, and nothing else: he must not
+//! make another user of the store read, empty or create a file elsewhere. So everything is done
+//! relative to one descriptor of the directory, no link is followed, and a new file is created with
+//! O_EXCL. An existing file is checked after it is opened and before it is used: a FIFO, a device
+//! or a hard link to another file are not dlock's. Opening never blocks (O_NONBLOCK).
 //!
-//! As ssh does with its keys, a directory is refused that somebody could write who has no business there: one that all
-//! may write, sticky or not, or that belongs to neither root nor the caller, for its owner can do in it what he likes. Its
-//! group may write, if its owner lets it: then files are the group's, too. What is above the directory is not looked at:
-//! who may rename a parent can lead two runs into two directories.
+//! As ssh does with its keys, dlock refuses a directory that an unexpected user could write: one
+//! that all users may write, sticky or not, or whose owner is neither root nor the caller, because
+//! an owner can do anything in it. Its group may write, if its owner allows it; then the files
+//! belong to the group too. The parents of the directory are not checked: a user that can rename a
+//! parent can lead two runs into two directories.
 
 use crate::store::Error;
 use rustix::fs::{
@@ -25,25 +25,25 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// What a file of the store is for; its suffix says it.
+/// What a file of the store is for. Each role has a suffix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileRole {
     /// Locked while a record is changed.
     Mutex,
     /// A record.
     Record,
-    /// A new record being written.
+    /// A new record that is being written.
     Draft,
     /// The FIFO of a holder or waiter.
     Life,
-    /// A FIFO that nobody has opened yet.
+    /// A FIFO that its owner has not opened yet.
     Unborn,
 }
 
 impl FileRole {
     const ALL: [Self; 5] = [Self::Mutex, Self::Record, Self::Draft, Self::Life, Self::Unborn];
 
-    /// The end of the file's name, dot included.
+    /// The suffix of the file's name, with the dot.
     const fn suffix(self) -> &'static str {
         match self {
             Self::Mutex => ".mutex",
@@ -62,15 +62,15 @@ pub(super) struct FileName {
 }
 
 impl FileName {
-    /// The file that is called after `what` (a full name, a token): by a hash, so that any text makes a file name and
-    /// a listing shows no token.
+    /// The file of `what` (a full name or a token). The name is a hash, so that any text is a valid
+    /// file name and a listing shows no token.
     pub(super) fn of(what: &str, kind: FileRole) -> Self {
         let mut name = sha1_smol::Sha1::from(what).digest().to_string();
         name.push_str(kind.suffix());
         Self { name }
     }
 
-    /// What a file of that name is for; nothing if dlock would not call one so.
+    /// The role of a file of that name; None if dlock never uses such a name.
     pub(super) fn parse(name: &[u8]) -> Option<(Self, FileRole)> {
         const HASH: usize = 40;
         let name = std::str::from_utf8(name).ok()?;
@@ -80,13 +80,13 @@ impl FileName {
         is_hash.then(|| (Self { name: name.into() }, kind))
     }
 
-    /// The file that belongs to the same lock or token.
+    /// The file with another role of the same lock or token.
     pub(super) fn with(&self, kind: FileRole) -> Self {
         let hash = self.name.split_once('.').map_or(&*self.name, |(hash, _)| hash);
         Self { name: format!("{hash}{}", kind.suffix()) }
     }
 
-    /// As text.
+    /// The name as text.
     pub(super) fn as_str(&self) -> &str {
         &self.name
     }
@@ -98,15 +98,16 @@ impl fmt::Display for FileName {
     }
 }
 
-/// The file whose date says when abandoned files were last looked for.
-pub(super) const SWEPT: &str = "swept";
+/// The file whose modification time is that of the last clean-up.
+pub(super) const CLEANED_UP: &str = "swept";
 
-/// What every file is opened with: no link is followed, nothing is waited for, no job inherits it.
+/// Flags for opening any file: follow no link, do not block, do not pass it to the job.
 pub(super) const OPEN: OFlags =
     OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
-/// File systems that other machines may have mounted too, or that a user's program serves: there a FIFO or a file
-/// lock joins only the processes of this kernel, or nobody. From linux/magic.h and the drivers' sources.
+/// File systems that other machines may have mounted too, or that a user's program serves: there a
+/// FIFO or a file lock only reaches the processes of this kernel, or nobody. From linux/magic.h and
+/// the drivers' sources.
 const NOT_OF_THIS_MACHINE: [(u64, &str); 20] = [
     (0x6969, "NFS"),
     (0x517B, "SMB"),
@@ -139,23 +140,23 @@ pub(super) struct Directory {
     path: PathBuf,
     shown: String,
     sharing: Sharing,
-    /// For tests: to this file every write fails as on a full disk.
+    /// For tests: writes to this file fail as on a full disk.
     #[cfg(test)]
     pub(super) full_for: std::sync::Mutex<Option<FileName>>,
 }
 
-/// Whose the locks are.
+/// Who shares the locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sharing {
-    /// Its owner's. Nobody else may read a token.
+    /// Only the owner. Nobody else may read a token.
     Owner,
-    /// The directory's group's.
+    /// The directory's group, by its id.
     Group(u32),
 }
 
 impl Directory {
-    /// Creates the directory if there is none (0700; missing parents as `mkdir -p` would), and refuses one that
-    /// cannot hold locks. `shown` names the store in messages.
+    /// Opens the directory, or creates it (mode 0700; missing parents as `mkdir -p` would). Refuses
+    /// a directory that cannot hold locks. `shown` names the store in messages.
     pub(super) fn open(path: &Path, shown: &str) -> Result<Self, Error> {
         let place = Unopened { path, shown };
         if !path.is_absolute() {
@@ -178,7 +179,7 @@ impl Directory {
         let sharing = place.judge(stat.st_uid, stat.st_gid, stat.st_mode)?;
         let fs = fstatfs(&fd).map_err(|errno| place.error("use the directory", errno))?;
         if let Some(name) = not_of_this_machine(fs.f_type) {
-            return Err(place.unfit(&format!("it is on {name}, which does not carry locks reliably")));
+            return Err(place.unfit(&format!("it is on {name}, where locks are not reliable")));
         }
         Ok(Self {
             fd,
@@ -191,18 +192,19 @@ impl Directory {
         })
     }
 
-    /// The descriptor that the guard must keep.
+    /// The descriptor that the guard must keep open.
     pub(super) fn raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 
-    /// The directory that has its path now, if that is another one: somebody removed or moved the one that was opened.
+    /// The directory that has the path now, if it is another one: somebody removed or moved the one
+    /// that was opened.
     pub(super) fn successor(&self) -> Result<Option<Self>, Error> {
         let there = statat(CWD, &self.path, AtFlags::empty()).map(|stat| (stat.st_dev, stat.st_ino));
         if there == Ok(self.identity) { Ok(None) } else { Self::open(&self.path, &self.shown).map(Some) }
     }
 
-    /// The directory as it is listed; what cannot be read of it is left out.
+    /// Lists dlock's files; leaves out other names.
     pub(super) fn names(&self) -> Result<Vec<(FileName, FileRole)>, Errno> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.fd)? {
@@ -211,7 +213,7 @@ impl Directory {
         Ok(names)
     }
 
-    /// The mode of a new file. It holds once [`Directory::adopt`] was called, whatever the umask.
+    /// The mode of a new file. It applies once [`Directory::adopt`] was called, whatever the umask.
     pub(super) fn mode(&self) -> Mode {
         Mode::from_raw_mode(match self.sharing {
             Sharing::Owner => 0o600,
@@ -219,7 +221,7 @@ impl Directory {
         })
     }
 
-    /// A regular file that is there, opened and looked at; nothing if there is none. `doing` is for the error.
+    /// Opens and checks an existing regular file; None if there is none. `doing` is for the error.
     pub(super) fn open_file(
         &self,
         file: &str,
@@ -231,7 +233,8 @@ impl Directory {
         Ok(Some((fd, stat)))
     }
 
-    /// What is there, opened; nothing if there is nothing. It is to be looked at before it is used.
+    /// Opens an existing file of any type; None if there is none. The caller must check it before
+    /// use.
     pub(super) fn open_any(&self, file: &str, access: OFlags, doing: &str) -> Result<Option<OwnedFd>, Error> {
         match openat(&self.fd, file, access | OPEN, Mode::empty()) {
             Err(Errno::NOENT) => Ok(None),
@@ -240,8 +243,8 @@ impl Directory {
         }
     }
 
-    /// Looks at what was opened: an error if it is no regular file. Without a name it has just been removed, which is the
-    /// caller's affair.
+    /// Checks an open file: it must be a regular file with one name. A file without a name has just
+    /// been removed, which the caller must handle.
     pub(super) fn look_at(&self, fd: &OwnedFd, file: &str, doing: &str) -> Result<Stat, Error> {
         let stat = fstat(fd).map_err(|errno| self.error(doing, errno))?;
         match kind_of(&stat) {
@@ -251,7 +254,7 @@ impl Directory {
         }
     }
 
-    /// Whether there is a regular file of that name, with at most so many bytes.
+    /// Whether there is a regular file of that name, of at most this many bytes.
     pub(super) fn has_file(&self, file: &FileName, most: u64) -> bool {
         let stat = statat(&self.fd, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
         stat.is_ok_and(|stat| {
@@ -261,24 +264,24 @@ impl Directory {
         })
     }
 
-    /// For tests: whether no more can be written to this file.
+    /// For tests: whether writes to this file fail.
     #[cfg(test)]
     pub(super) fn is_full_for(&self, file: &FileName) -> bool {
         self.full_for.lock().is_ok_and(|full| full.as_ref() == Some(file))
     }
 
-    /// A new regular file, or EEXIST.
+    /// Creates a regular file; EEXIST if there is one.
     pub(super) fn create_file(&self, file: &str, access: OFlags) -> Result<OwnedFd, Errno> {
         let fd = openat(&self.fd, file, access | OPEN | OFlags::CREATE | OFlags::EXCL, self.mode())?;
         self.adopt(&fd)?;
         Ok(fd)
     }
 
-    /// Gives a new file of one's own to those who share the directory.
+    /// Gives a new file to the group that shares the directory.
     pub(super) fn adopt(&self, file: &OwnedFd) -> Result<(), Errno> {
         let Sharing::Group(group) = self.sharing else { return Ok(()) };
         let stat = fstat(file)?;
-        // Before the mode: another group than the directory's must not see it for a moment.
+        // Before the mode, so that no other group than the directory's can read it for a moment.
         if stat.st_gid != group {
             fchown(file, None, Some(Gid::from_raw(group)))?;
         }
@@ -288,7 +291,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Removes a file that may be gone already.
+    /// Removes a file. It is no error if there is none.
     pub(super) fn remove(&self, file: &FileName) -> Result<(), Errno> {
         match unlinkat(&self.fd, file.as_str(), AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(()),
@@ -296,17 +299,18 @@ impl Directory {
         }
     }
 
-    /// How the store is named in messages.
+    /// How messages name the store.
     pub(super) fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// What failed, as an error of the store.
+    /// The error of the store for an errno.
     pub(super) fn error(&self, doing: &str, errno: Errno) -> Error {
         Unopened { path: &self.path, shown: &self.shown }.error(doing, errno)
     }
 
-    /// Why a file could not be opened, where that is known: some types of files say so.
+    /// The error for a file that could not be opened. For some errnos it names the type of the
+    /// file.
     fn not_opened(&self, file: &str, doing: &str, errno: Errno) -> Error {
         match errno {
             Errno::LOOP => self.strange(file, what_it_is(FileType::Symlink)),
@@ -316,10 +320,10 @@ impl Directory {
         }
     }
 
-    /// A file that bears the name of one of dlock's, and is none.
+    /// The error for a file that has a name of dlock's, and that dlock did not make.
     pub(super) fn strange(&self, file: &str, what: &str) -> Error {
         Error::Garbled(format!(
-            "{}: {file} {what}, and no file that dlock made; it was left as it is: find out who put it there, and remove it",
+            "{}: {file} {what}, and dlock did not make it; it was not changed: find out who put it there, and remove it",
             self.shown
         ))
     }
@@ -344,7 +348,7 @@ impl Unopened<'_> {
 
     fn create(&self) -> Result<(), Error> {
         let failed = |error: std::io::Error| match (error.kind(), error.raw_os_error()) {
-            // As under /proc, where nothing can be created, and yet nothing is missing.
+            // As under /proc, where nothing can be created although no parent is missing.
             (std::io::ErrorKind::NotFound, _) => {
                 self.unfit("the directory does not exist and cannot be created")
             }
@@ -360,14 +364,13 @@ impl Unopened<'_> {
         }
     }
 
-    /// Who takes part in the locks of a directory with this owner, group and mode; refused if somebody could who should
-    /// not.
+    /// Who shares the locks of a directory with this owner, group and mode. Refuses it if an
+    /// unexpected user could write it.
     fn judge(&self, owner: u32, group: u32, mode: u32) -> Result<Sharing, Error> {
         let caller = geteuid().as_raw();
         if owner != 0 && owner != caller {
             return Err(self.unsafe_(&format!(
-                "it belongs to user {owner}, who is neither root nor you (user {caller}) and could change whatever is in \
-                 it; name a directory of your own or of root's, or run dlock as that user"
+                "it belongs to user {owner}, who is neither root nor you (user {caller}) and could change its files; name a directory that you or root own, or run dlock as that user"
             )));
         }
         if mode & 0o002 != 0 {
@@ -387,7 +390,7 @@ impl Unopened<'_> {
 
     fn unfit(&self, why: &str) -> Error {
         Error::Unfit(format!(
-            "{}: this place cannot hold locks: {why}; name a directory on a disk of this machine",
+            "{}: this directory cannot hold locks: {why}; name one on a disk of this machine",
             self.shown
         ))
     }
@@ -414,12 +417,12 @@ impl Unopened<'_> {
             Errno::NOENT => {
                 Error::Unavailable(format!("{text}; was the directory or a file in it removed by hand?"))
             }
-            _ => Error::Unavailable(format!("{text}; mend that and try again")),
+            _ => Error::Unavailable(format!("{text}; correct that and try again")),
         }
     }
 }
 
-/// The type of an open file.
+/// The type of a file.
 pub(super) fn kind_of(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
@@ -435,7 +438,8 @@ fn what_it_is(kind: FileType) -> &'static str {
     }
 }
 
-/// The name of a file system that is refused. The kernel's type is signed and of different widths; only 32 bits count.
+/// The name of the file system if it is refused. The kernel's type is signed and its width varies;
+/// only 32 bits count.
 fn not_of_this_machine(f_type: impl TryInto<i64>) -> Option<&'static str> {
     let magic = f_type.try_into().unwrap_or(0).cast_unsigned() & 0xFFFF_FFFF;
     NOT_OF_THIS_MACHINE.iter().find(|(known, _)| *known == magic).map(|(_, name)| *name)
@@ -446,7 +450,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_has_business_there_may_write() {
+    fn a_directory_that_an_unexpected_user_may_write_is_refused() {
         let (root, me, stranger) = (0, geteuid().as_raw(), 4_000_000_000);
         let place = Unopened { path: Path::new("/d"), shown: "file:/d" };
         for (owner, mode, is_fit) in [

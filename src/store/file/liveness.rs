@@ -1,30 +1,34 @@
-//! Is a holder or waiter still alive, how is it woken, and how long is it to be believed? A life is a FIFO that its owner
-//! keeps open for reading, from before it first asks until nothing of it is left. The kernel does the rest, without a
-//! thread, a poll loop or a limit on how many there are:
+//! Tells whether a holder or waiter is alive, wakes it, and carries its deadline. Each has a life
+//! file: a FIFO that its owner keeps open for reading, from before its first request until nothing
+//! of it is left. The kernel does the rest, without a thread, a poll loop or a limit on their
+//! number:
 //!
-//! - Opening a FIFO for writing fails with ENXIO when nobody reads it: its owner is dead (fifo(7)).
-//! - Who has it open for writing sees POLLERR when the last reader goes: the news of a death, at once.
+//! - Opening a FIFO for writing fails with ENXIO if nobody has it open for reading: its owner is
+//!   dead (fifo(7)).
+//! - A process that has it open for writing sees POLLERR as soon as the last reader is gone: the
+//!   owner has died.
 //! - A byte written to it wakes its owner.
-//! - Its access time is its owner's to set, and says in CLOCK_BOOTTIME until when the owner is to be believed: a holder's
-//!   lease, a waiter's silence. So a renewal and a heartbeat change nothing that anybody else changes: they need no mutex,
-//!   no record, and no space on the disk. Nothing else sets it: the kernel does so when a FIFO is read, and the owner reads
-//!   with O_NOATIME.
+//! - Its access time, in CLOCK_BOOTTIME, is the deadline that the owner publishes: the end of a
+//!   holder's lease, or the time when a waiter becomes stale. So a renewal or a heartbeat changes
+//!   nothing that another process changes: it needs no mutex, no record and no space on the disk.
+//!   Only the owner sets it: the kernel would do so when a FIFO is read, but the owner reads with
+//!   O_NOATIME.
 //!
-//! dlock and its guard share one open file description, by fork; the job does not have it (CLOEXEC). So it is closed
-//! when both are gone. A life at its final name has been open since before it got that name: one that nobody reads can
-//! never come back. A life that is not there says nothing: somebody may have removed the file of one who lives.
+//! dlock and its guard share one open file description, by fork; the job does not have it
+//! (CLOEXEC). So it is closed when both are gone. A FIFO is open before it gets its final name, so
+//! a life file without a reader can never come alive again. A missing life file proves nothing:
+//! somebody may have removed the file of a live process. So a process that renews checks that its
+//! file still has its name, where others look for it ([`LifeFile::say`]).
 //!
-//! Whoever renews looks whether its file still has its name, where the judges look for it ([`LifeFile::say`]).
-//!
-//! Rejected: a file lock (flock) on the life file. Waiting for one needs a thread for every file that is watched, and
-//! whoever grants the lock could not wake the waiter that it grants it to.
+//! Rejected: a file lock (flock) on the life file. Waiting for one needs a thread for every watched
+//! file, and the process that grants a lock could not wake the waiter.
 
 use crate::lock::{Token, Ttl};
 use crate::rules::millis;
 use crate::store::Error;
 use crate::store::engine::Liveness;
 use crate::store::file::directory::{Directory, FileName, FileRole, OPEN, kind_of};
-use crate::store::net::alarm;
+use crate::store::net::interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
     AtFlags, FileType, OFlags, Stat, Timestamps, UTIME_OMIT, fstat, futimens, mkfifoat, openat, renameat,
@@ -35,7 +39,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The life of this process.
+/// The life file of this process.
 #[derive(Debug)]
 pub(super) struct LifeFile {
     token: Token,
@@ -46,14 +50,14 @@ pub(super) struct LifeFile {
 }
 
 impl LifeFile {
-    /// Begins a life for `token`.
+    /// Creates a life file for `token`.
     pub(super) fn begin(directory: &Directory, token: &Token) -> Result<Self, Error> {
         let file = FileName::of(token.secret(), FileRole::Life);
         let unborn = file.with(FileRole::Unborn);
         let fifo = Self::open(directory, &unborn, &file).map_err(|errno| {
             directory.remove(&unborn).ok();
             match errno {
-                // FAT has no FIFOs, and says so by EPERM.
+                // FAT has no FIFOs, and returns EPERM.
                 Errno::PERM => directory.error("create a FIFO", Errno::OPNOTSUPP),
                 errno => directory.error("create a FIFO", errno),
             }
@@ -67,7 +71,7 @@ impl LifeFile {
         let access = OFlags::RDWR | OPEN;
         let fifo = openat(directory, unborn.as_str(), access | OFlags::NOATIME, directory.mode())?;
         let stat = fstat(&fifo)?;
-        // Whoever may write the directory may have put something else there meanwhile.
+        // Another user with write access may have put something else there meanwhile.
         if kind_of(&stat) != FileType::Fifo || stat.st_nlink != 1 {
             return Err(Errno::EXIST);
         }
@@ -76,29 +80,30 @@ impl LifeFile {
         Ok(fifo)
     }
 
-    /// Whose.
+    /// The owner's token.
     pub(super) fn token(&self) -> &Token {
         &self.token
     }
 
-    /// The descriptor that the guard must keep.
+    /// The descriptor that the guard must keep open.
     pub(super) fn fd(&self) -> RawFd {
         self.fifo.as_raw_fd()
     }
 
-    /// Says that the token is about to be given back, so that no other thread of this process asks with it again.
+    /// Marks the token as about to be released, so that no other thread of this process acquires
+    /// with it again.
     pub(super) fn give_up(&self) {
         self.given_up.store(true, Ordering::SeqCst);
     }
 
-    /// Whether its token was given back, or is about to be.
+    /// Whether the token was released, or is about to be.
     pub(super) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::SeqCst)
     }
 
-    /// Says that its owner is to be believed until then, counted from the boot. Whether others can hear it.
+    /// Publishes the owner's deadline, as time since boot. Returns whether others can read it.
     pub(super) fn say(&self, until: Duration) -> bool {
-        // No file system keeps less than that, save those that keep whole seconds.
+        // Every file system keeps milliseconds, except those that keep whole seconds.
         let until = Duration::from_millis(millis(until));
         let Ok(last_access) = Timespec::try_from(until) else { return false };
         let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
@@ -107,19 +112,19 @@ impl LifeFile {
             && fstat(&self.fifo).is_ok_and(|stat| stat.st_nlink == 1 && accessed(&stat) == Some(until))
     }
 
-    /// Whether its FIFO is where the others look for it.
+    /// Whether the FIFO still has its name, where others look for it.
     pub(super) fn has_name(&self) -> bool {
         fstat(&self.fifo).is_ok_and(|stat| stat.st_nlink == 1)
     }
 
-    /// Removes the FIFO: for everybody else this life is over.
+    /// Removes the FIFO: for other processes this liveness has ended.
     pub(super) fn end(&self, directory: &Directory) {
         self.ended.store(true, Ordering::SeqCst);
-        // What cannot be removed now is swept later.
+        // If it cannot be removed now, a later clean-up does so.
         directory.remove(&self.file).ok();
     }
 
-    /// Whether others may believe in it.
+    /// Whether [`LifeFile::end`] was called.
     pub(super) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
     }
@@ -130,24 +135,24 @@ fn accessed(stat: &Stat) -> Option<Duration> {
     Some(Duration::new(seconds, u32::try_from(stat.st_atime_nsec).ok()?))
 }
 
-/// What an owner has said.
+/// The deadline in a life file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Told {
-    /// It is to be believed until then, counted from the boot.
+    /// The deadline, as time since boot.
     Until(Duration),
-    /// Nothing yet, or nothing that can be true.
+    /// No deadline yet, or an impossible one.
     Nothing,
-    /// It has no file any more.
+    /// There is no file.
     Missing,
 }
 
-/// What the owner of `token` has said. `now` is the time since boot.
+/// Reads the deadline that the owner of `token` has published. `now` is the time since boot.
 pub(super) fn told(directory: &Directory, token: &Token, now: Duration) -> Told {
     let file = FileName::of(token.secret(), FileRole::Life);
     match statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
         Err(Errno::NOENT) => Told::Missing,
         Ok(stat) if kind_of(&stat) == FileType::Fifo => match accessed(&stat) {
-            // A new one has the wall clock's time, decades after any boot.
+            // A new FIFO has the wall clock's time, decades after any boot.
             Some(until) if until <= now + Ttl::MAX => Told::Until(until),
             _ => Told::Nothing,
         },
@@ -155,21 +160,21 @@ pub(super) fn told(directory: &Directory, token: &Token, now: Duration) -> Told 
     }
 }
 
-/// A life of another process, held so that its end is seen.
+/// The life file of another process, open so that its end is noticed.
 #[derive(Debug)]
 pub struct Watch {
     fifo: OwnedFd,
 }
 
-/// Whether the owner of `token` lives. One that nobody has open for reading is dead; one that is not there has given
-/// everything back, or somebody removed its file.
+/// Whether the owner of `token` lives. It is dead if nobody has its FIFO open for reading. If there
+/// is no FIFO, the token was released, or somebody removed the file.
 pub(super) fn liveness(directory: &Directory, token: &Token) -> Liveness<Watch> {
     liveness_of(directory, &FileName::of(token.secret(), FileRole::Life))
 }
 
 fn liveness_of(directory: &Directory, file: &FileName) -> Liveness<Watch> {
     match openat(directory, file.as_str(), OFlags::WRONLY | OPEN, directory.mode()) {
-        // Nothing else is ever written to.
+        // Only a FIFO is ever written to.
         Ok(fifo) if fstat(&fifo).is_ok_and(|stat| kind_of(&stat) == FileType::Fifo) => {
             Liveness::Alive(Watch { fifo })
         }
@@ -179,7 +184,7 @@ fn liveness_of(directory: &Directory, file: &FileName) -> Liveness<Watch> {
     }
 }
 
-/// Whether nobody reads this FIFO, for one whose token is not known.
+/// Whether nobody has this FIFO open for reading. For a file whose token is not known.
 pub(super) fn is_abandoned(directory: &Directory, file: &FileName) -> bool {
     let stat = statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
     stat.is_ok_and(|stat| kind_of(&stat) == FileType::Fifo)
@@ -187,28 +192,28 @@ pub(super) fn is_abandoned(directory: &Directory, file: &FileName) -> bool {
 }
 
 impl Watch {
-    /// Wakes its owner.
+    /// Wakes the owner.
     pub(super) fn wake(&self) {
-        // If the owner dies just now there is nobody to wake (EPIPE; SIGPIPE is ignored). A full FIFO (EAGAIN) has bytes in
-        // it that will wake its owner.
+        // If the owner has just died, the write fails with EPIPE (SIGPIPE is ignored). A full FIFO
+        // (EAGAIN) has bytes that will wake the owner.
         write(&self.fifo, b"\0").ok();
     }
 }
 
-/// Sleeps until `mine` is woken or one of `others` ends, at the most for `limit` or until there is an alarm: then it answers
-/// false. A signal handler that ran ends it too.
+/// Sleeps until `mine` is woken or one of `others` ends (true), or until `limit` or an interrupt
+/// (false). A signal handler that ran ends the sleep too (true).
 pub(super) fn sleep<'a>(
     mine: Option<&LifeFile>,
     others: impl Iterator<Item = &'a Watch>,
     limit: Duration,
 ) -> Result<bool, Errno> {
     let limit = Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
-    let is_woken = alarm::with(|alarm| {
+    let is_woken = interrupt::with(|interrupt| {
         let mut fds: Vec<_> = mine.iter().map(|life| PollFd::new(&life.fifo, PollFlags::IN)).collect();
-        // POLLERR is reported unasked.
+        // POLLERR is always reported.
         fds.extend(others.map(|watch| PollFd::new(&watch.fifo, PollFlags::empty())));
         let lives = fds.len();
-        fds.extend(alarm.map(|alarm| PollFd::from_borrowed_fd(alarm, PollFlags::IN)));
+        fds.extend(interrupt.map(|interrupt| PollFd::from_borrowed_fd(interrupt, PollFlags::IN)));
         match poll(&mut fds, Some(&limit)) {
             Ok(_) => Ok(fds[..lives].iter().any(|fd| !fd.revents().is_empty())),
             Err(Errno::INTR) => Ok(true),

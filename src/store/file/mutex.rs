@@ -1,17 +1,18 @@
-//! Who may change a record now? A file lock (flock) around the few system calls of one step. Not what waiters of a lock
-//! wait for, and not what a renewal or a heartbeat needs: nobody keeps it longer than a step takes.
+//! The mutex of a record: a file lock (flock) around the few system calls of one operation. Waiters
+//! of a dlock lock do not wait for it, and a renewal or a heartbeat does not need it.
 //!
-//! Who finds it taken stands in the kernel's queue, which serves in the order of arrival and wakes one. That wait has no
-//! limit of its own, so it is done by a thread that may be left behind: one that is stopped (SIGSTOP) with the mutex in its
-//! hands must not stop everybody else for good.
+//! A process that finds it taken waits in the kernel's queue, which is served in order of arrival.
+//! That wait has no time limit, so a thread does it, and may be left behind: a process that was
+//! stopped (SIGSTOP) while it has the mutex must not block all others for good.
 //!
-//! The file is never renamed, and removed only by whoever has it locked, together with the record. Who locked a file
-//! that has been removed meanwhile starts again, so that no two processes ever guard one record by different files.
+//! The file is never renamed, and only removed by a process that has it locked, together with the
+//! record. A process that locked a file that was removed meanwhile starts again. So no two
+//! processes guard one record by different files.
 
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::file::directory::{Directory, FileName, FileRole};
-use crate::store::net::alarm;
+use crate::store::net::interrupt;
 use rustix::fs::{FlockOperation, OFlags, flock, fstat, major, minor};
 use rustix::io::Errno;
 use std::fs::File;
@@ -21,15 +22,15 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// How long a pause is between two attempts where no thread can be made.
+/// Pause between two attempts if no thread can be made.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How much of /proc/locks is read to find out who has a mutex, in bytes: some 5,000 locks.
+/// Most bytes of /proc/locks that are read to find the owner of a mutex: about 5,000 locks.
 const LOCKS_SHOWN: u64 = 256 * 1024;
 
 const OPENING: &str = "open the mutex of the lock";
 
-/// The mutex of one lock, taken until it is dropped.
+/// The mutex of one lock, held until it is dropped.
 #[derive(Debug)]
 pub(super) struct Mutex {
     fd: Arc<OwnedFd>,
@@ -46,7 +47,7 @@ impl Mutex {
             let fd = Arc::new(open(directory, &file)?);
             let is_taken = match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => true,
-                Err(Errno::WOULDBLOCK) => stand_in_line(&fd, by).map_err(failed)?,
+                Err(Errno::WOULDBLOCK) => wait_for_flock(&fd, by).map_err(failed)?,
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(failed(errno)),
             };
@@ -60,7 +61,8 @@ impl Mutex {
         }
     }
 
-    /// Takes the mutex in this file if it is there and nobody has it, to clean up. It may be that of no lock.
+    /// Takes the mutex in this file, to clean up, if the file exists and nobody has it locked. The
+    /// lock may have no record.
     pub(super) fn take_idle(directory: &Directory, file: &FileName) -> Option<Self> {
         let (fd, _) = directory.open_file(file.as_str(), OFlags::RDONLY, "clean up").ok()??;
         flock(&fd, FlockOperation::NonBlockingLockExclusive).ok()?;
@@ -68,15 +70,15 @@ impl Mutex {
         (!is_removed(&taken.fd).ok()?).then_some(taken)
     }
 
-    /// Removes the file, for a lock of which nothing is kept any more.
+    /// Removes the file, for a lock without a record.
     pub(super) fn remove(self, directory: &Directory) -> Result<(), Errno> {
         directory.remove(&self.file)
     }
 }
 
 impl Drop for Mutex {
-    /// Closing is not enough: a child forked meanwhile by another thread would keep it locked. That unlocking fails is
-    /// not known to happen, and closing follows.
+    /// Closing is not enough: a child that another thread forked meanwhile would keep it locked.
+    /// Closing follows in any case.
     fn drop(&mut self) {
         flock(&self.fd, FlockOperation::Unlock).ok();
     }
@@ -86,23 +88,23 @@ fn is_removed(fd: &OwnedFd) -> Result<bool, Errno> {
     Ok(fstat(fd)?.st_nlink == 0)
 }
 
-/// It is to be looked at once it is taken.
+/// Opens or creates the file. The caller checks it once it is locked.
 fn open(directory: &Directory, file: &FileName) -> Result<OwnedFd, Error> {
     loop {
         if let Some(fd) = directory.open_any(file.as_str(), OFlags::RDONLY, OPENING)? {
             return Ok(fd);
         }
         match directory.create_file(file.as_str(), OFlags::RDONLY) {
-            // Another one was faster.
+            // Another process has just created it.
             Err(Errno::EXIST) => {}
             created => return created.map_err(|errno| directory.error(OPENING, errno)),
         }
     }
 }
 
-/// Waits until the mutex is taken, or `by`: then it answers false, and the thread that still waits lets go of what it
-/// gets.
-fn stand_in_line(fd: &Arc<OwnedFd>, by: Moment) -> Result<bool, Errno> {
+/// Waits until the mutex is taken (true), or until `by` (false). After that the thread that still
+/// waits unlocks the file as soon as it has it.
+fn wait_for_flock(fd: &Arc<OwnedFd>, by: Moment) -> Result<bool, Errno> {
     let (say, turn) = channel();
     let file = Arc::clone(fd);
     let waits = move || {
@@ -112,18 +114,19 @@ fn stand_in_line(fd: &Arc<OwnedFd>, by: Moment) -> Result<bool, Errno> {
                 taken => break taken,
             }
         };
-        // Nobody waits for it any more. Whoever goes just now closes the file, which ends the lock, too.
+        // Nobody waits for it any more. If the receiver is gone just after the send, it closes the
+        // file, which unlocks it too.
         if say.send(taken).is_err() {
             flock(&file, FlockOperation::Unlock).ok();
         }
     };
     if std::thread::Builder::new().name("dlock-mutex".into()).spawn(waits).is_err() {
-        return ask_again_and_again(fd, by);
+        return poll_flock(fd, by);
     }
-    alarm::receive(&turn, by).map_or(Ok(false), |taken| taken.map(|()| true))
+    interrupt::receive(&turn, by).map_or(Ok(false), |taken| taken.map(|()| true))
 }
 
-fn ask_again_and_again(fd: &OwnedFd, by: Moment) -> Result<bool, Errno> {
+fn poll_flock(fd: &OwnedFd, by: Moment) -> Result<bool, Errno> {
     loop {
         match flock(fd, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(true),
@@ -144,7 +147,7 @@ fn stuck(directory: &Directory, name: &str, fd: &OwnedFd, waited: Duration) -> E
         ),
         Some((pid, false)) => {
             format!(
-                "{shown}: the record of {name:?} could not be locked for {waited:.1}s; process {pid} has it now"
+                "{shown}: the record of {name:?} could not be locked for {waited:.1}s; process {pid} has locked it"
             )
         }
         None => format!(
@@ -153,7 +156,7 @@ fn stuck(directory: &Directory, name: &str, fd: &OwnedFd, waited: Duration) -> E
     })
 }
 
-/// Which process has the file locked, and whether it is stopped, as far as the kernel shows it.
+/// Which process has the file locked, and whether that process is stopped, if the kernel shows it.
 fn holder(fd: &OwnedFd) -> Option<(u32, bool)> {
     let stat = fstat(fd).ok()?;
     let file = format!("{:02x}:{:02x}:{}", major(stat.st_dev), minor(stat.st_dev), stat.st_ino);
@@ -163,10 +166,11 @@ fn holder(fd: &OwnedFd) -> Option<(u32, bool)> {
     Some((pid, matches!(state, "T" | "t")))
 }
 
-/// Which process has the file locked by this list, as far as it is read: every user of the machine may make it as long as he
-/// likes.
+/// Finds the process that has the file locked in /proc/locks. Reads only a part, because any user
+/// of the machine can make that list long.
 fn locker(locks: impl Read, file: &str) -> Option<u32> {
-    // 1: FLOCK  ADVISORY  WRITE 4242 fe:00:1234 0 EOF; who waits has "->" in the second place.
+    // 1: FLOCK  ADVISORY  WRITE 4242 fe:00:1234 0 EOF; a process that waits has "->" in second
+    // place.
     BufReader::new(locks.take(LOCKS_SHOWN)).lines().map_while(Result::ok).find_map(|line| {
         let fields = line.split_whitespace().collect::<Vec<_>>();
         let is_it = fields.get(1) == Some(&"FLOCK") && fields.get(5) == Some(&file);
@@ -179,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_a_file_locked_is_found() {
+    fn the_process_that_has_a_file_locked_is_found() {
         let locks = "1: POSIX  ADVISORY  WRITE 41 fe:00:7 0 EOF\n\
                      2: FLOCK  ADVISORY  WRITE 42 fe:00:7 0 EOF\n\
                      2: -> FLOCK  ADVISORY  WRITE 43 fe:00:7 0 EOF\n";
@@ -188,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_locks_without_an_end_is_given_up() {
+    fn an_endless_list_of_locks_is_not_read_to_its_end() {
         assert_eq!(locker(std::io::repeat(b'\n'), "fe:00:7"), None);
         assert_eq!(locker(std::io::repeat(b'x'), "fe:00:7"), None);
     }

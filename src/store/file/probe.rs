@@ -1,5 +1,5 @@
-//! Can this directory hold locks? Tries there what the store relies on, with files of its own that are gone at the end.
-//! Makes no directory.
+//! Checks whether this directory can hold locks, for `dlock doctor`: tests what the store relies
+//! on, with temporary files that it removes. Does not create the directory.
 
 use super::directory::{Directory, FileName, FileRole};
 use super::liveness::{LifeFile, liveness};
@@ -12,7 +12,7 @@ use crate::store::probe::{self, Disk};
 use rustix::fs::{fstat, fstatfs};
 use std::path::Path;
 
-/// The names of the types of file systems, from linux/magic.h and the drivers' sources.
+/// The names of file system types, from linux/magic.h and the drivers' sources.
 const FILE_SYSTEMS: [(u64, &str); 11] = [
     (0xEF53, "ext4"),
     (0x5846_5342, "XFS"),
@@ -27,7 +27,7 @@ const FILE_SYSTEMS: [(u64, &str); 11] = [
     (0x3153_464A, "JFS"),
 ];
 
-/// Looks at a directory. `shown` names the store in messages.
+/// Checks a directory. `shown` names the store in messages.
 pub fn probe(path: &Path, shown: &str) -> probe::Directory {
     let found = path.exists().then(|| disk(path, shown));
     probe::Directory { path: path.into(), found }
@@ -39,7 +39,7 @@ fn disk(path: &Path, shown: &str) -> Result<Disk, Error> {
     let mode =
         fstat(&directory).map_err(|errno| directory.error("use the directory", errno))?.st_mode & 0o7777;
     let token = Token::random()
-        .map_err(|error| Error::Unavailable(format!("{shown}: no randomness from the system: {error}")))?;
+        .map_err(|error| Error::Unavailable(format!("{shown}: the system gave no random bytes: {error}")))?;
     Ok(Disk {
         file_system: file_system(fs.f_type),
         mode,
@@ -48,7 +48,7 @@ fn disk(path: &Path, shown: &str) -> Result<Disk, Error> {
     })
 }
 
-/// Two descriptors of one file: the second lock is to be refused.
+/// Locks a file by two descriptors: the second lock must be refused.
 fn locks(directory: &Directory, token: &Token) -> Result<(), String> {
     let now = Moment::now();
     let held = Mutex::lock(directory, token.secret(), now).map_err(|error| error.to_string())?;
@@ -57,11 +57,12 @@ fn locks(directory: &Directory, token: &Token) -> Result<(), String> {
     match second {
         Err(Error::Unreachable(_)) => Ok(()),
         Err(error) => Err(error.to_string()),
-        Ok(_) => Err("a file that is locked can be locked again".into()),
+        Ok(_) => Err("a locked file can be locked a second time".into()),
     }
 }
 
-/// A life is to be felt while it lasts, and not after, and what it says to be heard.
+/// Checks that a life file shows life while it is open and death after, and that its deadline can
+/// be read.
 fn fifos(directory: &Directory, token: &Token) -> Result<(), String> {
     let life = LifeFile::begin(directory, token).map_err(|error| error.to_string())?;
     let during = liveness(directory, token);
@@ -71,12 +72,14 @@ fn fifos(directory: &Directory, token: &Token) -> Result<(), String> {
     directory.remove(&FileName::of(token.secret(), FileRole::Life)).map_err(|errno| errno.to_string())?;
     match (during, after) {
         (Liveness::Alive(_), Liveness::Dead) if is_heard => Ok(()),
-        (Liveness::Alive(_), Liveness::Dead) => Err("a FIFO does not keep the time that it is given".into()),
-        _ => Err("a FIFO does not tell whether anybody reads it".into()),
+        (Liveness::Alive(_), Liveness::Dead) => {
+            Err("the file system does not keep the time set on a FIFO".into())
+        }
+        _ => Err("a FIFO does not show whether it has a reader".into()),
     }
 }
 
-/// The kernel's type is signed and of different widths; only 32 bits count.
+/// The kernel's type is signed and its width varies; only 32 bits count.
 fn file_system(f_type: impl TryInto<i64>) -> String {
     let magic = f_type.try_into().unwrap_or(0).cast_unsigned() & 0xFFFF_FFFF;
     let known = FILE_SYSTEMS.iter().find(|(known, _)| *known == magic);

@@ -1,8 +1,10 @@
-//! How does a queue lie in a record's file, so that it costs a change only the bytes of those whom it concerns? As a log of
-//! lines of 80 bytes, each of which says all that changes of a waiter or that it is gone; the last one about it counts.
-//! What does not change, whose it is and which locks it waits for together, is a note beside the log that the line points
-//! to. Both grow at their ends; how far they are valid says the file's header, so that a queue changes in one act with the
-//! record ([`super::slot`]). When the room is used up, what is still true is written anew elsewhere.
+//! Stores a queue in a record's file so that a change costs only the bytes of the waiters that it
+//! concerns. The queue is a log of lines of 80 bytes. A line has all that can change of a waiter,
+//! or says that it has left; the last line of each waiter counts. What does not change, its owner
+//! and its locks, is in a note beside the log that the line points to. Both grow at their ends. The
+//! file's header has their valid lengths, so that the queue changes in one act with the record
+//! ([`super::slot`]). When the room is used up, the current lines and notes are written anew
+//! elsewhere in the file.
 
 use crate::lock::{Mode, SLOTS_MAX, Token};
 use crate::rules::{Record, Time};
@@ -11,12 +13,12 @@ use crate::store::engine::bounds::NUMBER_MOST;
 use crate::store::engine::queue::{Changes, Note, Place, Queue, TOKEN, Waiting};
 use std::collections::BTreeMap;
 
-/// The length of a line.
+/// Length of a line in bytes.
 const LINE: usize = 80;
-/// Where in it the ticket is.
+/// Offset of the ticket in a line.
 const TICKET: usize = 32;
 
-/// What is to be written, besides the record.
+/// The parts to write, besides the body.
 #[derive(Debug, Default)]
 pub(super) struct Change {
     pub(super) log: Part,
@@ -24,34 +26,34 @@ pub(super) struct Change {
     pub(super) ends: Part,
 }
 
-/// What is to be written of one part.
+/// The bytes to write for one part.
 #[derive(Debug, Default)]
 pub(super) struct Part {
     pub(super) how: How,
     pub(super) bytes: Vec<u8>,
 }
 
-/// Where it is to be written.
+/// Where to write them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum How {
-    /// Behind what is there, which stays as it is if there is nothing to add.
+    /// After the present content, which stays if there is nothing to add.
     #[default]
     Append,
-    /// Instead of it.
+    /// In place of the present content.
     Anew,
 }
 
-/// How much may be appended.
+/// Bytes that may be appended to each part.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
     pub(super) log: u64,
     pub(super) notes: u64,
-    /// How long the notes are now.
+    /// Present length of the notes.
     pub(super) noted: u64,
     pub(super) ends: u64,
 }
 
-/// Whether the times of a queue are those in its file.
+/// Whether the times of the queue in memory are those in its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Times {
     #[default]
@@ -59,14 +61,15 @@ pub(super) enum Times {
     Lifted,
 }
 
-/// Reads a log.
+/// Parses a log.
 pub(super) fn parse(log: &[u8]) -> Result<Queue, &'static str> {
     let (lines, rest) = log.as_chunks::<LINE>();
     if !rest.is_empty() {
         return Err("its queue is cut off");
     }
-    // Only the last line about each waiter is looked at closely: there may be many times as many. The ticket and the place of
-    // a line are all that is moved while they are brought in order; those of one ticket stay in order, the last one first.
+    // Only the last line of each waiter is parsed, because there may be many times as many lines.
+    // The sort moves only the ticket and a reference to each line. It is stable, so of the lines of
+    // one waiter the last one stays first.
     let mut order: Vec<(u64, &[u8; LINE])> = Vec::with_capacity(lines.len());
     order.extend(lines.iter().rev().map(|line| (number(line, TICKET), line)));
     order.sort_by(|(one, a), (other, b)| one.cmp(other).then_with(|| a[..TOKEN].cmp(&b[..TOKEN])));
@@ -82,12 +85,12 @@ fn number(line: &[u8; LINE], at: usize) -> u64 {
     line[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// A waiter; nothing of one that waits no more.
+/// Parses a waiter; None if it has left.
 fn parse_line(line: &[u8; LINE]) -> Result<Option<Waiting>, &'static str> {
     let half = |at: usize| line[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-    let token: [u8; TOKEN] = *line.first_chunk().ok_or("a token is none")?;
+    let token: [u8; TOKEN] = *line.first_chunk().ok_or("a token is invalid")?;
     if !token.iter().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte)) {
-        return Err("a token is none");
+        return Err("a token is invalid");
     }
     let [ticket, since, silent, forget] = [TICKET, 40, 48, 56].map(|at| number(line, at));
     if [ticket, since, silent, forget].into_iter().any(|number| number > NUMBER_MOST) {
@@ -102,9 +105,9 @@ fn parse_line(line: &[u8; LINE]) -> Result<Option<Waiting>, &'static str> {
     };
     let (place, waits) = match line[77] {
         0 => (Place::Queued, true),
-        1 => (Place::Parked, true),
-        2 => (Place::Parked, false),
-        _ => return Err("a waiter stands nowhere"),
+        1 => (Place::Suspended, true),
+        2 => (Place::Suspended, false),
+        _ => return Err("a waiter has no place in the queue"),
     };
     let (note, is_tracked) = ((half(64), half(68)), line[78] != 0);
     let mut waiting = Waiting::new(token, ticket, mode, place);
@@ -131,20 +134,20 @@ fn line(waiting: &Waiting, waits: bool) -> [u8; LINE] {
     line[76] = mode;
     line[77] = match (waits, waiting.place) {
         (true, Place::Queued) => 0,
-        (true, Place::Parked) => 1,
+        (true, Place::Suspended) => 1,
         (false, _) => 2,
     };
     line[78] = u8::from(waiting.is_tracked);
     line
 }
 
-/// Counts all times from so much earlier.
+/// Shifts all times by `shift` microseconds.
 pub(super) fn lift(queue: &mut Queue, shift: u64) {
     for waiting in &mut queue.waiting {
         waiting.ticket = waiting.ticket.saturating_add(shift);
         waiting.since = waiting.since.saturating_add(shift);
         for due in [&mut waiting.silent, &mut waiting.forget] {
-            // Zero is no time but says that there is none.
+            // Zero stands for no time.
             if *due > 0 {
                 *due = due.saturating_add(shift / 1000);
             }
@@ -152,7 +155,7 @@ pub(super) fn lift(queue: &mut Queue, shift: u64) {
     }
 }
 
-/// What is to be written of what the law made of those that it was shown.
+/// The parts to write after the rules have changed the queue.
 pub(super) fn change(
     queue: &Queue,
     times: Times,
@@ -205,24 +208,24 @@ pub(super) fn change(
     Ok(change)
 }
 
-/// Reads a note.
+/// Parses a note.
 pub(super) fn note(bytes: &[u8]) -> Result<Note, &'static str> {
     serde_json::from_slice(bytes).map_err(|_| "a waiter's note is damaged")
 }
 
 impl Change {
-    /// One of the whole queue.
+    /// A change that replaces the whole queue.
     fn anew() -> Self {
         let part = || Part { how: How::Anew, bytes: Vec::new() };
         Self { log: part(), notes: part(), ends: Part::default() }
     }
 
-    /// Adds a line, and its note if that is new; the notes before these have that length.
+    /// Adds a line, and its note if that is new. `noted` is the length of the notes before these.
     fn add(&mut self, mut waiting: Waiting, note: Option<&[u8]>, noted: u64) -> Result<(), &'static str> {
         if let Some(note) = note {
             let at = noted + self.notes.bytes.len() as u64;
             let place = u32::try_from(at).ok().zip(u32::try_from(note.len()).ok());
-            waiting.note = place.ok_or("too many wait for it")?;
+            waiting.note = place.ok_or("too many waiters")?;
             self.notes.bytes.extend_from_slice(note);
         }
         self.log.bytes.extend(line(&waiting, true));

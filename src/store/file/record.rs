@@ -1,16 +1,18 @@
-//! What is kept of one lock between two steps? One file: the law's record, and what the law needs to be told by
-//! this machine: which boot its times belong to, and whose life can be felt. Reading, checking and changing it.
+//! The record file of one lock: the record of the lock rules, and what the rules must be told on
+//! this machine: which boot the times belong to, and whose liveness can be checked. Reads, checks
+//! and changes it.
 //!
-//! Time is CLOCK_BOOTTIME plus an offset that is fixed when the record begins: it never steps, and reads like
-//! microseconds since 1970. (Containers share it, unless they are given a time namespace of their own: those must not
-//! share a directory.) Records whose offsets differ, because the wall clock was set between their beginnings, are
-//! brought to one time when a step needs them together: see [`RecordFile::lift`]. After another boot nothing of a hold or a
-//! waiter can be alive: both are dropped, and fence and log stay.
+//! Time is CLOCK_BOOTTIME plus an offset that is fixed when the record begins. It never steps, and
+//! reads like microseconds since 1970. (Containers share this clock unless they have a time
+//! namespace of their own; those must not share a directory.) Records have different offsets if the
+//! wall clock was set between their beginnings. An operation on several such records shifts them to
+//! one time: see [`RecordFile::lift`]. After another boot no holder or waiter can be alive: both
+//! are dropped, and fence and log stay.
 //!
-//! How it lies in the file is told in [`super::slot`], and how those who wait for it are kept in [`super::queue`].
+//! [`super::slot`] has the layout of the file, and [`super::queue`] the part with the waiters.
 //!
-//! What is read may have been put there by somebody else who may write the directory: all of it has bounds, see
-//! [`RecordFile::check`].
+//! Any user with write access may have put anything into the file: every value has
+//! bounds, see [`RecordFile::check`].
 
 use crate::lock::Token;
 use crate::rules::LoggedEnd;
@@ -32,20 +34,22 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// All that is kept of one lock.
+/// The body of a record file, with the other parts in memory.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct RecordFile {
-    /// The full name of the lock, for `list`, and as a check.
+    /// The full name of the lock, for listing, and as a check.
     pub(super) name: String,
     boot: String,
-    /// What its times count from, in microseconds since 1970.
+    /// The offset of its times, in microseconds since 1970.
     pub(super) offset: u64,
     /// When it was last written.
     used: Time,
-    /// The tokens that have a life file. Others are believed to live. (Those of waiters stand in the queue.)
+    /// The tokens that have a life file; others count as alive. (The tokens of waiters are in the
+    /// queue.)
     #[serde(rename = "lives")]
     pub(super) tracked: BTreeMap<Token, Tracked>,
-    /// What the law keeps: of its log what was added by this step, and those waiters only whom it was shown.
+    /// The record of the lock rules. Its log has only the ends that this operation adds, and its
+    /// waiters are only those that the rules were shown.
     pub(super) record: Record,
     #[serde(skip)]
     pub(super) queue: Queue,
@@ -53,15 +57,15 @@ pub(super) struct RecordFile {
     times: Times,
     #[serde(skip)]
     slot: Option<Arc<Slot>>,
-    /// The last ends, a line each, the oldest first: where they were asked for, or are not in the file as they are.
+    /// The last ends, one per line, oldest first, if they were read or are not in the file yet.
     #[serde(skip)]
     ends: Vec<u8>,
-    /// Whether the file has them.
+    /// Whether the file has them already.
     #[serde(skip)]
     ends_in: How,
 }
 
-/// What can be read of any format.
+/// The part that every format has.
 #[derive(Deserialize)]
 struct Any {
     format: u32,
@@ -85,13 +89,13 @@ impl RecordFile {
         }
     }
 
-    /// The time of this lock.
+    /// Now, by the clock of this record.
     pub(super) fn now(&self, boot: &Boot) -> Time {
         Time(self.offset.saturating_add(micros(boot.now())))
     }
 
-    /// What a record file says at this time in this boot; without one, a new record. `name` must be its lock's, where it
-    /// is known.
+    /// Parses a record file, as it is now in this boot; without content, returns a new record.
+    /// `name` must be the lock's name, if it is known.
     pub(super) fn parse(
         directory: &Directory,
         file: &FileName,
@@ -101,7 +105,7 @@ impl RecordFile {
     ) -> Result<Self, Error> {
         let Some(content) = content else { return Ok(Self::new(name.unwrap_or_default(), boot)) };
         let bad = |why: &str| Err(not_understood(directory, file, &content.bytes, why));
-        let Some(slot) = &content.slot else { return bad("it does not begin as one") };
+        let Some(slot) = &content.slot else { return bad("it has no valid header") };
         let mut kept: Self = match serde_json::from_slice(&content.bytes) {
             Ok(kept) => kept,
             Err(error) => return bad(&shortened(&error.to_string())),
@@ -113,7 +117,7 @@ impl RecordFile {
         kept.slot = Some(Arc::clone(slot));
         (kept.ends, kept.ends_in) = (content.ends.clone(), How::Append);
         if name.is_some_and(|name| name != kept.name) || FileName::of(&kept.name, FileRole::Record) != *file {
-            return bad("it is that of another lock");
+            return bad("it belongs to another lock");
         }
         if let Err(why) = kept.check() {
             return bad(why);
@@ -127,16 +131,16 @@ impl RecordFile {
         Ok(kept)
     }
 
-    /// Whether it is what a dlock would write.
+    /// Checks that dlock could have written it.
     fn check(&self) -> Result<(), &'static str> {
         check_number(self.offset)?;
         check_number(self.used.0)?;
         bounds::check(&self.record)
     }
 
-    /// What holders and waiters have said since in their own files: how long they are to be believed. Looked at are those
-    /// whose time has come by the record; with `All` every holder. `now` must have been read before this is called: see
-    /// [`super::life`].
+    /// Takes over the deadlines that holders and waiters have published in their life files: of
+    /// holders whose time has come by the record, or of all with `All`. `now` must have been read
+    /// before: see [`super::liveness`].
     pub(super) fn catch_up(&mut self, directory: &Directory, boot: &Boot, now: Time, whom: CatchUp) {
         let record = &mut self.record;
         let mut longer: Vec<(Token, Due)> = Vec::new();
@@ -149,8 +153,8 @@ impl RecordFile {
             }
             match told(directory, token, boot.now()) {
                 Told::Until(at) => longer.push((token.clone(), due(at, self.offset))),
-                // Somebody removed it. The holder finds that out by its next renewal, and says the rest in the record; it
-                // may have said more in the file just before.
+                // Somebody removed the file. The holder may have renewed its lease in it just
+                // before; it notices at the next renewal, and then renews in the record.
                 Told::Missing if hold.until.passed(now) => {
                     longer.push((token.clone(), Due::after(now, Duration::from_millis(alive.ttl))));
                     missing.push(token.clone());
@@ -164,14 +168,14 @@ impl RecordFile {
         for token in missing {
             self.tracked.remove(&token);
         }
-        // Who was heard of in his own file was heard of.
+        // A heartbeat in a life file counts as one.
         let mut heard = record.absence.heard;
         if heard.0 > 0 {
             for waiting in self.queue.waiting.iter().filter(|waiting| waiting.is_tracked) {
                 if now.millis().saturating_sub(heard.0) <= millis(ABSENCE) {
                     break;
                 }
-                // One that holds says how long its lease lasts.
+                // A holder's life file has the end of its lease.
                 let token = waiting.token().filter(|token| !record.holds.contains_key(token));
                 if let Some(Told::Until(at)) = token.map(|token| told(directory, &token, boot.now())) {
                     heard = heard.max(due(at.saturating_sub(SILENCE), self.offset));
@@ -181,8 +185,8 @@ impl RecordFile {
         }
     }
 
-    /// Shows the law, which has the record, the waiter at that place of the queue, with what it has said since in its own
-    /// file. Answers the locks that it waits for.
+    /// Adds the waiter at this place of the queue to `record`, for the lock rules, with the
+    /// deadline that it has published in its life file. Returns the locks that it waits for.
     pub(super) fn show(
         &mut self,
         at: usize,
@@ -214,7 +218,7 @@ impl RecordFile {
         shown.map_err(|why| damaged(directory, &FileName::of(&self.name, FileRole::Record), why))
     }
 
-    /// Nothing that ran before this boot is alive.
+    /// Drops the processes of an earlier boot.
     fn begin_boot(&mut self, boot: &Boot) {
         self.boot.clone_from(&boot.id);
         self.offset = boot.offset();
@@ -227,7 +231,7 @@ impl RecordFile {
         record.watchers.clear();
         record.lock = Lock::Free;
         for hold in record.holds.values_mut() {
-            // An end that has come, whatever the old clock said: the law logs it as expired.
+            // The lease is over, whatever the old clock said, so the rules log the end as expired.
             hold.until = hold.until.min(Due(now.millis()));
             hold.cool = Due(0);
         }
@@ -236,9 +240,10 @@ impl RecordFile {
         }
     }
 
-    /// Counts all its times from a later `offset`. What is left of a lease or a silence stays as it is, and so does who
-    /// came first; only the reading of the clock becomes another. That is exact and can be done again, so a lifted record
-    /// need not be written: two that share a waiter agree on its ticket whichever of them was.
+    /// Shifts all times to a later `offset`. The rest of each lease and the order of waiters stay
+    /// the same; only the reading of the clock changes. That is exact and can be repeated, so a
+    /// shifted record need not be written: two records that share a waiter agree on its ticket in
+    /// any case.
     pub(super) fn lift(&mut self, offset: u64) {
         let shift = offset.saturating_sub(self.offset);
         if shift == 0 {
@@ -247,7 +252,7 @@ impl RecordFile {
         self.offset = offset;
         let time = |time: &mut Time| time.0 = time.0.saturating_add(shift);
         let due = |due: &mut Due| {
-            // Zero is no time but says that there is none.
+            // Zero stands for no time.
             if due.0 > 0 {
                 due.0 = due.0.saturating_add(shift / 1000);
             }
@@ -283,7 +288,7 @@ impl RecordFile {
         self.times = Times::Lifted;
     }
 
-    /// Whether nothing is left of it but a history that is too old to keep.
+    /// Whether nothing is left but a history that is too old to keep.
     fn is_history(&self, boot: &Boot) -> bool {
         let record = &self.record;
         let idle = record.lock == Lock::Free && record.holds.is_empty() && self.queue.is_empty();
@@ -300,18 +305,18 @@ impl RecordFile {
         is_idle && self.queue.waiting.iter().all(Waiting::is_shown)
     }
 
-    /// Another one for every change.
+    /// A number that differs after every change.
     pub(super) fn turn(&self) -> u64 {
         self.slot.as_ref().map_or(0, |slot| slot.turn())
     }
 
-    /// The log, newest first, where it was asked for.
+    /// The last ends, newest first, if they were read.
     pub(super) fn log(&self) -> Vec<LoggedEnd> {
         let lines = self.ends.rsplit(|byte| *byte == b'\n').filter(|line| !line.is_empty()).take(LOG_KEPT);
         lines.filter_map(|end| serde_json::from_slice(end).ok()).collect()
     }
 
-    /// What is to be written of the ends, with those of this step.
+    /// The ends to write, with those of this operation.
     fn added_ends(&mut self, room: u64) -> Result<Part, serde_json::Error> {
         let mut news = Vec::new();
         for end in std::mem::take(&mut self.record.log).iter().rev() {
@@ -322,7 +327,7 @@ impl RecordFile {
             return Ok(Part { how: How::Append, bytes: news });
         }
         if let (How::Append, Some(slot)) = (self.ends_in, &self.slot) {
-            // What cannot be read is lost, and nothing depends on it.
+            // Ends that cannot be read are lost; nothing depends on them.
             self.ends = slot.ends().unwrap_or_default();
         }
         let all = [std::mem::take(&mut self.ends), news].concat();
@@ -331,7 +336,7 @@ impl RecordFile {
         Ok(Part { how: How::Anew, bytes: all[from..].to_vec() })
     }
 
-    /// Writes the record where it is not read yet. The caller has the mutex.
+    /// Writes the record as a draft. The caller has the mutex.
     pub(super) fn write(&mut self, directory: &Directory, now: Time) -> Result<Draft, Error> {
         self.used = now;
         let file = FileName::of(&self.name, FileRole::Record);
@@ -359,7 +364,7 @@ impl RecordFile {
         let parts = [&body, &change.log.bytes, &change.notes.bytes, &change.ends.bytes].map(Vec::len);
         if parts.iter().any(|length| *length as u64 > RECORD_MOST) {
             return Err(Error::Unavailable(format!(
-                "{}: too many hold or wait for {:?}; try again when some have left",
+                "{}: {:?} has too many holders and waiters; try again when some have left",
                 directory.shown(),
                 self.name,
             )));
@@ -369,12 +374,12 @@ impl RecordFile {
     }
 }
 
-/// What somebody said in his own file, as a time of a lock.
+/// A deadline of a life file, by the clock of a record.
 fn due(at: Duration, offset: u64) -> Due {
     Due(offset.saturating_add(micros(at)) / 1000)
 }
 
-/// What a parser says may quote what it found.
+/// Shortens a parser's message, which may quote what it read.
 fn shortened(why: &str) -> String {
     why.chars().filter(|c| !c.is_control()).take(120).collect()
 }
@@ -394,8 +399,7 @@ fn not_understood(directory: &Directory, file: &FileName, bytes: &[u8], why: &st
 
 fn damaged(directory: &Directory, file: &FileName, why: &str) -> Error {
     Error::Garbled(format!(
-        "{}: {file} is not a record of dlock's, or damaged ({why}); it was left as it is: move it away when nothing runs \
-         under its lock",
+        "{}: {file} is not a record of dlock's, or damaged ({why}); it was not changed: move it away when nothing runs under its lock",
         directory.shown(),
     ))
 }

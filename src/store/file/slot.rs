@@ -1,16 +1,18 @@
-//! How does a record change in one act? Its file has a [`Header`] of a fixed length, which says where in the file the rest
-//! is: the record itself (the body), the log of the queue, the notes about those in it, and the last ends. A change writes
-//! the new body where nothing is, adds to the others behind what is valid of them, and then writes the header, which is so
-//! short that a kill cannot cut it: a dlock that is killed while it writes leaves the old record. So the file keeps its
-//! owner and its rights, whoever changes it, and mostly needs no more space on the disk. Writing the rest and the header
-//! are two acts here, so that a step on several locks can do all that may fail before the first of them changes.
+//! Changes a record file in one act. The file begins with a [`Header`] of fixed length, which says
+//! where in the file the rest is: the record itself (the body), the log of the queue, the notes
+//! about waiters, and the last ends. A change writes the new body to unused space, appends to the
+//! other parts behind their valid length, and then writes the header. The header is so short that a
+//! kill cannot cut it: if dlock is killed while it writes, the old record stays. So the file keeps
+//! its owner and mode whoever changes it, and mostly needs no more space on the disk. A draft and
+//! its header are written separately, so that an operation on several locks can do all that may
+//! fail before the first lock changes.
 //!
-//! Who reads without the mutex looks at the header again afterwards; what it named is not written over before there is
-//! another one.
+//! A reader without the mutex reads the header again afterwards. The parts that a header names are
+//! not overwritten before there is another header.
 //!
-//! There is no fsync. It would make every step many times dearer, and guards only against a crash of the machine,
-//! which ends every hold anyway; a fence starts from the clock if its record is lost. What a crash may leave is told from
-//! damage by its date, before this boot.
+//! There is no fsync. It would make every operation many times slower, and helps only after a crash
+//! of the machine, which ends every hold anyway; a fence starts from the clock if its record is
+//! lost. A file that a crash has cut off differs from a damaged one by its date, before this boot.
 
 use crate::store::Error;
 use crate::store::file::boot::Boot;
@@ -23,18 +25,18 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 pub(super) const FORMAT: u32 = 1;
-/// No part of a record is larger.
+/// Largest part of a record, in bytes.
 pub(super) const RECORD_MOST: u64 = 32 << 20;
-/// And its file, with what is not used of it.
+/// Largest record file, unused space included, in bytes.
 pub(super) const FILE_MOST: u64 = 8 * RECORD_MOST;
-/// A file that is this many times larger than what is in it is cut, if it is larger than that, too.
+/// A file is truncated if it is this many times larger than its content, and larger than this size.
 const SLACK: (u64, u64) = (4, 64 * 1024);
 
-/// Where in the file everything is: one line of JSON of a fixed length.
+/// Where the parts are in the file: one line of JSON of fixed length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub(super) struct Header {
     format: u32,
-    /// How often the record was changed.
+    /// Number of changes of the record.
     turn: u64,
     body: Extent,
     queue: Extent,
@@ -42,26 +44,26 @@ pub(super) struct Header {
     ends: Extent,
 }
 
-/// A part of the file.
+/// The place of a part in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 struct Extent {
     at: u64,
-    /// How many bytes of it are valid.
+    /// Number of valid bytes.
     length: u64,
-    /// How many it may have.
+    /// Number of bytes that it may grow to.
     room: u64,
 }
 
 impl Extent {
     const NONE: Self = Self { at: Header::LENGTH as u64, length: 0, room: 0 };
-    /// Room is given in pieces of this size.
+    /// Room is a multiple of this, in bytes.
     const PIECE: u64 = 2048;
 
     fn end(self) -> u64 {
         self.at + self.room
     }
 
-    /// The first place where so much is free.
+    /// The first place with this much free room.
     fn free(taken: &[Self], length: u64, room: u64) -> Self {
         let fits = |at: u64| taken.iter().all(|other| at + room <= other.at || other.end() <= at);
         let ends = taken.iter().map(|other| other.end());
@@ -69,7 +71,7 @@ impl Extent {
         Self { at: at.unwrap_or(Self::NONE.at), length, room }
     }
 
-    /// With as much room again as is used.
+    /// An extent with twice the room that it needs now.
     fn growing(taken: &[Self], length: u64) -> Self {
         if length == 0 {
             return Self::NONE;
@@ -88,7 +90,7 @@ impl Extent {
 }
 
 impl Header {
-    /// In bytes; less than a page, so that it is written at once or not at all.
+    /// In bytes. Less than a page, so it is written whole or not at all.
     pub(super) const LENGTH: usize = 256;
     const FIRST: Self = Self {
         format: FORMAT,
@@ -120,7 +122,8 @@ impl Header {
         format!("{line:width$}\n", width = Self::LENGTH - 1).into_bytes()
     }
 
-    /// That of a body of `length` bytes and the rest after this change. What the present one names is left alone.
+    /// The header after this change, for a body of `length` bytes. Reuses nothing that the present
+    /// header names.
     fn next(self, length: u64, change: &Change) -> Self {
         let mut taken = self.parts().to_vec();
         let mut next = |now: Extent, Part { how, bytes }: &Part| match how {
@@ -139,19 +142,19 @@ impl Header {
     }
 }
 
-/// What a record file has in it.
+/// The content of a record file.
 #[derive(Debug)]
 pub(super) struct Content {
-    /// The record; where it is none of dlock's, the whole file.
+    /// The body; the whole file if it is not dlock's.
     pub(super) bytes: Vec<u8>,
-    /// The log of its queue.
+    /// The log of the queue.
     pub(super) queue: Vec<u8>,
-    /// The last ends, a line each, the oldest first, where they were asked for.
+    /// The last ends, one per line, oldest first, if they were asked for.
     pub(super) ends: Vec<u8>,
     pub(super) slot: Option<Arc<Slot>>,
 }
 
-/// An open record file of this format.
+/// An open record file with a valid header.
 #[derive(Debug)]
 pub(super) struct Slot {
     file: OwnedFd,
@@ -160,56 +163,56 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// How much may be added.
+    /// Bytes that may be appended to each part.
     pub(super) fn room(&self) -> Room {
         let Header { queue, notes, ends, .. } = self.header;
         let left = |part: Extent| part.room - part.length;
         Room { log: left(queue), notes: left(notes), noted: notes.length, ends: left(ends) }
     }
 
-    /// Whether any end is kept.
+    /// Whether the file has any ends.
     pub(super) fn has_ends(&self) -> bool {
         self.header.ends.length > 0
     }
 
-    /// All ends that are kept.
+    /// All ends in the file.
     pub(super) fn ends(&self) -> Result<Vec<u8>, Errno> {
         read_at(&self.file, self.header.ends.at, self.header.ends.length)
     }
 
-    /// How often the record was changed.
+    /// Number of changes of the record.
     pub(super) fn turn(&self) -> u64 {
         self.header.turn
     }
 
-    /// A part of the notes; less where there is less.
+    /// Reads a range of the notes, cut at their end.
     pub(super) fn notes(&self, (at, length): (u64, u64)) -> Result<Vec<u8>, Errno> {
         let notes = self.header.notes;
         let (at, end) = (at.min(notes.length), at.saturating_add(length).min(notes.length));
         read_at(&self.file, notes.at + at, end - at)
     }
 
-    /// All of them.
+    /// Reads all notes.
     pub(super) fn all_notes(&self) -> Result<Vec<u8>, Errno> {
         self.notes((0, u64::MAX))
     }
 }
 
-/// A record that is written and not yet in its place.
+/// A record that is written but not yet valid.
 #[derive(Debug)]
 pub(super) enum Draft {
-    /// In parts of the file that the header does not name.
+    /// In space that the file's header does not name.
     Spare {
         /// The file, with its present header.
         slot: Arc<Slot>,
         /// The header that names the new record.
         next: Header,
     },
-    /// In a file of its own: there is none yet.
+    /// In a file of its own, if there is no record file yet.
     File {
-        /// That file.
+        /// The draft.
         at: FileName,
-        /// What it becomes.
+        /// The record file that it becomes.
         record: FileName,
     },
 }
@@ -226,7 +229,7 @@ impl Draft {
         loop {
             let next = slot.header.next(body.len() as u64, &change);
             match write_parts(directory, &record, &slot.file, next, body, &change) {
-                // Nothing depends on the ends, and much on giving a lock back.
+                // Without the ends the lock can still be released, and nothing depends on them.
                 Err(Errno::NOSPC | Errno::DQUOT) if !change.ends.bytes.is_empty() => {
                     change.ends = Part::default();
                 }
@@ -239,7 +242,7 @@ impl Draft {
         let draft = record.with(FileRole::Draft);
         let file = match directory.create_file(draft.as_str(), OFlags::WRONLY) {
             Err(Errno::EXIST) => {
-                // Left by a dlock that was killed; perhaps another user's.
+                // Left by a dlock that was killed; it may belong to another user.
                 directory.remove(&draft)?;
                 directory.create_file(draft.as_str(), OFlags::WRONLY)?
             }
@@ -255,14 +258,14 @@ impl Draft {
         written.map(|()| this)
     }
 
-    /// Puts it in its place, whole or not at all.
+    /// Makes the draft valid, whole or not at all.
     pub(super) fn place(&self, directory: &Directory) -> Result<(), Error> {
         let placed = match self {
             Self::Spare { slot, next } => {
                 let placed = write_all(&slot.file, &next.bytes(), 0);
                 let end = next.parts().map(Extent::end).into_iter().max().unwrap_or(0);
                 if placed.is_ok() && slot.size > SLACK.1 && slot.size > end * SLACK.0 {
-                    // A pity, no more, if it cannot be.
+                    // Failing to truncate does no harm.
                     ftruncate(&slot.file, end).ok();
                 }
                 placed
@@ -272,7 +275,7 @@ impl Draft {
         placed.map_err(|errno| unwritten(directory, errno))
     }
 
-    /// Forgets it.
+    /// Removes the draft.
     pub(super) fn discard(&self, directory: &Directory) {
         if let Self::File { at, .. } = self {
             directory.remove(at).ok();
@@ -280,7 +283,7 @@ impl Draft {
     }
 }
 
-/// All but the header.
+/// Writes all but the header.
 fn write_parts(
     directory: &Directory,
     record: &FileName,
@@ -303,17 +306,17 @@ pub(super) fn unwritten(directory: &Directory, errno: Errno) -> Error {
 /// What a record is read for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
-    /// To be looked at, while others change it.
+    /// To read it, while others may change it.
     Look,
-    /// And with the last ends.
+    /// To read it with the last ends.
     LookAtAll,
-    /// To be changed: the caller has the mutex.
+    /// To change it: the caller has the mutex.
     Change,
 }
 
-/// The content of a record file; nothing if there is none, or if a crash of the machine took it.
+/// Reads a record file. None if there is none, or if a crash of the machine has cut it.
 pub(super) fn load(directory: &Directory, name: &FileName, access: Access) -> Result<Option<Content>, Error> {
-    /// More often it is not changed while one looks.
+    /// Most attempts to read it while it changes.
     const LOOKS: u32 = 1000;
     let doing = "read the record of the lock";
     let failed = |errno| directory.error(doing, errno);
@@ -326,7 +329,7 @@ pub(super) fn load(directory: &Directory, name: &FileName, access: Access) -> Re
     if size > FILE_MOST {
         return Err(directory.strange(name.as_str(), &format!("has {size} bytes, more than a record")));
     }
-    // Mostly all that is wanted.
+    // Mostly all of the content.
     let start = read_at(&file, 0, size.min(4 * 1024)).map_err(failed)?;
     let head = || read_at(&file, 0, Header::LENGTH as u64).map_err(failed);
     let part = |part: Extent| {
@@ -343,7 +346,7 @@ pub(super) fn load(directory: &Directory, name: &FileName, access: Access) -> Re
         };
         let is_same = || Ok::<_, Error>(access == Access::Change || head()? == seen);
         let Some(header) = Header::parse(&seen) else {
-            // One that is just being written may be read in part.
+            // A header that is being written may have been read in part.
             if is_same()? {
                 break;
             }
@@ -372,7 +375,7 @@ fn usize_of(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// At most so many bytes; fewer at the end of the file.
+/// Reads at most this many bytes; fewer at the end of the file.
 fn read_at(file: &OwnedFd, at: u64, most: u64) -> Result<Vec<u8>, Errno> {
     let mut bytes = vec![0; usize_of(most.min(64 * 1024))];
     let mut length = 0;

@@ -1,7 +1,8 @@
-//! Does the embedded store keep the law among several processes? Each `FileStore` here stands for one: dropping it
-//! closes its life as the kernel does for the dead, and a clone stands for its guard.
+//! Tests that the file store keeps the lock rules among several processes. Each `FileStore` stands
+//! for one process: dropping it closes its life file, as the kernel does for a dead process, and a
+//! clone stands for its guard.
 
-use super::sweep::SWEEP_EVERY;
+use super::cleanup::CLEANS_UP_EVERY;
 use super::*;
 use crate::exit::Ended;
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner};
@@ -29,7 +30,7 @@ mod several;
 mod strangers;
 
 const TTL: Duration = Duration::from_secs(30);
-/// Longer than any test may take to be woken, shorter than what ends by time.
+/// Longer than any wake-up in a test takes, shorter than any lease.
 const SOON: Duration = Duration::from_secs(10);
 
 impl FileStore {
@@ -50,7 +51,7 @@ struct Place {
     directory: tempfile::TempDir,
 }
 
-/// One process with its token, and what it asks for.
+/// A process with its token and the locks that it asks for.
 struct Process {
     store: FileStore,
     token: Token,
@@ -73,26 +74,26 @@ impl Place {
         Process::of(store, token)
     }
 
-    /// One that holds the lock.
+    /// A process that holds the lock.
     fn holder(&self) -> Result<Process> {
         let mut holder = self.process()?;
         holder.granted()?;
         Ok(holder)
     }
 
-    /// One that holds the lock, and one that waits for it.
+    /// A holder of the lock and a waiter for it.
     fn holder_and_waiter(&self) -> Result<(Process, Process)> {
         let (holder, mut waiter) = (self.holder()?, self.process()?);
         waiter.waits()?;
         Ok((holder, waiter))
     }
 
-    /// So many that ask for the lock.
+    /// Processes that will ask for the lock.
     fn many(&self, count: usize, mode: Mode) -> Result<Vec<Process>> {
         (0..count).map(|_| self.wants(&["nightly"], mode)).collect()
     }
 
-    /// One that asks for these locks.
+    /// A process that will ask for these locks.
     fn wants(&self, keys: &[&str], mode: Mode) -> Result<Process> {
         Ok(Process { names: names_of(keys)?, mode, ..self.process()? })
     }
@@ -105,12 +106,12 @@ impl Place {
         Ok(self.directory.path().join(FileName::of(named(key)?.as_str(), kind).as_str()))
     }
 
-    /// The file of a token.
+    /// The path of the process's life file.
     fn life_of(&self, process: &Process) -> PathBuf {
         self.directory.path().join(FileName::of(process.token.secret(), FileRole::Life).as_str())
     }
 
-    /// Whose record cannot be written, as on a full disk.
+    /// Makes writes to this key's record fail for the process, as on a full disk.
     fn fill_up(process: &Process, key: Option<&str>) -> Result<()> {
         let file =
             key.map(|key| Ok::<_, anyhow::Error>(FileName::of(named(key)?.as_str(), FileRole::Record)));
@@ -120,7 +121,7 @@ impl Place {
         Ok(())
     }
 
-    /// The length of the record itself: its file has room for another one.
+    /// Length of the body of the record. The file has room for another one.
     fn length(&self) -> Result<usize> {
         let content = load(
             &self.store()?.adapter.directory,
@@ -134,7 +135,7 @@ impl Place {
         Ok(self.store()?.inspect(&named(key)?, by())?)
     }
 
-    /// The suffixes of all files.
+    /// The suffixes of all files in the directory.
     fn files(&self) -> Result<Vec<String>> {
         let mut files = Vec::new();
         for entry in std::fs::read_dir(self.directory.path())? {
@@ -185,8 +186,8 @@ impl Process {
         Ok(self.store.acquire(&self.names, &self.ask(patience), by())?)
     }
 
-    /// Waits for it. A child that another test has just forked has this process' files until it runs its program, so
-    /// that the dead may seem to live for a moment.
+    /// Waits for the lock. If another test has just forked a child, the child has this process's
+    /// files open until its exec, so a dead process may seem alive for a moment.
     fn granted_soon(&mut self) -> Result<u64> {
         let deadline = Moment::now().after(SOON);
         while !deadline.passed() && !matches!(self.acquire(Patience::Queue)?, Acquired::Granted(_)) {
@@ -223,7 +224,7 @@ impl Process {
         self.granted()
     }
 
-    /// Whether a sleep would end at once.
+    /// Whether a sleep ends early.
     fn is_awake(&mut self) -> Result<bool> {
         let until = Moment::now().after(Duration::from_millis(30));
         self.store.sleep(&self.names, &self.token, until)?;
@@ -241,7 +242,7 @@ impl Process {
     fn die(self) {}
 }
 
-/// Does it in so many threads; each is told which it is.
+/// Runs `work` in this many threads, each with its number.
 fn all_at_once(count: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
     let work = &work;
     let results: Vec<_> = thread::scope(|scope| {
@@ -299,7 +300,7 @@ fn a_release_wakes_the_head_while_the_guard_of_the_holder_lives() -> Result<()> 
 }
 
 #[test]
-fn the_guard_gives_back_what_its_dlock_held() -> Result<()> {
+fn the_guard_releases_what_its_dlock_held() -> Result<()> {
     let place = Place::new()?;
     let (holder, mut waiter) = place.holder_and_waiter()?;
     let mut guard = holder.store.clone();
@@ -335,7 +336,7 @@ fn a_death_is_seen_when_the_last_process_is_gone() -> Result<()> {
 }
 
 #[test]
-fn many_dead_cost_nothing() -> Result<()> {
+fn dead_waiters_cost_no_time() -> Result<()> {
     let place = Place::new()?;
     let holder = place.holder()?;
     let mut crowd = Vec::new();
@@ -354,9 +355,9 @@ fn many_dead_cost_nothing() -> Result<()> {
     Ok(())
 }
 
-/// However many wait, a step turns to few of them.
+/// An operation reads only a few of the waiters, however many there are.
 #[test]
-fn a_long_queue_costs_nobody_a_look_at_all_of_it() -> Result<()> {
+fn an_operation_reads_few_of_many_waiters() -> Result<()> {
     let place = Place::new()?;
     let mut holder = place.holder()?;
     let mut queue = Vec::new();
@@ -387,7 +388,7 @@ fn a_long_queue_costs_nobody_a_look_at_all_of_it() -> Result<()> {
 }
 
 #[test]
-fn a_grant_to_a_dead_waiter_goes_on_to_the_next() -> Result<()> {
+fn a_dead_waiter_is_skipped_by_a_grant() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut dead, mut next) = (place.process()?, place.process()?, place.process()?);
     holder.granted()?;
@@ -399,10 +400,11 @@ fn a_grant_to_a_dead_waiter_goes_on_to_the_next() -> Result<()> {
     Ok(())
 }
 
-/// The head is silent and the holder's lease over, and the first to ask is one who comes: the law is shown the newest that
-/// replaces others and the last of the queue then, and whoever stands before these comes first all the same.
+/// The head is stale and the holder's lease is over, and a newcomer is the first to ask. The rules
+/// then see the last waiter and the newest with `--replace`. The waiter that stands before these
+/// must be granted the lock all the same.
 #[test]
-fn nobody_is_passed_over_for_not_having_been_looked_at() -> Result<()> {
+fn a_waiter_that_was_not_read_keeps_its_turn() -> Result<()> {
     let place = Place::new()?;
     let mut holder = place.process()?;
     holder.granted()?;
@@ -429,9 +431,9 @@ fn nobody_is_passed_over_for_not_having_been_looked_at() -> Result<()> {
     Ok(())
 }
 
-/// Nor by one that has just come, where those that the law was shown are silent.
+/// The same for a newcomer, if the waiters that the rules see are stale.
 #[test]
-fn nobody_is_passed_over_by_one_that_comes() -> Result<()> {
+fn a_newcomer_does_not_overtake_waiters_that_were_not_read() -> Result<()> {
     let place = Place::new()?;
     let mut holder = place.process()?;
     holder.granted()?;
@@ -456,7 +458,7 @@ fn nobody_is_passed_over_by_one_that_comes() -> Result<()> {
 }
 
 #[test]
-fn a_dead_waiter_behind_a_silent_head_is_not_granted_the_lock() -> Result<()> {
+fn a_dead_waiter_behind_a_stale_head_is_not_granted_the_lock() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut silent) = (place.process()?, place.process()?);
     let (mut dead, mut next) = (place.process()?, place.process()?);
@@ -476,7 +478,7 @@ fn a_dead_waiter_behind_a_silent_head_is_not_granted_the_lock() -> Result<()> {
 }
 
 #[test]
-fn a_waiter_that_leaves_makes_way() -> Result<()> {
+fn a_waiter_that_leaves_frees_its_place() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut middle, mut last) = (place.process()?, place.process()?, place.process()?);
     holder.granted()?;
@@ -492,7 +494,7 @@ fn a_waiter_that_leaves_makes_way() -> Result<()> {
 }
 
 #[test]
-fn a_lease_ends_though_its_holder_lives() -> Result<()> {
+fn the_lease_of_a_live_holder_ends_too() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut other) = (place.process()?, place.process()?);
     holder.granted()?;
@@ -510,12 +512,12 @@ fn a_revoked_hold_wakes_the_head() -> Result<()> {
     assert!(matches!(place.store()?.revoke(&name()?, &revoke, by())?, Revoked::Holds { .. }));
     waiter.served()?;
     assert_ne!(holder.renew()?, Renewal::Renewed);
-    assert_eq!(holder.acquire(Patience::Queue)?, Acquired::Spent);
+    assert_eq!(holder.acquire(Patience::Queue)?, Acquired::Released);
     Ok(())
 }
 
 #[test]
-fn the_rest_of_a_min_hold_stands_and_the_head_learns_of_it() -> Result<()> {
+fn the_rest_of_a_min_hold_remains_and_the_head_is_told() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut waiter) = (place.process()?, place.process()?);
     let ask = Ask { min_hold: Duration::from_secs(5), ..holder.ask(Patience::None) };
@@ -547,7 +549,7 @@ fn another_boot_ends_the_hold_and_keeps_the_history() -> Result<()> {
 }
 
 #[test]
-fn inspect_shows_the_dead_as_dead_and_changes_nothing() -> Result<()> {
+fn inspect_leaves_out_the_dead_and_writes_nothing() -> Result<()> {
     let place = Place::new()?;
     assert_eq!(place.store()?.inspect(&name()?, by())?.state, State::Free);
     assert!(place.files()?.is_empty());
@@ -562,7 +564,7 @@ fn inspect_shows_the_dead_as_dead_and_changes_nothing() -> Result<()> {
 }
 
 #[test]
-fn what_is_no_record_is_left_alone() -> Result<()> {
+fn a_file_that_is_no_record_is_left_alone() -> Result<()> {
     for (bytes, is_garbled) in [
         (&b"{\"format\":2,"[..], true),
         (b"", true),
@@ -589,7 +591,7 @@ fn what_is_no_record_is_left_alone() -> Result<()> {
 }
 
 #[test]
-fn the_record_of_another_lock_is_not_taken_for_ones_own() -> Result<()> {
+fn the_record_of_another_lock_is_refused() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
     process.granted()?;
@@ -616,23 +618,23 @@ fn a_record_that_cannot_be_written_stays_as_it_was() -> Result<()> {
 }
 
 #[test]
-fn what_a_killed_writer_left_is_in_nobodys_way() -> Result<()> {
+fn the_draft_of_a_killed_writer_blocks_nobody() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
     std::fs::write(place.path(FileRole::Draft)?, "{\"form")?;
     let fence = process.granted()?;
     std::fs::write(place.path(FileRole::Draft)?, "{\"form")?;
     assert_eq!(process.granted()?, fence);
-    let long_ago = SystemTime::now() - SWEEP_EVERY * 2;
+    let long_ago = SystemTime::now() - CLEANS_UP_EVERY * 2;
     File::options().write(true).open(place.path(FileRole::Draft)?)?.set_modified(long_ago)?;
     place.store()?.all("dlock:")?;
     assert!(!place.path(FileRole::Draft)?.exists());
     Ok(())
 }
 
-/// Needs the right to mount; without it there is nothing to show.
+/// Needs the right to mount; without it the test is skipped.
 #[test]
-fn a_full_disk_is_said_as_such() -> Result<()> {
+fn a_full_disk_is_reported_as_such() -> Result<()> {
     struct Mounted(tempfile::TempDir);
     impl Drop for Mounted {
         fn drop(&mut self) {
@@ -665,7 +667,7 @@ fn a_full_disk_is_said_as_such() -> Result<()> {
 }
 
 #[test]
-fn a_stopped_process_with_the_mutex_is_not_waited_for() -> Result<()> {
+fn a_stopped_process_with_the_mutex_blocks_only_until_the_deadline() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
     process.granted()?;
@@ -685,7 +687,7 @@ fn a_stopped_process_with_the_mutex_is_not_waited_for() -> Result<()> {
 }
 
 #[test]
-fn a_mutex_that_is_removed_and_made_anew_is_still_one() -> Result<()> {
+fn a_mutex_that_is_removed_and_recreated_still_excludes() -> Result<()> {
     let place = Place::new()?;
     let store = place.store()?;
     let inside = AtomicU32::new(0);
@@ -719,21 +721,22 @@ fn nothing_leaks() -> Result<()> {
     process.leave()?;
     assert_eq!(place.files()?, ["json", "mutex", "swept"]);
 
-    // Killed before it asked.
+    // A process that was killed before it asked.
     place.process()?.die();
     assert_eq!(place.store()?.all("dlock:")?, [name()?]);
     assert_eq!(place.files()?, ["json", "mutex", "swept"]);
 
-    let past = SystemTime::now() - HISTORY_KEPT - SWEEP_EVERY;
+    let past = SystemTime::now() - HISTORY_KEPT - CLEANS_UP_EVERY;
     File::options().write(true).open(place.path(FileRole::Record)?)?.set_modified(past)?;
     let mut later = place.store()?;
-    later.adapter.boot.ahead = HISTORY_KEPT + SWEEP_EVERY;
+    later.adapter.boot.ahead = HISTORY_KEPT + CLEANS_UP_EVERY;
     assert!(later.all("dlock:")?.is_empty());
     assert_eq!(place.files()?, ["swept"]);
     Ok(())
 }
 
-/// One that fell silent lost its place and kept its ticket, and then it died. It is in the record until more come.
+/// A waiter became stale, lost its place and kept its ticket, and then died. The record keeps it
+/// until more waiters come.
 #[test]
 fn the_life_of_one_whose_ticket_is_void_is_removed() -> Result<()> {
     let place = Place::new()?;
@@ -764,7 +767,7 @@ fn the_life_of_one_whose_ticket_is_void_is_removed() -> Result<()> {
 }
 
 #[test]
-fn the_tokens_of_the_gone_are_not_remembered() -> Result<()> {
+fn released_tokens_are_not_kept_for_ever() -> Result<()> {
     let place = Place::new()?;
     let mut sizes = Vec::new();
     for _ in 0..100 {
@@ -780,33 +783,34 @@ fn the_tokens_of_the_gone_are_not_remembered() -> Result<()> {
     Ok(())
 }
 
-/// The guard of a waiter that is asked to end gives back, and then somebody else writes the record, while a request of
-/// the waiter's is still on its way. The guard's copy of the life is another process', so the waiter's does not hear of it.
+/// The guard of a waiter that was asked to end releases the token, and another process writes the
+/// record, while a request of the waiter is still on its way. The guard is another process, so the
+/// waiter's `LifeFile` does not know of it.
 #[test]
-fn a_token_that_the_guard_gave_back_is_refused_by_its_dlock() -> Result<()> {
+fn a_token_that_the_guard_released_is_refused_by_its_dlock() -> Result<()> {
     let place = Place::new()?;
     let (_holder, mut waiter) = place.holder_and_waiter()?;
     Process::of(place.store()?, waiter.token.clone())?.leave()?;
     std::fs::remove_file(place.life_of(&waiter))?;
     place.process()?.waits()?;
-    assert_eq!(waiter.acquire(Patience::Queue)?, Acquired::Spent);
+    assert_eq!(waiter.acquire(Patience::Queue)?, Acquired::Released);
     Ok(())
 }
 
 #[test]
-fn a_token_that_one_thread_gave_back_is_refused_in_another() -> Result<()> {
+fn a_token_that_one_thread_released_is_refused_in_another() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
     let mut thread = Process::of(process.store.clone(), process.token.clone())?;
     process.leave()?;
-    // The life is gone, so the record forgets the token; this process must not.
+    // The life file is gone, so the record forgets the token. This process must not.
     place.process()?.granted()?;
-    assert_eq!(thread.acquire(Patience::Queue)?, Acquired::Spent);
+    assert_eq!(thread.acquire(Patience::Queue)?, Acquired::Released);
     Ok(())
 }
 
 #[test]
-fn list_knows_the_locks_of_a_prefix() -> Result<()> {
+fn find_lists_the_locks_of_a_prefix() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
     for key in ["b", "a", "ä/c"] {
@@ -841,7 +845,7 @@ fn a_place_that_cannot_hold_locks_is_refused() -> Result<()> {
 }
 
 #[test]
-fn a_crowd_takes_its_turns() -> Result<()> {
+fn a_crowd_never_holds_together() -> Result<()> {
     const CROWD: usize = 30;
     let place = Place::new()?;
     let inside = AtomicU32::new(0);
@@ -863,7 +867,7 @@ fn a_crowd_takes_its_turns() -> Result<()> {
         ensure!(inside.fetch_add(1, Ordering::SeqCst) == 0, "two at once");
         fences.lock().map_err(|_| anyhow::anyhow!("poisoned"))?.push(fence);
         inside.fetch_sub(1, Ordering::SeqCst);
-        // Every third dies instead of giving back.
+        // Every third process dies instead of releasing the lock.
         if fence.0 % 3 != 0 {
             process.leave()?;
         }
@@ -903,13 +907,14 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Plays a history; fails if two hold at once, or if a fence is not greater than all before it.
+/// Plays a history. Fails if two processes hold at once, or if a fence is not greater than all
+/// before it.
 fn play(events: &[Event]) -> Result<()> {
     let place = Place::new()?;
     let mut processes = (0..4).map(|_| place.process()).collect::<Result<Vec<_>>>()?;
     let mut fences = [0u64; 4];
     let mut last = 0;
-    // Who holds, and until when by the clock that runs ahead.
+    // The holder, and the end of its lease by the clock that is ahead.
     let mut holder: Option<(usize, Duration)> = None;
     let mut ahead = Duration::ZERO;
     let clock = |ahead: Duration| Moment::now().since_boot() + ahead;
@@ -933,12 +938,12 @@ fn play(events: &[Event]) -> Result<()> {
                         fences[*who] = fence;
                         holder = Some((*who, before + TTL - Duration::from_millis(1)));
                     }
-                    // It ends, and with it what it had: a revoked holder is busy too.
-                    Acquired::Spent | Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) => {
+                    // The process ends, and with it what it held: a revoked holder may get Busy.
+                    Acquired::Released | Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) => {
                         processes[*who] = fresh(ahead)?;
                         holder = holder.filter(|(holder, _)| holder != who);
                     }
-                    // Also the dead stand in the queue until somebody comes to stand behind them.
+                    // Dead waiters stay in the queue until another waiter comes behind them.
                     Acquired::Waiting(waiting) => ensure!(usize::try_from(waiting.ahead)? < events.len()),
                 }
             }
@@ -993,7 +998,7 @@ fn play(events: &[Event]) -> Result<()> {
         }
     }
     drop(processes);
-    // Whatever happened, with everybody dead the lock is to be had, once a lease of no living one has run out.
+    // After any history, once all processes are dead, a new one must get the lock.
     let mut survivor = fresh(ahead)?;
     ensure!(survivor.granted_soon()? > last, "the dead keep the lock");
     Ok(())

@@ -1,15 +1,15 @@
-//! What does it mean that a server cannot be reached, and how much of its own words is repeated? What the kernel says
-//! becomes one line that says what the matter is. What a server's refusals mean, its own store knows.
+//! Turns an error of a connection into one line that names the cause, and cuts a server's own text
+//! for display. Each store translates its server's refusals itself.
 
 use crate::store::Error;
 use std::io::{self, ErrorKind};
 
-/// How much of a server's own words is repeated, in characters.
-const SAID_MAX: usize = 200;
-/// From how many hexadecimal digits in a row on they may be a token's.
+/// Most characters of a server's own text that are shown.
+const SHOWN_MAX: usize = 200;
+/// Hexadecimal digits in a row that may be a token.
 const TOKEN_LIKE: usize = 12;
 
-/// Whether the server hung up.
+/// Whether the server closed the connection.
 pub fn is_end(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -20,12 +20,12 @@ pub fn is_end(error: &io::Error) -> bool {
     )
 }
 
-/// The error for a server that is silent.
+/// The error for a server that does not answer.
 pub fn silent(store: &str) -> Error {
     unreachable(store, &ErrorKind::TimedOut.into())
 }
 
-/// What an error of a connection means.
+/// Translates an error of a connection.
 pub fn unreachable(store: &str, error: &io::Error) -> Error {
     let what = match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => "no answer in time".into(),
@@ -43,22 +43,22 @@ pub fn unreachable(store: &str, error: &io::Error) -> Error {
     }
 }
 
-/// What Rust writes before the words of the C library when a name leads to no address.
+/// Rust's text before the C library's, for a name without an address.
 const NO_ADDRESS: &str = "failed to lookup address information: ";
 
-/// What glibc and musl say of a name that does not exist; they say it in English, for no locale is set. Of a name
-/// service that does not answer they say something else.
+/// Texts of glibc and musl for a name that does not exist. They are English, because no locale is
+/// set. A name service that does not answer gives other texts.
 const NO_SUCH_NAME: [&str; 3] =
     ["Name or service not known", "No address associated with hostname", "Name does not resolve"];
 
-/// A server's own words, cut, without tokens, and without the arguments of a command that it does not know, which it
-/// repeats. What acts on a terminal is escaped where they are printed.
+/// A server's own text, cut, without tokens and without the arguments of a command that the server
+/// does not know and repeats. Control characters are escaped where the text is printed.
 pub fn plain(text: &str) -> String {
     let said = text.split_once(", with args beginning with").map_or(text, |(said, _)| said);
-    without_tokens(said).chars().take(SAID_MAX).collect()
+    without_tokens(said).chars().take(SHOWN_MAX).collect()
 }
 
-/// Also a token of which the server has cut the end is none of anybody's business.
+/// Replaces tokens, also those whose end the server has cut off.
 fn without_tokens(text: &str) -> String {
     let is_hex = |c: char| c.is_ascii_hexdigit();
     let (mut shown, mut rest) = (String::new(), text);
@@ -76,7 +76,7 @@ fn without_tokens(text: &str) -> String {
 mod tests {
     use super::{Error, io, plain, unreachable};
 
-    /// What a name is that nobody has, and what one whose name service is away, in words of ours.
+    /// An unknown name gives another error than a name service that does not answer.
     #[test]
     fn a_name_without_an_address_is_one_of_two_things() {
         let said = |words: &str| unreachable("redis://h:6379", &io::Error::other(words));
@@ -93,7 +93,7 @@ mod tests {
         }
     }
 
-    /// A server that does not know a command repeats its arguments. So do others in their own words.
+    /// A server repeats the arguments of an unknown command, each in its own form.
     #[test]
     fn tokens_are_not_repeated() {
         for (said, shown) in [

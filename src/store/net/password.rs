@@ -1,9 +1,10 @@
-//! What does a server get as the password? A text that stays, or one that is read anew before each connection, because it may
-//! be changed while a lock is held or waited for. Where it is read from is the business of the [`Source`].
+//! The password for a server: a fixed text, or one that is read again before each connection
+//! because it may change while a lock is held or waited for. A [`Source`] knows where to read it.
 //!
-//! A server may refuse a password that was just read: it was changed between the two. So it is read and shown once more before
-//! that counts. After one was accepted, a refusal is an outage: whoever changes a password changes it in two places, one after
-//! the other. Where none can be read any more, the one that was accepted last is shown: a vault may be away.
+//! A server may refuse a password that was just read, if it was changed in between. So it is read
+//! and sent once more before the refusal counts. After a password was accepted once, a refusal is
+//! an outage: the operator changes a password in two places, one after the other. If it can no
+//! longer be read, the last accepted one is sent, because a vault may be away.
 
 use crate::clock::Moment;
 use crate::store::Error;
@@ -11,16 +12,17 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Where a password is read from.
+/// A place to read a password from.
 pub trait Source: Send + Sync {
-    /// The password as it is now, by `by`. The error says why there is none; the caller names the store.
+    /// The current password, by `by`. The error says why there is none; the caller adds the store's
+    /// name.
     fn read(&self, by: Moment) -> Result<String, Error>;
 
-    /// The server has answered what was read last: it is not to be used for another connection.
+    /// The server has answered the last password; do not use it for another connection.
     fn used(&self) {}
 }
 
-/// The password of a server. Its copies share what is known of it.
+/// The password of a server. Clones share what is known of it.
 #[derive(Clone)]
 pub enum Password {
     Fixed(Arc<str>),
@@ -30,9 +32,9 @@ pub enum Password {
 /// A password that may change.
 pub struct Changing {
     source: Box<dyn Source>,
-    /// The last one that a server has accepted.
+    /// The last password that a server has accepted.
     proven: Mutex<Option<String>>,
-    /// The first one that is accepted is the only one.
+    /// Whether the first accepted password is used from then on.
     is_kept: AtomicBool,
 }
 
@@ -63,8 +65,8 @@ impl Password {
         }))
     }
 
-    /// The same, where a server takes any password, and one that is changed makes somebody else of whoever shows it: the first one
-    /// stays for as long as this process lives.
+    /// For a server that takes any password as part of the identity: the first accepted one is used
+    /// for the life of this process, because another one would make it another user.
     #[must_use]
     pub fn kept(self) -> Self {
         if let Self::Read(changing) = &self {
@@ -73,15 +75,15 @@ impl Password {
         self
     }
 
-    /// Whether it may be another one the next time.
+    /// Whether the next read may give another password.
     pub const fn may_change(&self) -> bool {
         matches!(self, Self::Read(_))
     }
 }
 
-/// What a login may fail with.
+/// An error of a login.
 pub trait Refusal: From<Error> {
-    /// The error, where the server has answered it.
+    /// The error, if it is the server's answer.
     fn refusal(&self) -> Option<&Error>;
 }
 
@@ -91,7 +93,8 @@ impl Refusal for Error {
     }
 }
 
-/// Has `log_in` show the password to the server of `store`: once more with a fresh one, if it is refused and may have changed.
+/// Runs `log_in` with the password for `store`. If the server refuses it and it may have changed,
+/// runs it once more with a fresh one.
 pub fn log_in<T, E: Refusal>(
     store: &str,
     password: Option<&Password>,
@@ -130,7 +133,7 @@ pub fn log_in<T, E: Refusal>(
             Err(error) if denied(&error).is_some() && !by.passed() => read().and_then(&mut show),
             answer => answer,
         },
-        // What the password is read from may be away, and the password still be good.
+        // The source may be away, and the password still good.
         (Err(unread), Some(text)) if denied(&unread).is_some() => match show(text) {
             Err(error) if denied(&error).is_some() => Err(unread),
             answer => answer,
@@ -148,10 +151,10 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
 
-    /// The passwords that are read, the last one again and again.
-    struct Texts(Mutex<Vec<&'static str>>);
+    /// A source of these passwords; it repeats the last one.
+    struct Passwords(Mutex<Vec<&'static str>>);
 
-    impl Source for Texts {
+    impl Source for Passwords {
         fn read(&self, _: Moment) -> Result<String, Error> {
             let mut texts = self.0.lock().map_err(|error| Error::Denied(error.to_string()))?;
             let first = texts.first().copied().unwrap_or_default().to_owned();
@@ -163,25 +166,25 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_password_is_read_once_more_and_is_an_outage_after_one_was_accepted() -> Result<(), Error> {
+    fn a_refused_password_is_read_again_and_after_a_success_is_an_outage() -> Result<(), Error> {
         let by = || Moment::now().after(std::time::Duration::from_secs(60));
         let mut shown = Vec::new();
-        let mut knock = |password: &Password, good: &str| {
+        let mut try_password = |password: &Password, good: &str| {
             log_in("s", Some(password), by(), |text| {
                 shown.push(text.unwrap_or_default().to_owned());
                 if text == Some(good) { Ok(()) } else { Err(Error::Denied("no".into())) }
             })
         };
-        let password = Password::read_from(Texts(Mutex::new(vec!["a", "b", "c", "d"])));
-        assert_eq!(knock(&password, "z"), Err(Error::Denied("no".into())), "a and b");
-        knock(&password.clone(), "d")?;
-        assert_eq!(knock(&password, "z"), Err(Error::Unavailable("no".into())), "d twice");
-        assert_eq!(knock(&"a".into(), "z"), Err(Error::Denied("no".into())));
+        let password = Password::read_from(Passwords(Mutex::new(vec!["a", "b", "c", "d"])));
+        assert_eq!(try_password(&password, "z"), Err(Error::Denied("no".into())), "a and b");
+        try_password(&password.clone(), "d")?;
+        assert_eq!(try_password(&password, "z"), Err(Error::Unavailable("no".into())), "d twice");
+        assert_eq!(try_password(&"a".into(), "z"), Err(Error::Denied("no".into())));
         assert_eq!(shown, ["a", "b", "c", "d", "d", "d", "a"]);
         Ok(())
     }
 
-    /// One password, and then nothing.
+    /// A source of one password, and then of none.
     struct Once(Mutex<Option<&'static str>>);
 
     impl Source for Once {
@@ -192,21 +195,21 @@ mod tests {
     }
 
     #[test]
-    fn the_last_good_one_is_shown_where_none_can_be_read() -> Result<(), Error> {
+    fn the_last_accepted_password_is_sent_if_none_can_be_read() -> Result<(), Error> {
         let by = || Moment::now().after(std::time::Duration::from_secs(60));
-        let knock = |password: &Password, good: &str| {
+        let try_password = |password: &Password, good: &str| {
             log_in("s", Some(password), by(), |text| {
                 if text == Some(good) { Ok(()) } else { Err(Error::Denied("no".into())) }
             })
         };
         let password = Password::read_from(Once(Mutex::new(Some("a"))));
-        knock(&password, "a")?;
-        knock(&password, "a")?;
-        assert_eq!(knock(&password, "b"), Err(Error::Unavailable("s: the vault is away".into())));
+        try_password(&password, "a")?;
+        try_password(&password, "a")?;
+        assert_eq!(try_password(&password, "b"), Err(Error::Unavailable("s: the vault is away".into())));
         let never = Password::read_from(Once(Mutex::new(None)));
-        assert_eq!(knock(&never, "a"), Err(Error::Denied("s: the vault is away".into())));
-        let kept = Password::read_from(Texts(Mutex::new(vec!["a", "b"]))).kept();
-        knock(&kept, "a")?;
-        knock(&kept, "a")
+        assert_eq!(try_password(&never, "a"), Err(Error::Denied("s: the vault is away".into())));
+        let kept = Password::read_from(Passwords(Mutex::new(vec!["a", "b"]))).kept();
+        try_password(&kept, "a")?;
+        try_password(&kept, "a")
     }
 }

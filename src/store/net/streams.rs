@@ -1,8 +1,8 @@
-//! How do bytes get from a socket to the parser and back? The streams of one connection, each over the one before:
-//! a socket whose every read and write ends at one moment, TLS if there is any, and what was read and is not parsed yet.
-//! What the bytes mean is not known here.
+//! The streams between a socket and a parser, each on top of the one before: a socket whose reads
+//! and writes all end at one deadline, TLS if there is any, and bytes that are read and not parsed
+//! yet.
 
-use super::alarm;
+use super::interrupt;
 use super::tls::Session;
 use crate::clock::{Moment, Timer};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// How much is read at once, at first: most replies are short. And from the second time on.
+/// Bytes of the first read, since most replies are short, and of later ones.
 const READ_SIZE: (usize, usize) = (4 * 1024, 64 * 1024);
 
 /// A socket of either kind.
@@ -22,14 +22,17 @@ pub enum Stream {
     Unix(UnixStream),
 }
 
-/// Sleeps until there is something to read, or `until` has come, or an alarm (false).
+/// Sleeps until a stream is readable (true), or until `until` or an interrupt (false).
 pub fn any_readable(streams: &[&Stream], until: Moment) -> io::Result<bool> {
     let timer = Timer::new()?;
     timer.set(Some(until))?;
-    alarm::with(|alarm| {
+    interrupt::with(|interrupt| {
         let mut fds: Vec<_> = streams.iter().map(|stream| PollFd::new(*stream, PollFlags::IN)).collect();
         fds.extend(
-            alarm.into_iter().chain([timer.as_fd()]).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+            interrupt
+                .into_iter()
+                .chain([timer.as_fd()])
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
         );
         loop {
             match poll(&mut fds, None) {
@@ -41,7 +44,7 @@ pub fn any_readable(streams: &[&Stream], until: Moment) -> io::Result<bool> {
     })
 }
 
-/// What has been read and not yet parsed.
+/// Bytes that are read and not parsed yet.
 #[derive(Default)]
 pub struct Inbox {
     bytes: Vec<u8>,
@@ -54,19 +57,19 @@ impl Inbox {
         self.taken == self.bytes.len()
     }
 
-    /// What is there.
+    /// The bytes that are left.
     pub fn peek(&self) -> &[u8] {
         &self.bytes[self.taken..]
     }
 
-    /// Takes what is there, at most so many bytes.
+    /// Takes up to `most` bytes.
     pub fn take(&mut self, most: usize) -> &[u8] {
         let from = self.taken;
         self.taken = self.bytes.len().min(from.saturating_add(most));
         &self.bytes[from..self.taken]
     }
 
-    /// Takes what is there, up to the end of a line.
+    /// Takes bytes up to and with the next line end.
     pub fn take_line(&mut self) -> &[u8] {
         let rest = self.peek();
         let line = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1);
@@ -83,7 +86,7 @@ impl Inbox {
     }
 }
 
-/// What commands and replies go through, with or without TLS.
+/// The stream of requests and answers, with or without TLS.
 pub struct Channel<'a> {
     pub tls: Option<&'a mut Session>,
     pub raw: Bounded<'a>,
@@ -112,7 +115,7 @@ impl Write for Channel<'_> {
         }
     }
 
-    /// Over TLS this is what tells whether the writing went well.
+    /// Over TLS, only this reports a failed write.
     fn flush(&mut self) -> io::Result<()> {
         match &mut self.tls {
             Some(session) => session.over(&mut self.raw).flush(),
@@ -139,7 +142,7 @@ impl AsFd for Stream {
     }
 }
 
-/// A stream whose every read and write ends at one moment.
+/// A stream whose reads and writes all end at one deadline.
 pub struct Bounded<'a> {
     pub stream: &'a mut Stream,
     pub by: Moment,
@@ -152,7 +155,7 @@ impl Bounded<'_> {
     }
 }
 
-/// A timeout is always called so, and never `WouldBlock`, which rustls would take for something else.
+/// Maps `WouldBlock` to `TimedOut`: rustls would take `WouldBlock` for something else.
 fn timed(error: io::Error) -> io::Error {
     if error.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { error }
 }
@@ -161,8 +164,9 @@ impl Read for Bounded<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         loop {
             let left = self.left()?;
-            match alarm::wait(&*self.stream, PollFlags::IN, left).and_then(|()| self.stream.read(buf)) {
-                // So ends a wait with a limit when the process is stopped and continued (signal(7)).
+            match interrupt::wait(&*self.stream, PollFlags::IN, left).and_then(|()| self.stream.read(buf)) {
+                // A wait with a timeout ends so when the process is stopped and continued
+                // (signal(7)).
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 read => return read.map_err(timed),
             }

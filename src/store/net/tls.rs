@@ -1,13 +1,13 @@
-//! How is a server spoken to over TLS, and when is it not trusted? Certificates are read here, the handshake is done here,
-//! and what fails in it becomes one line that says which check failed and what to do. There is no way to switch a check
-//! off, but that a database may be told not to check the host (sslmode=verify-ca). Sockets and deadlines are those of
-//! `dial` and `streams`.
+//! TLS: reads certificates, does the handshake, and turns a failure into one line that says which
+//! check failed and what to do. No check can be switched off, but a database URL may skip that of
+//! the host (sslmode=verify-ca). Sockets and deadlines are in `dial` and `streams`.
 //!
-//! Statuses: a server that cannot be trusted counts as one that cannot be reached (69), also for a holder, who keeps
-//! trying until its deadline: whoever stands in the way must not be able to end a job sooner. A server that turns this
-//! client's certificate down, or misses one, denies access (77). Files that cannot be used are configuration (78).
+//! Exit statuses: a server that is not trusted counts as unreachable (69). A holder keeps retrying
+//! until its deadline, because an attacker on the network must not be able to end a job sooner. A
+//! server that refuses this client's certificate, or requires one, denies access (77). Unusable
+//! files are an error of configuration (78).
 //!
-//! Whether a certificate is still valid is the one thing that this machine's wall clock decides.
+//! Only the validity of certificates depends on this machine's wall clock.
 
 use super::failure::plain;
 use crate::clock::Moment;
@@ -26,27 +26,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Certificates that were read longer ago are read again before the next connection, because they are renewed while
-/// a job runs or waits.
+/// Age after which certificates are read again before the next connection, because they are renewed
+/// while a job runs or waits.
 const FRESH: Duration = Duration::from_secs(60);
-/// How many of the names in a certificate are repeated.
+/// Most names of a certificate that a message shows.
 const NAMES_SHOWN: usize = 5;
 
 #[derive(Debug, Clone, Default)]
 pub struct Files {
-    /// Those to trust in place of the system's.
+    /// Authorities to trust in place of the system's.
     pub ca: Option<PathBuf>,
-    /// This client's own chain, and its private key.
+    /// This client's certificate chain and its private key.
     pub client: Option<(PathBuf, PathBuf)>,
     /// Whether the server's certificate may name any host.
     pub any_host: bool,
-    /// Host names of which the certificate of a server that is known by an address may name one in place of the address: those
-    /// by which the user named the servers that told the address.
+    /// Other names that a server's certificate may have where the server is known by an address
+    /// only: the host names by which the user named the servers that gave that address.
     pub aliases: Vec<String>,
 }
 
-/// All that connections over TLS have in common. It has no state that a fork could split in two: sessions are not
-/// resumed, so every connection begins with a whole handshake of its own.
+/// The common part of TLS connections. It has no state that a fork could split: sessions are not
+/// resumed, so every connection does a whole handshake.
 #[derive(Clone)]
 pub struct Tls {
     files: Files,
@@ -55,14 +55,15 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Reads the files. What is wrong with them is [`Error::Unfit`]; `shown` is how to name the store.
+    /// Reads the files. The error is [`Error::Unfit`]; `shown` is the store's name for messages.
     pub fn read(files: Files, shown: &str) -> Result<Self, Error> {
         let read = Moment::now();
         let config = config(&files).map_err(|why| Error::Unfit(format!("{shown}: {why}")))?;
         Ok(Self { files, config: Arc::new(config), read })
     }
 
-    /// The files as they are now; as they were if that is not possible now, which may be in the middle of an exchange.
+    /// The configuration from the current files. If they cannot be read, perhaps because they are
+    /// just being replaced, the last one stays.
     fn current(&self) -> Arc<ClientConfig> {
         let renewed = if self.read.after(FRESH).passed() { config(&self.files).ok() } else { None };
         renewed.map_or_else(|| Arc::clone(&self.config), Arc::new)
@@ -92,7 +93,7 @@ fn config(files: &Files) -> Result<ClientConfig, String> {
             let chain = certificates("cert", cert)?;
             let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
                 pem::Error::NoItemsFound => format!(
-                    "there is no private key in key={}; it is PEM, and without a passphrase",
+                    "there is no private key in key={}; it must be PEM, without a passphrase",
                     key.display()
                 ),
                 error => unreadable("key", key, &error),
@@ -102,7 +103,7 @@ fn config(files: &Files) -> Result<ClientConfig, String> {
                     format!("key={} is not the key of cert={}", key.display(), cert.display())
                 }
                 _ => format!(
-                    "key={} and cert={} cannot be used; keys are RSA, ECDSA (P-256, P-384) or Ed25519",
+                    "key={} and cert={} cannot be used; a key must be RSA, ECDSA (P-256, P-384) or Ed25519",
                     key.display(),
                     cert.display()
                 ),
@@ -118,7 +119,7 @@ fn config(files: &Files) -> Result<ClientConfig, String> {
     Ok(config)
 }
 
-/// Checks that one of these authorities issued a server's certificate, and not for which host.
+/// Checks that one of these authorities issued a server's certificate, and ignores the host.
 #[derive(Debug)]
 struct AnyHost(RootCertStore);
 
@@ -162,8 +163,8 @@ impl ServerCertVerifier for AnyHost {
     }
 }
 
-/// Checks a server's certificate as usual. Where only the address by which the server is known is not in it, one of the aliases
-/// may be.
+/// Checks a server's certificate as usual. If only the server's address is missing in it, one of
+/// the aliases will do.
 #[derive(Debug)]
 struct ByAlias {
     verifier: Arc<WebPkiServerVerifier>,
@@ -223,7 +224,7 @@ fn named_roots(path: &Path) -> Result<RootCertStore, String> {
     for certificate in certificates("ca", path)? {
         roots
             .add(certificate)
-            .map_err(|_| format!("a certificate in ca={} cannot be understood", path.display()))?;
+            .map_err(|_| format!("a certificate in ca={} cannot be read", path.display()))?;
     }
     Ok(roots)
 }
@@ -263,23 +264,23 @@ fn unreadable(name: &str, path: &Path, error: &pem::Error) -> String {
             };
             format!("cannot read {name}={path}: {why}")
         }
-        pem::Error::NoItemsFound => format!("there is no certificate in {name}={path}; it is PEM"),
-        // The parser's own words repeat a line of the file, which may be a key's.
+        pem::Error::NoItemsFound => format!("there is no certificate in {name}={path}; it must be PEM"),
+        // The parser's own text repeats a line of the file, which may be of a key.
         _ => format!("{name}={path} is not valid PEM"),
     }
 }
 
-/// The TLS side of one connection. It belongs to the process that made it.
+/// The TLS state of a connection. It belongs to the process that made it.
 pub struct Session {
     connection: Box<ClientConnection>,
     files: Files,
 }
 
 impl Session {
-    /// Shakes hands over a stream that ends by itself when the time is up.
+    /// Does the handshake, over a stream that has a deadline.
     pub fn begin(store: &str, tls: &Tls, host: &str, raw: &mut (impl Read + Write)) -> Result<Self, Error> {
         let name = ServerName::try_from(host.to_owned())
-            .map_err(|_| Error::Unfit(format!("{store}: a certificate cannot name such a host")))?;
+            .map_err(|_| Error::Unfit(format!("{store}: a certificate cannot be for such a host name")))?;
         let connection = ClientConnection::new(tls.current(), name)
             .map_err(|error| Error::Unfit(format!("{store}: TLS cannot be set up: {error}")))?;
         let mut session = Self { connection: Box::new(connection), files: tls.files.clone() };
@@ -292,12 +293,12 @@ impl Session {
         Ok(session)
     }
 
-    /// The stream of what is said, over the stream of what is sent.
+    /// The plaintext stream over a raw one.
     pub fn over<'a, T: Read + Write>(&'a mut self, raw: &'a mut T) -> Stream<'a, ClientConnection, T> {
         Stream::new(&mut self.connection, raw)
     }
 
-    /// Says that nothing more will come (close_notify), as far as that can be sent.
+    /// Sends close_notify, as far as that is possible.
     pub fn close(&mut self, raw: &mut impl Write) {
         self.connection.send_close_notify();
         while self.connection.wants_write() {
@@ -307,19 +308,19 @@ impl Session {
         }
     }
 
-    /// Whether something was decrypted that nobody has read.
+    /// Whether there is decrypted data to read, or the end.
     pub fn has_more(&mut self) -> io::Result<bool> {
         let state = self.connection.process_new_packets().map_err(io::Error::other)?;
         Ok(state.plaintext_bytes_to_read() > 0 || state.peer_has_closed())
     }
 
-    /// Reads once and says whether there is now something for the caller, be it the end. Not all that arrives is: a
-    /// server may send tickets and new keys at any time.
+    /// Reads once. Returns whether there is now data or the end to read: a server may also send
+    /// tickets and new keys at any time.
     pub fn take_in(&mut self, raw: &mut impl Read) -> io::Result<bool> {
         Ok(self.connection.read_tls(raw)? == 0 || self.has_more()?)
     }
 
-    /// After a write that failed: what the server said before it hung up, which is why it did.
+    /// After a failed write, finds the server's alert, which says why it closed the connection.
     pub fn last_words(&mut self, raw: &mut impl Read) -> Option<io::Error> {
         loop {
             if let Err(error) = self.connection.process_new_packets() {
@@ -331,7 +332,7 @@ impl Session {
         }
     }
 
-    /// What an error means that comes from TLS; none if it does not.
+    /// Translates an error of TLS. None if it is not one.
     pub fn explain(&self, store: &str, error: &io::Error) -> Option<Error> {
         let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
         Some(match error {
@@ -341,7 +342,7 @@ impl Session {
             rustls::Error::AlertReceived(alert) => self.alerted(store, *alert),
             rustls::Error::InvalidMessage(_) if self.connection.is_handshaking() => speaks_no_tls(store),
             rustls::Error::PeerIncompatible(_) => Error::Misnamed(format!(
-                "cannot reach {store}: the server and dlock have no way of TLS in common (1.2 and 1.3): {error}"
+                "cannot reach {store}: the server and dlock have no TLS version or cipher in common (dlock: 1.2 and 1.3): {error}"
             )),
             _ => Error::Unreachable(format!("cannot reach {store}: TLS failed: {error}")),
         })
@@ -349,7 +350,8 @@ impl Session {
 
     fn alerted(&self, store: &str, alert: AlertDescription) -> Error {
         use AlertDescription as Alert;
-        // Once the version is agreed on, what is left to fail is who this client is: so TLS 1.2 says it.
+        // Once the version is agreed on, only this client's identity is left to fail: TLS 1.2
+        // reports it so.
         let agreed = self.connection.protocol_version().is_some();
         match (alert, &self.files.client) {
             (Alert::CertificateRequired, _) | (Alert::HandshakeFailure | Alert::BadCertificate, None)
@@ -380,24 +382,24 @@ impl Session {
                 }
             )),
             (Alert::ProtocolVersion, _) => Error::Misnamed(format!(
-                "cannot reach {store}: the server allows neither TLS 1.2 nor 1.3, and dlock nothing older"
+                "cannot reach {store}: the server allows neither TLS 1.2 nor 1.3, and dlock uses nothing older"
             )),
             (alert, _) => Error::Unreachable(format!(
-                "cannot reach {store}: the server broke off TLS (alert {alert:?}); its log says why"
+                "cannot reach {store}: the server ended TLS (alert {alert:?}); its log says why"
             )),
         }
     }
 }
 
-/// What a client says first. Only the kind of the answer is of interest, so nobody is trusted.
+/// A client's hello. Only the kind of the answer matters, so no authority is trusted.
 pub fn hello() -> io::Result<Vec<u8>> {
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(io::Error::other)?
         .with_root_certificates(RootCertStore::empty())
         .with_no_client_auth();
-    let anybody = ServerName::try_from("localhost").map_err(io::Error::other)?;
-    let mut connection = ClientConnection::new(Arc::new(config), anybody).map_err(io::Error::other)?;
+    let any_name = ServerName::try_from("localhost").map_err(io::Error::other)?;
+    let mut connection = ClientConnection::new(Arc::new(config), any_name).map_err(io::Error::other)?;
     let mut bytes = Vec::new();
     connection.write_tls(&mut bytes)?;
     Ok(bytes)
@@ -406,12 +408,12 @@ pub fn hello() -> io::Result<Vec<u8>> {
 /// The error for a server without TLS.
 pub fn speaks_no_tls(store: &str) -> Error {
     Error::Misnamed(format!(
-        "cannot reach {store}: what answers there does not speak TLS; without TLS {}",
+        "cannot reach {store}: the server there does not speak TLS; without TLS {}",
         if store.starts_with("redis") { "the URL begins with redis" } else { "the URL says sslmode=disable" }
     ))
 }
 
-/// A handshake that ended without a word of TLS.
+/// The error for a handshake that got no answer in TLS.
 fn silent(store: &str, error: &io::Error) -> Error {
     let what = match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => "no answer to the TLS handshake in time",
@@ -433,11 +435,10 @@ fn distrust(flaw: &CertificateError, files: &Files) -> String {
                      ?ca=FILE"
                 .into(),
         },
-        // An authority of the right name whose key is another one: most often it was made anew.
+        // An authority of the right name with another key: usually it was created again.
         Flaw::BadSignature => match &files.ca {
             Some(ca) => format!(
-                "its certificate was not issued by the authority in {}, but by another one of that name; ca= must name the \
-                 one that issued it, which may have been made anew",
+                "its certificate was not issued by the authority in {}, but by another one of the same name; ca= must name the one that issued it, perhaps a new one",
                 ca.display()
             ),
             None => "its certificate was not issued by the authority of that name that this machine trusts; name the one \
@@ -471,17 +472,16 @@ fn distrust(flaw: &CertificateError, files: &Files) -> String {
         Flaw::InvalidPurpose | Flaw::InvalidPurposeContext { .. } => {
             "its certificate is not one for servers (extendedKeyUsage)".into()
         }
-        // webpki's word, for which rustls has none of its own.
+        // webpki's error, for which rustls has none of its own.
         Flaw::Other(flaw) if flaw.to_string().contains("CaUsedAsEndEntity") => {
-            "its certificate is an authority's own, as most self-signed ones are (CA:TRUE); a server needs one that \
-             is issued to it (CA:FALSE)"
+            "its certificate is that of an authority (CA:TRUE), as most self-signed ones are; a server needs its own (CA:FALSE)"
                 .into()
         }
         flaw => format!("its certificate is not good: {}", plain(&flaw.to_string())),
     }
 }
 
-/// `DnsName("a.example")` and `IpAddress(127.0.0.1)` without their wrapping, and without what could bend a terminal.
+/// `DnsName("a.example")` and `IpAddress(127.0.0.1)` without their wrapping, for a message.
 fn bare(name: &str) -> String {
     let inside = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')')).unwrap_or(name);
     plain(inside.trim_matches('"'))
@@ -497,9 +497,9 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// A job may hold its lock longer than a certificate lives.
+    /// A job may hold its lock longer than a certificate is valid.
     #[test]
-    fn files_that_were_renewed_are_read_again() -> Result<(), Box<dyn std::error::Error>> {
+    fn renewed_files_are_read_again() -> Result<(), Box<dyn std::error::Error>> {
         let directory = tempfile::tempdir()?;
         let ca = directory.path().join("ca.pem");
         fs::write(&ca, rcgen::generate_simple_self_signed(["a".to_owned()])?.cert.pem())?;

@@ -1,5 +1,6 @@
-//! How is a majority won? One attempt: phase one takes the masters, phase two tells them the fence, and what does not
-//! come to a majority in time is given back everywhere. Then, for who does not wait, whether to try again.
+//! How a majority is won. One attempt: phase one takes the masters, phase two tells them the fence,
+//! and everything that does not become a majority in time is given back everywhere. A caller that
+//! does not wait also repeats the attempt here, within its time.
 
 use super::masters::Order;
 use super::view::{Clock, Firmness, Joined, MasterView};
@@ -13,29 +14,31 @@ use crate::store::redis::terms_to;
 use crate::store::{Error, json};
 use std::time::Duration;
 
-/// When to try again after nobody got a majority.
+/// Pause after an attempt in which nobody got a majority.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
-/// How long an attempt that failed is waited for to be taken back, at most.
+/// Longest time to wait until a failed attempt is taken back.
 const TAKE_BACK: Duration = Duration::from_millis(250);
 
-/// Masters may disagree for ever who of two came later, and then each of the two lacks a majority. Whoever was the older one
-/// on some of them for so long goes on as one that replaces nobody: both run, one after the other.
+/// Masters may disagree for ever which of two runs with `--replace` is newer, and then neither gets
+/// a majority. After this long, the one that is older on some masters goes on without `--replace`:
+/// both run, one after the other.
 const AGREED_WITHIN: Duration = Duration::from_secs(2);
 
 enum Tried {
     Won(Grant),
-    Spent,
+    Released,
     Done(Done),
     Superseded(Superseded),
     Blocked {
         joined: Box<Joined>,
-        /// How many have waited longer.
+        /// How many others have waited longer.
         ahead: u64,
     },
 }
 
 impl QuorumStore {
-    /// Attempts until one wins, or somebody has the lock, or who does not wait runs out of time.
+    /// Repeats attempts until one wins, the lock is held by another, or the time of a caller that
+    /// does not wait is over.
     pub(super) fn win(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
         let name = names.first();
         let doubts_until = Moment::now().after(by.left() / 2);
@@ -44,15 +47,17 @@ impl QuorumStore {
                 Tried::Won(grant) => return Ok(Acquired::Granted(grant)),
                 Tried::Done(done) => return Ok(Acquired::Done(done)),
                 Tried::Superseded(superseded) => {
-                    // The lease is short, and the token is spent wherever this arrives.
-                    let _ = self.leave_as("sent-home", names, &ask.token, "", false, by);
+                    // A failure does no harm: the lease is short, and the token is refused wherever
+                    // this arrives.
+                    let _ = self.leave_as("superseded", names, &ask.token, "", false, by);
                     return Ok(Acquired::Superseded(superseded));
                 }
-                Tried::Spent => return Ok(Acquired::Spent),
+                Tried::Released => return Ok(Acquired::Released),
                 Tried::Blocked { joined, ahead } => (joined, ahead),
             };
             let blocker = joined.blocker();
-            // Who gives back does not wait for a master that is slow. So who does not wait asks again, for a while.
+            // A release does not wait for a slow master, which may know a hold a little longer. So
+            // a caller that does not wait asks again for a while.
             let is_held = match joined.firmness {
                 Firmness::Firm => true,
                 Firmness::Doubtful => ask.patience == Patience::Queue || doubts_until.passed(),
@@ -69,9 +74,11 @@ impl QuorumStore {
             if ask.patience == Patience::Queue {
                 return Ok(Acquired::Waiting(Waiting { ahead: 0, next, blocker, turn: None }));
             }
-            // Who does not wait still tries again if nobody got a majority: else all might be turned away.
+            // A caller that does not wait also tries again if nobody got a majority; else all of
+            // them might be refused.
             if is_held || by.left() < next * 2 {
-                // What could not be taken back yet ends with its lease; the token is spent wherever this arrives.
+                // A failure does no harm: what was not taken back ends with its lease, and the
+                // token is refused wherever this arrives.
                 let _ = self.leave_as("refused", names, &ask.token, "", false, by);
                 return Ok(Acquired::Busy(blocker));
             }
@@ -79,7 +86,7 @@ impl QuorumStore {
         }
     }
 
-    /// One attempt to get the lock; what it took is given back unless it has won.
+    /// One attempt to get the lock. Everything that it took is given back unless it won.
     fn attempt(&mut self, name: &Name, ask: &Ask, by: Moment) -> Result<Tried, Error> {
         let sent = Moment::now();
         let end = deadline(sent, ask.ttl);
@@ -88,7 +95,7 @@ impl QuorumStore {
             _ => sent,
         };
         self.asked = Some((ask.token.clone(), began));
-        // What comes later on this machine gets a greater number.
+        // Later attempts on this machine have greater numbers.
         let attempt = sent.since_boot().as_micros().to_string();
         let (token, longest) = (ask.token.secret(), self.longest());
         let owner = json(&ask.owner)?;
@@ -114,17 +121,19 @@ impl QuorumStore {
             self.take_back(name, token, &attempt, &everybody, by);
             return Err(error);
         }
-        // One that remembers is enough: a majority that was told shares a master with every other majority.
+        // One master that remembers the success is enough: the majority that was told has a master
+        // in common with every other majority.
         if let Some(reply) = answers.replies("done").next() {
             let done = reply.done(0)?;
             self.take_back(name, token, &attempt, &everybody, by);
             return Ok(Tried::Done(done));
         }
         if answers.count("spent") > 0 {
-            return Ok(Tried::Spent);
+            return Ok(Tried::Released);
         }
         let majority = self.masters.majority();
-        // Two that came at the same time are in order on each master, and not in both orders on a majority.
+        // Each master orders two runs that came at the same time, and no two majorities can do so
+        // differently.
         if answers.count("superseded") >= majority {
             let by_whom = answers.replies("superseded").next().map(Reply::owner).transpose()?;
             return Ok(Tried::Superseded(Superseded { at: 0, by: by_whom.unwrap_or_default() }));
@@ -153,10 +162,13 @@ impl QuorumStore {
                 return Err(self.short(&told));
             }
             if end.passed() {
-                let text = format!("{} answers too slowly for a lease of this length", self.shown);
+                let text = format!(
+                    "{} answers too slowly for a lease of this length: give a longer --ttl",
+                    self.shown
+                );
                 return Err(Error::Unavailable(text));
             }
-            // Somebody took it away in between.
+            // It was taken away between the two phases.
             let joined = Joined { seen: MasterView::FREE, firmness: Firmness::Split };
             return Ok(Tried::Blocked { joined: Box::new(joined), ahead: 0 });
         }
@@ -164,7 +176,7 @@ impl QuorumStore {
             |at: &usize| ["busy", "behind", "superseded"].iter().any(|what| answers.says(*at, what));
         let taken: Vec<_> = everybody.into_iter().filter(|at| !refused(at)).collect();
         self.take_back(name, token, &attempt, &taken, by);
-        // Who is superseded on some masters waits there for the one that came later.
+        // A caller that is superseded on some masters waits there for the newer run.
         let (busy, behind) = (answers.count("busy"), answers.count("behind") + answers.count("superseded"));
         if answers.count("granted") + busy + behind < majority {
             return Err(self.short(&answers));
@@ -183,7 +195,7 @@ impl QuorumStore {
             }
         }
         let mut joined = Joined::of(&seen, self.masters.len());
-        // Others have waited longer: trying again at once changes nothing.
+        // Others have waited longer, so trying again at once is useless.
         if behind > 0 && busy + behind > self.masters.len() - majority {
             joined.firmness = Firmness::Firm;
         }
@@ -200,10 +212,10 @@ impl QuorumStore {
     }
 }
 
-/// A random span between two: who collided once is not to collide again.
+/// A random time between these two, so that callers that collided do not collide again.
 fn between((least, most): (Duration, Duration)) -> Duration {
     let mut bytes = [0; 2];
-    // Without randomness all wait as long, which is slow, not wrong.
+    // Without randomness all wait equally long, which is slow but not wrong.
     let _ = getrandom::fill(&mut bytes);
     least + (most - least) * u32::from(u16::from_ne_bytes(bytes)) / u32::from(u16::MAX)
 }

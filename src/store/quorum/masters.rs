@@ -1,16 +1,17 @@
-//! How are all masters asked at once, when any of them may be silent? One thread a master, each with one connection and
-//! one request at a time, so that what is sent to a master arrives in the order in which it was said. Whoever asks
-//! waits no longer than is worth it; an answer that comes later is dropped. Only what gives back does not stand in line
-//! behind a request that is not answered: dlock may be about to end. Then it is waited for until it has been sent to the
-//! masters that are far, too, and what was not sent before it is not sent after it. What the answers mean is not known
-//! here.
+//! Asks all masters at once, although any of them may not answer. Each master has one thread with
+//! one connection and one request at a time, so requests to one master arrive in the order in which
+//! they were made. The caller waits only as long as it needs the answers; later ones are dropped.
 //!
-//! The threads start with the first request: before it the process may still fork.
+//! A release does not queue behind a request without an answer, because dlock may be about to end.
+//! dlock waits until it is sent to distant masters as well, and requests that were not sent before
+//! it are not sent after it. What the answers mean is not known here.
+//!
+//! The threads start with the first request: before it, the process may still fork.
 
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::net::alarm;
 use crate::store::net::failure::silent;
+use crate::store::net::interrupt;
 use crate::store::redis::call::lacking;
 use crate::store::redis::connection::Connection;
 use crate::store::redis::failure::refusal;
@@ -25,9 +26,11 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-/// When most have answered, the others get this many times what those took: far masters are all far.
+/// When most have answered, the others get this many times the time that took: distant masters are
+/// all distant.
 const STRAGGLERS_SHARE: u32 = 3;
-/// How long who is about to end waits until what gives back is on its way to a master to which it has to connect first.
+/// How long dlock, about to end, waits until a release is on its way to a master that must first be
+/// connected.
 const SENT_WITHIN: Duration = Duration::from_millis(500);
 
 pub struct Answer {
@@ -35,9 +38,9 @@ pub struct Answer {
     pub what: String,
     /// The run id of the server.
     pub run_id: String,
-    /// When it will have been up for long enough to be counted; zero if it has.
+    /// Time until this master counts; zero if it does.
     counts_in: Duration,
-    /// The fields after it.
+    /// The other fields.
     pub rest: Reply,
 }
 
@@ -55,17 +58,17 @@ pub struct Masters {
     sent: Vec<Sent>,
 }
 
-/// What has gone to a master.
+/// What was sent to a master.
 #[derive(Default)]
 struct Sent {
     asked: bool,
-    /// Whether anything had been sent, when it was last looked at.
+    /// Whether anything was sent, by the last check.
     anything: bool,
-    /// What had not then.
+    /// Requests that were not sent by then.
     waiting: Vec<Arc<Dispatch>>,
 }
 
-/// What has become of a request; nothing yet while it waits to be sent.
+/// What has become of a request; empty while it waits to be sent.
 #[derive(Default)]
 struct Dispatch(OnceLock<Fate>);
 
@@ -76,7 +79,7 @@ enum Fate {
 }
 
 impl Dispatch {
-    /// Whether it may be sent. One that is sent again has been before.
+    /// Whether it may be sent. True again for a request that is repeated.
     fn may_go(&self) -> bool {
         *self.0.get_or_init(|| Fate::Sent) == Fate::Sent
     }
@@ -90,22 +93,23 @@ impl Dispatch {
     }
 }
 
-/// Where a master's thread gets its work.
+/// The queue of a master's thread.
 struct Worker {
     tasks: Sender<Task>,
-    /// How many it has not answered.
+    /// Number of unanswered requests.
     open: Arc<AtomicUsize>,
 }
 
-/// Where a request stands.
+/// The order of a request among others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Behind what was asked before.
+    /// After earlier requests.
     Behind,
-    /// On a connection of its own where something is not answered; it may overtake that. What was not sent yet is called
-    /// off. It takes its script along where that may not be known.
+    /// On a connection of its own if a request is unanswered; it may overtake that one. Requests
+    /// that were not sent yet are cancelled. Sent with the script's text if the server may not know
+    /// it.
     TakingBack,
-    /// The same, and dlock may end when it has been sent.
+    /// Like `TakingBack`, and dlock may end once it is sent.
     Leaving,
 }
 
@@ -114,8 +118,8 @@ pub struct Pending {
     began: Moment,
     news: Receiver<(usize, News)>,
     asked: Vec<usize>,
-    /// Those that have to be told before dlock may end.
-    untold: BTreeSet<usize>,
+    /// Masters that it must be sent to before dlock may end.
+    unsent: BTreeSet<usize>,
 }
 
 enum News {
@@ -133,7 +137,7 @@ struct Task {
 }
 
 impl Masters {
-    /// They start when they are first asked.
+    /// The masters of these targets. Threads start with the first request.
     pub fn new(targets: Vec<Target>) -> Self {
         let workers = targets.iter().map(|_| None).collect();
         let sent = targets.iter().map(|_| Sent::default()).collect();
@@ -152,10 +156,10 @@ impl Masters {
         (0..self.len()).collect()
     }
 
-    /// Sends to these masters; each gives up at `by`.
+    /// Sends a request to these masters; each gives up at `by`.
     pub fn send(&mut self, to: &[usize], call: &Call, order: Order, by: Moment) -> Pending {
         let (sender, news) = channel();
-        let mut untold = BTreeSet::new();
+        let mut unsent = BTreeSet::new();
         for &at in to {
             let Sent { asked, anything, waiting } = &mut self.sent[at];
             let dispatch = Arc::<Dispatch>::default();
@@ -165,7 +169,7 @@ impl Masters {
                 Order::TakingBack | Order::Leaving => dispatch.call_off(),
             });
             *anything |= waiting.len() < before;
-            // What this process has not said there need not be taken back.
+            // Nothing was sent there, so nothing need be taken back.
             let is_idle = *asked && !*anything;
             match order {
                 Order::Behind => {
@@ -179,23 +183,23 @@ impl Masters {
                 continue;
             }
             if order == Order::Leaving && !is_idle {
-                untold.insert(at);
+                unsent.insert(at);
             }
             let task = Task { call: call.clone(), order, by, at, dispatch, news: sender.clone() };
-            if let Err(error) = self.hand(at, task) {
+            if let Err(error) = self.enqueue(at, task) {
                 let _ = sender.send((at, News::Answered(Err(error))));
             }
         }
-        Pending { began: Moment::now(), news, asked: to.to_vec(), untold }
+        Pending { began: Moment::now(), news, asked: to.to_vec(), unsent }
     }
 
-    fn hand(&mut self, at: usize, task: Task) -> Result<(), Error> {
+    fn enqueue(&mut self, at: usize, task: Task) -> Result<(), Error> {
         let target = &self.targets[at];
         let is_in_line =
             |worker: &Worker| task.order == Order::Behind || worker.open.load(Ordering::Relaxed) == 0;
         let worker = match self.workers[at].take().filter(is_in_line) {
             Some(worker) => worker,
-            // A thread that is left alone ends with what it has.
+            // The old thread ends when it has done its work.
             None => {
                 let (tasks, work) = channel();
                 let open = Arc::new(AtomicUsize::new(0));
@@ -210,13 +214,13 @@ impl Masters {
             }
         };
         worker.open.fetch_add(1, Ordering::Relaxed);
-        // It cannot have ended while we can still talk to it.
+        // The thread cannot have ended while its sender exists.
         let _ = worker.tasks.send(task);
         self.workers[at] = Some(worker);
         Ok(())
     }
 
-    /// Why that master cannot be counted, if so.
+    /// Why this master does not count; None if it does.
     pub fn why_uncounted(&self, at: usize, answer: &Result<Answer, Error>) -> Option<String> {
         match answer {
             Err(error) => Some(error.to_string()),
@@ -224,7 +228,7 @@ impl Masters {
         }
     }
 
-    /// The same of what a script says of its master.
+    /// Why this master does not count, by what a script reports of it.
     pub fn why_unfit(&self, at: usize, what: &str, counts_in: Duration) -> Option<String> {
         let shown = &self.targets[at].shown;
         match what {
@@ -232,18 +236,20 @@ impl Masters {
             "young" => {
                 let left = Duration::from_secs(counts_in.as_secs() + 1);
                 let left = humantime::format_duration(left);
-                Some(format!("{shown} has restarted and may have forgotten locks; it counts again in {left}"))
+                Some(format!(
+                    "{shown} has restarted and may have forgotten locks; it is counted again in {left}"
+                ))
             }
             "ageless" => Some(format!(
-                "{shown} does not tell this user how long it has been up (INFO), so it may have forgotten locks"
+                "this user may not see the uptime of {shown} (INFO), so it may have forgotten locks and is not counted; give it +info"
             )),
             _ => None,
         }
     }
 
-    /// Waits for answers until `until`, or until it is not worth waiting for the rest: when a majority of masters that count
-    /// has answered, and that is enough, the others get `stragglers`, or longer if those took long. Who did not answer has
-    /// failed.
+    /// Waits for answers until `until`, or until the rest are not worth waiting for: when a
+    /// majority of counting masters has answered and `is_enough`, the others get `stragglers`, or
+    /// longer if those took long. A master without an answer has failed.
     pub fn collect(
         &self,
         pending: Pending,
@@ -251,20 +257,20 @@ impl Masters {
         stragglers: Duration,
         is_enough: impl Fn(&Answers) -> bool,
     ) -> Answers {
-        let Pending { began, news, asked, mut untold } = pending;
+        let Pending { began, news, asked, mut unsent } = pending;
         let mut answers = Answers(self.targets.iter().map(|_| None).collect());
         let (mut end, mut awaited, mut good, mut in_time) = (until, asked.len(), 0, true);
         let most = self.majority().min(awaited);
         while awaited > 0 {
             let wait = if in_time { end } else { until.min(began.after(SENT_WITHIN)) };
-            let Some((at, news)) = alarm::receive(&news, wait) else {
-                if !in_time || untold.is_empty() {
+            let Some((at, news)) = interrupt::receive(&news, wait) else {
+                if !in_time || unsent.is_empty() {
                     break;
                 }
                 in_time = false;
                 continue;
             };
-            untold.remove(&at);
+            unsent.remove(&at);
             if let News::Answered(answer) = news {
                 awaited -= 1;
                 good += usize::from(self.why_uncounted(at, &answer).is_none());
@@ -275,7 +281,7 @@ impl Masters {
                     end = end.min(now.after(patience.min(end.left() / 2)));
                 }
             }
-            if !in_time && untold.is_empty() {
+            if !in_time && unsent.is_empty() {
                 break;
             }
         }
@@ -286,7 +292,7 @@ impl Masters {
     }
 }
 
-/// What the masters said, in their order. `None`: was not asked.
+/// The answers of the masters, in their order. `None`: was not asked.
 pub struct Answers(pub Vec<Option<Result<Answer, Error>>>);
 
 impl Answers {
@@ -298,32 +304,33 @@ impl Answers {
         self.get(at).is_some_and(|answer| answer.what == what)
     }
 
-    /// How many said this. Two that are one server count once; one that does not say which it is, is trusted only where
-    /// nothing depends on that.
+    /// How many gave this answer. Two masters that are one server count once. A master without a
+    /// run id counts by itself; that is safe only where nothing depends on it.
     pub fn count(&self, what: &str) -> usize {
         let said = (0..self.0.len()).filter(|at| self.says(*at, what));
         said.map(|at| self.run_id(at).ok_or(at)).collect::<BTreeSet<_>>().len()
     }
 
-    /// The time by which all is told that they have said: that of the clock in the middle. Zero if none answered.
+    /// The common clock for all answers: the middle one of the masters' clocks. Zero if none
+    /// answered.
     pub fn now(&self) -> u64 {
         let mut clocks: Vec<_> = self.0.iter().flatten().flatten().map(|answer| answer.rest.now).collect();
         clocks.sort_unstable();
         clocks.get(clocks.len() / 2).copied().unwrap_or_default()
     }
 
-    /// The server behind that master, if it said who it is.
+    /// The run id of this master's server, if it told one.
     pub fn run_id(&self, at: usize) -> Option<&str> {
         self.get(at).map(|answer| answer.run_id.as_str()).filter(|run_id| !run_id.is_empty())
     }
 
-    /// The rest of that master's reply, if it said this.
+    /// The rest of this master's reply, if it gave this answer.
     pub fn reply(&mut self, at: usize, what: &str) -> Option<&mut Reply> {
         let answer = self.0.get_mut(at)?.as_mut()?.as_mut().ok()?;
         (answer.what == what).then_some(&mut answer.rest)
     }
 
-    /// The replies of all that said this.
+    /// The replies of all masters that gave this answer.
     pub fn replies(&mut self, what: &str) -> impl Iterator<Item = &mut Reply> {
         let answers = self.0.iter_mut().flatten().flatten();
         answers.filter(move |answer| answer.what == what).map(|answer| &mut answer.rest)
@@ -334,14 +341,14 @@ impl Answers {
 pub struct Master {
     target: Target,
     connection: Option<Connection>,
-    /// The last request may still be on its way, so the next one brings its script along: there may be nobody any more
-    /// to send the text after a NOSCRIPT.
+    /// The last request may still be on its way, so the next one is sent with the script's text:
+    /// after a NOSCRIPT, nobody may be left to send it.
     send_source_next: bool,
-    /// The scripts that the server has run on this connection.
+    /// Scripts that the server has run on this connection.
     known: Vec<&'static Code>,
 }
 
-/// Whether the answer to a request is certain to be heard.
+/// Whether anybody waits for the answer of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Heard {
     Surely,
@@ -361,7 +368,7 @@ impl Master {
                 by,
                 heard,
                 || dispatch.may_go(),
-                // Nobody may wait for it any more.
+                // The receiver may be gone.
                 || drop(news.send((at, News::Sent))),
             );
             open.fetch_sub(1, Ordering::Relaxed);
@@ -369,7 +376,7 @@ impl Master {
         }
     }
 
-    /// One request and its reply, by `by`.
+    /// Sends one request, and returns its reply by `by`.
     pub fn call(&mut self, call: &Call, by: Moment) -> Result<Answer, Error> {
         self.exchange(call, by, Heard::Surely, || true, || ())
     }

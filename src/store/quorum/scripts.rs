@@ -1,16 +1,17 @@
-//! The Lua scripts of a quorum, each for one master. The records are those of a single server
-//! (`redis/scripts/record.lua`); `scripts/master.lua` tells what a master adds to them. What their replies mean together
-//! is not known here.
+//! The Lua scripts of a quorum; each runs on one master. The records are those of a single server
+//! (`redis/scripts/record.lua`), with the additions of `scripts/master.lua`. What the replies mean
+//! together is not known here.
 
 use crate::store::redis::script::{Code, LOOK, Layout, NOTE_REFUSAL, RECORD, TELL_REFUSALS, hashes};
 
-/// On a master of a quorum. A hold is recorded under a name of its own, so that a single server's is not taken for it.
+/// On a master of a quorum. Holds have a key kind of their own, so that those of a single server
+/// are not taken for them.
 pub const MASTER: Layout = Layout { kinds: &["quorum", "fence", "log", "stat"], exclusive_only: true };
 
 const START: &str = include_str!("scripts/master.lua");
 const TURN: &str = include_str!("scripts/turn.lua");
 
-/// A script that knows who waits.
+/// A script with turns.
 macro_rules! turns {
     ($hash:ident, $body:literal) => {
         Code::new(hashes::$hash, &MASTER, &[RECORD, START, TURN, include_str!($body)])

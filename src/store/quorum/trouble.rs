@@ -1,16 +1,16 @@
-//! What is wrong with these masters? Turns what they said, or did not say, into the one error that a person reads.
+//! Turns the answers of the masters, and missing ones, into one error for people.
 
 use super::QuorumStore;
 use super::masters::Answers;
 use crate::store::Error;
 
 impl QuorumStore {
-    /// What makes these masters no quorum at all.
+    /// Why these masters are no quorum, whatever their records.
     pub(super) fn misfit(&self, answers: &Answers) -> Option<Error> {
         let targets = &self.masters.targets;
         if let Some(at) = (0..targets.len()).find(|at| answers.says(*at, "replica")) {
             return Some(Error::Unfit(format!(
-                "{} is a replica; {} needs masters that do not depend on each other",
+                "{} is a replica; {} needs independent masters",
                 targets[at].shown, self.shown
             )));
         }
@@ -24,7 +24,7 @@ impl QuorumStore {
         })
     }
 
-    /// The error where too few masters can be counted.
+    /// The error if too few masters count.
     pub(super) fn short(&self, answers: &Answers) -> Error {
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let (mut reasons, mut errors) = (Vec::new(), Vec::new());
@@ -56,7 +56,7 @@ impl QuorumStore {
         }
     }
 
-    /// Whether so many masters fail for good that the others are no majority.
+    /// Whether so many masters fail permanently that the others are no majority.
     fn is_hopeless(&self, answers: &Answers) -> bool {
         let failed = answers.0.iter().flatten().filter(|answer| match answer {
             Err(error) => !error.is_transient(),

@@ -1,5 +1,5 @@
-//! What do the masters together say of a lock? Joins what each has seen into what a majority bears out, for who is
-//! refused and for who looks. Asks nobody.
+//! Joins what each master has seen of a lock into what a majority confirms, for refused callers and
+//! for `status`. Asks nobody.
 
 use crate::lock::{Fence, Mode};
 use crate::rules::stat::{Histogram, Stat};
@@ -9,26 +9,27 @@ use crate::store::redis::reply::Reply;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Two clocks that differ by less, in milliseconds, are set: the way of an answer may be as long.
+/// Clocks that differ by less than this, in milliseconds, count as equal: an answer may be under
+/// way as long.
 const SET: u64 = 1000;
 
-/// What one master has seen under the lock's name.
+/// The lock on one master.
 #[derive(Debug, Clone)]
 pub struct MasterView {
     /// What the lock key says; a foreign value counts as held.
     pub state: State,
-    /// How long until that may end by itself.
+    /// Time until that may end by itself.
     pub left: Option<Duration>,
-    /// Whose it is; empty where that is not known.
+    /// The holder's token; empty if unknown.
     pub token: String,
     pub holder: Option<Holder>,
-    /// The value that dlock did not write.
+    /// The foreign value, if there is one.
     pub foreign: Option<Foreign>,
     pub paused: Option<Pause>,
 }
 
 impl MasterView {
-    /// Nothing is in the way.
+    /// Nothing blocks a caller.
     pub const FREE: Self = Self {
         state: State::Free,
         left: None,
@@ -38,7 +39,8 @@ impl MasterView {
         paused: None,
     };
 
-    /// The next fourteen fields of a reply: whose it is on this master, and what is in the way; told by this clock.
+    /// Reads the next fourteen fields of a reply: the holder's token, and what blocks a caller.
+    /// Times are converted by `clock`.
     pub fn read(reply: &mut Reply, clock: Clock) -> Result<Self, Error> {
         let (token, (state, is_foreign)) = (reply.text()?, reply.state()?);
         let (_, left, mut paused) = (reply.mode()?, reply.span_if_any()?, reply.pause()?);
@@ -59,14 +61,15 @@ impl MasterView {
     }
 }
 
-/// How one master's clock is read where that of all is shown. Each master tells its times by its own.
+/// Converts the times of one master to the common clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     behind_ms: i64,
 }
 
 impl Clock {
-    /// A clock that says `own` when that of all says `common`. Clocks that are set are told by as they are.
+    /// A clock that shows `own` when the common clock shows `common`. A small difference is
+    /// ignored.
     pub fn of(own: u64, common: u64) -> Self {
         let behind = i64::try_from(common).unwrap_or_default() - i64::try_from(own).unwrap_or_default();
         Self { behind_ms: if behind.unsigned_abs() < SET { 0 } else { behind } }
@@ -78,7 +81,7 @@ impl Clock {
         pause
     }
 
-    /// Sets a time of this clock to that of all.
+    /// Converts a time of this clock to the common clock.
     const fn set(self, time: &mut u64) {
         *time = time.saturating_add_signed(self.behind_ms);
     }
@@ -105,32 +108,33 @@ impl Clock {
     }
 }
 
-/// Whether what is in the way will be gone in a moment.
+/// How certain it is that the lock is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Firmness {
-    /// Somebody has the lock.
+    /// The lock is held.
     Firm,
-    /// Somebody had the lock, and has it unless it was just given back: less than a majority says so, and another master is
-    /// silent.
+    /// The lock was held, and still is unless it was just given back: less than a majority has the
+    /// hold, and another master does not answer.
     Doubtful,
-    /// Several try at the same time, and nobody has a majority.
+    /// Several attempts at the same time, and none has a majority.
     Split,
 }
 
-/// What the masters together have seen.
+/// What the masters have seen together.
 #[derive(Debug, Clone)]
 pub struct Joined {
-    /// What a majority bears out.
+    /// What a majority confirms.
     pub seen: MasterView,
-    /// Whether somebody has the lock.
+    /// How certain it is that the lock is held.
     pub firmness: Firmness,
 }
 
 impl Joined {
-    /// Joins what those of `masters` that answered have seen.
+    /// Joins the answers of some of `masters` masters.
     ///
-    /// A hold that was confirmed had a majority then. It has it no more if a majority is free; of two that were
-    /// confirmed the later one is meant, for the other one's masters could not all be told that it is over.
+    /// A confirmed hold had a majority when it was confirmed. It has lost it if a majority is free
+    /// now. If two holds are confirmed, the later one counts: not every master of the earlier one
+    /// could be told that it is over.
     pub fn of(seen: &[MasterView], masters: usize) -> Self {
         let majority = masters / 2 + 1;
         let split = |seen| Self { seen, firmness: Firmness::Split };
@@ -165,10 +169,11 @@ impl Joined {
         }
     }
 
-    /// As the answer to who wanted the lock.
+    /// The answer to a refused caller.
     pub fn blocker(&self) -> Blocker {
         let MasterView { state, left, mut holder, foreign, paused, .. } = self.seen.clone();
-        // There is no queue from which it could have been called; it has a majority, or is about to.
+        // Without a queue no holder is a waiter that was woken: it has a majority, or is about to
+        // have it.
         holder.iter_mut().for_each(|holder| holder.confirmed = true);
         let is_nobodys = matches!(state, State::Free | State::Paused);
         let mode = if foreign.is_some() || is_nobodys { None } else { Some(Mode::Exclusive) };
@@ -176,7 +181,7 @@ impl Joined {
     }
 }
 
-/// One for those that agree: with it the majority ends.
+/// One view for masters that agree: the one at whose end the majority ends.
 fn represent(group: &[&MasterView], majority: usize) -> MasterView {
     let mut sorted = group.to_vec();
     sorted.sort_by_key(|seen| std::cmp::Reverse(seen.left.unwrap_or(Duration::MAX)));
@@ -184,7 +189,7 @@ fn represent(group: &[&MasterView], majority: usize) -> MasterView {
         return MasterView::FREE;
     };
     let mut one = (*one).clone();
-    // What is not confirmed has the candidate of that master alone.
+    // An unconfirmed hold has only this master's candidate for the fence.
     let fence =
         group.iter().filter(|seen| seen.is_confirmed()).filter_map(|seen| Some(seen.holder.as_ref()?.fence));
     if let (Some(holder), Some(fence)) = (&mut one.holder, fence.max()) {
@@ -198,11 +203,11 @@ fn represent(group: &[&MasterView], majority: usize) -> MasterView {
     one
 }
 
-/// One log of several, newest first. Of one hold's end the masters know more or less: one that was cut off saw only
-/// that the lease ran out, or that the key was gone.
+/// Joins several logs, newest first. Masters know more or less about the end of one hold: one that
+/// was cut off saw only that the lease ran out, or that the key was gone.
 pub fn join_logs(logs: impl IntoIterator<Item = LoggedEnd>) -> Vec<LoggedEnd> {
     let knows = |end: &LoggedEnd| match end.outcome {
-        // Its own dlock or guard says so.
+        // Its own dlock or guard reported it.
         Outcome::Released | Outcome::Crashed | Outcome::Timeout => 3,
         Outcome::Stopped | Outcome::Superseded => 3,
         Outcome::Expired | Outcome::Lost if end.job.is_some() => 3,
@@ -220,7 +225,8 @@ pub fn join_logs(logs: impl IntoIterator<Item = LoggedEnd>) -> Vec<LoggedEnd> {
     ends.into_values().rev().take(crate::rules::LOG_KEPT).collect()
 }
 
-/// One count of several. Each master was there for most of what happened, so the greatest is nearest.
+/// Joins the totals of several masters. Each saw most of what happened, so the greatest count is
+/// nearest to the truth.
 pub fn join_stats(stats: impl IntoIterator<Item = Stat>) -> Stat {
     let mut joined = Stat::default();
     for stat in stats {
@@ -231,8 +237,8 @@ pub fn join_stats(stats: impl IntoIterator<Item = Stat>) -> Stat {
     joined
 }
 
-/// That of the master which counted most, as a whole: each measures by its own clock, and one span may lie in different
-/// buckets.
+/// Takes the whole histogram of the master that counted most. Each master measures by its own
+/// clock, so one span may lie in different buckets.
 fn join_histograms(all: &mut Histogram, one: &Histogram) {
     if (one.count(), one.sum) > (all.count(), all.sum) {
         all.clone_from(one);
@@ -281,19 +287,19 @@ mod tests {
         let held = |left| (State::Held, Firmness::Firm, "a".into(), Some(left));
         assert_eq!(joined(&[hold("a", 1, 7, true), hold("a", 1, 5, true), hold("a", 1, 6, true)]), held(6));
         assert_eq!(joined(&[hold("a", 1, 7, true), hold("a", 1, 5, true), MasterView::FREE]), held(5));
-        // With a master away, one that was confirmed may still have its majority.
+        // While a master does not answer, a confirmed hold may still have its majority.
         let doubtful = (State::Held, Firmness::Doubtful, "a".into(), Some(7));
         assert_eq!(joined(&[hold("a", 1, 7, true), MasterView::FREE]), doubtful);
     }
 
     #[test]
-    fn of_two_that_were_confirmed_the_later_is_meant() {
+    fn of_two_confirmed_holds_the_later_counts() {
         let seen = [hold("a", 1, 7, true), hold("b", 2, 5, true), hold("b", 2, 5, true)];
         assert_eq!(joined(&seen), (State::Held, Firmness::Firm, "b".into(), Some(5)));
     }
 
     #[test]
-    fn nobody_has_what_several_are_trying_to_get() {
+    fn attempts_without_a_majority_hold_nothing() {
         let seen = [hold("a", 1, 7, false), hold("b", 2, 5, false), hold("c", 2, 5, false)];
         assert_eq!(joined(&seen).1, Firmness::Split);
         assert_eq!(joined(&[hold("a", 1, 7, false), hold("b", 2, 5, false), cooling()]).1, Firmness::Split);
@@ -301,14 +307,14 @@ mod tests {
     }
 
     #[test]
-    fn a_majority_that_cools_is_in_the_way() {
+    fn a_cooling_majority_blocks() {
         let kept = (State::Cooling, Firmness::Firm, String::new(), Some(9));
         assert_eq!(joined(&[cooling(), cooling(), hold("a", 1, 7, false)]), kept);
         assert_eq!(joined(&[cooling(), MasterView::FREE, MasterView::FREE]).0, State::Free);
     }
 
     #[test]
-    fn of_one_end_the_best_informed_tells() {
+    fn of_one_end_the_best_informed_log_counts() {
         let end = |fence, outcome| LoggedEnd {
             outcome,
             owner: Owner::default(),

@@ -1,6 +1,7 @@
-//! Have the replicas got what the hold rests on? WAIT goes out behind the script, on the same connection and in the same
-//! write, because it counts the last write of its own connection only. It makes a failover less likely to lose the
-//! lock; it is no quorum, for the replica that is promoted need not be one of those that acknowledged.
+//! Acknowledgements by replicas. WAIT follows the script on the same connection and in the same
+//! write, because it counts the last write of its own connection only. This makes a failover less
+//! likely to lose the lock. It is no quorum: the replica that is promoted need not be one of those
+//! that acknowledged.
 
 use super::connection::Connection;
 use super::failure::refusal;
@@ -12,7 +13,7 @@ use redis::{Cmd, Value, cmd};
 
 pub struct Acknowledge {
     pub replicas: Replicas,
-    /// How many replicas there were, the last time that it was asked.
+    /// Number of replicas at the last request.
     counted: u32,
 }
 
@@ -21,8 +22,9 @@ impl Acknowledge {
         Self { replicas, counted: 0 }
     }
 
-    /// Sends a script, and asks how many replicas have what it wrote. The reply to the script, and whether they are
-    /// enough, which is of no interest where the script did not do what was asked.
+    /// Sends a script, and asks how many replicas have what it wrote. Returns the script's reply,
+    /// and whether enough replicas acknowledged; that matters only if the script did what was
+    /// asked.
     pub fn ask(
         &mut self,
         connection: &mut Connection,
@@ -46,7 +48,7 @@ impl Acknowledge {
         let value = connection.answer(by)?;
         let enough = self.count(connection, replicas, replica_count, wanted, by);
         if matches!(enough, Err(Error::Unreachable(_))) {
-            // The script has been answered, and the rest may still come.
+            // The script was answered; the other replies may still come.
             connection.spoil();
             let store = &connection.target().shown;
             let unsaid = format!("{store} did not say in time how many replicas acknowledged");
@@ -70,7 +72,8 @@ impl Acknowledge {
         }
         let mut got = acknowledged(connection, by)?;
         if got >= wanted && got < needed {
-            // WAIT was content with those that were there the last time; it still counts the same write.
+            // WAIT returned for the number of replicas before; sent again, it still counts the same
+            // write.
             connection.send(vec![wait(needed, by)], by)?;
             got = acknowledged(connection, by)?;
         }
@@ -81,7 +84,7 @@ impl Acknowledge {
     }
 }
 
-/// WAIT, with a time that leaves some for the reply: the server may be late in ending it by itself.
+/// WAIT with less than the time left, because the server may be late in ending it.
 fn wait(wanted: u32, by: Moment) -> Cmd {
     let left = by.left();
     let time = (left - left / 4).as_millis().max(1);
@@ -95,15 +98,16 @@ fn acknowledged(connection: &mut Connection, by: Moment) -> Result<u32, Error> {
         Value::Int(number) => Ok(u32::try_from(number).unwrap_or(0)),
         Value::ServerError(error) if error.details().unwrap_or_default().contains("unknown command") => {
             Err(Error::Unfit(format!(
-                "{store} has no WAIT, by which replicas acknowledge; --replicas asks for it"
+                "{store} has no WAIT command, which --replicas needs; leave --replicas out"
             )))
         }
         Value::ServerError(error) => Err(refusal(store, &error)),
-        _ => Err(Error::Garbled(format!("{store} answers WAIT with what is no number"))),
+        _ => Err(Error::Garbled(format!("the answer of {store} to WAIT is not a number"))),
     }
 }
 
-/// What a master is asked for the number of its replicas. It forgets who is not connected; the others of its cluster do not.
+/// The command that counts the replicas. A master forgets disconnected replicas; the nodes of a
+/// cluster do not.
 fn question(replica_count: ReplicaCount) -> Cmd {
     match replica_count {
         ReplicaCount::Connected | ReplicaCount::Known(_) => cmd("ROLE"),
@@ -111,7 +115,7 @@ fn question(replica_count: ReplicaCount) -> Cmd {
     }
 }
 
-/// The number of a master's replicas.
+/// Reads the number of a master's replicas.
 fn counted(connection: &mut Connection, replica_count: ReplicaCount, by: Moment) -> Result<u32, Error> {
     let value = connection.reply(by)?;
     let count = match (&value, replica_count) {
@@ -130,7 +134,7 @@ fn counted(connection: &mut Connection, replica_count: ReplicaCount, by: Moment)
     })
 }
 
-/// The answer to ROLE.
+/// Parses the answer to ROLE.
 fn connected(role: &[Value]) -> u32 {
     match role.get(2) {
         Some(Value::Array(replicas)) => u32::try_from(replicas.len()).unwrap_or(u32::MAX),
@@ -138,7 +142,8 @@ fn connected(role: &[Value]) -> u32 {
     }
 }
 
-/// The answer to CLUSTER NODES: a line each, with id, address, flags and the id of its master.
+/// Parses the answer to CLUSTER NODES: a line for each node, with id, address, flags and the id of
+/// its master.
 fn followers(nodes: &str) -> u32 {
     let fields = || nodes.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let own = fields().find(|node| node.get(2).is_some_and(|flags| flags.contains("myself")));
@@ -152,7 +157,7 @@ mod tests {
     use super::followers;
 
     #[test]
-    fn those_that_have_failed_are_followers_too() {
+    fn failed_replicas_count_too() {
         let nodes = "07c3 127.0.0.1:30004@31004,host4 slave e7d1 0 1426238317239 4 connected\n\
                      67ed 127.0.0.1:30002@31002,host2 master - 0 1426238316232 2 connected 5461-10922\n\
                      6ec2 127.0.0.1:30005@31005,host5 slave,fail 67ed 0 1426238316232 5 disconnected\n\

@@ -1,5 +1,6 @@
-//! How is a script run for locks? By hash, or with its text where the server may not know it; on the master, wherever
-//! that is; and where a hold is relied on, so that replicas have what it wrote. What the answer means is not asked here.
+//! Runs scripts on the master: by hash, or with the text if the server may not know it; and with
+//! acknowledgements of replicas where a hold depends on the answer. The meaning of the answer is
+//! not known here.
 
 use super::acknowledge::Acknowledge;
 use super::connection::Connection;
@@ -10,17 +11,24 @@ use super::target::Target;
 use crate::clock::Moment;
 use crate::lock::{Name, Replicas};
 use crate::store::Error;
+use crate::store::net::interrupt;
 use redis::{ServerError, Value};
 use std::time::Duration;
 
-/// How long at least a sentinel's answer is waited for after the master's.
-const HEARD_OUT: Duration = Duration::from_millis(1);
-/// The same where each sentinel may be the one that knows that the replicas' word is worth nothing.
-const ALL_HEARD_OUT: Duration = Duration::from_millis(100);
+/// Shortest time to wait for a sentinel's answer after the master's.
+const SENTINEL_WAIT: Duration = Duration::from_millis(1);
+/// The same with `--replicas`, where any single sentinel may know that the acknowledgements are
+/// worth nothing.
+const ALL_SENTINELS_WAIT: Duration = Duration::from_millis(100);
 
-/// A replica that is to be the master leaves no sooner after this was decided: a sentinel takes two steps of 50 ms or more
-/// in between (`sentinelFailoverStateMachine`).
-const LEAVES_AFTER: Duration = Duration::from_millis(50);
+/// Shortest time between the decision for a failover and the moment when the new master leaves the
+/// old one: a sentinel takes two steps of 50 ms or more in between
+/// (`sentinelFailoverStateMachine`).
+const FAILOVER_LEAD: Duration = Duration::from_millis(50);
+
+/// If an answer took longer than this, the sentinels are asked once more which server is the
+/// master.
+const SLOW_ANSWER: Duration = Duration::from_secs(1);
 
 pub struct Caller {
     /// The way to the master.
@@ -28,17 +36,18 @@ pub struct Caller {
     /// How messages name the store.
     shown: String,
     acknowledge: Acknowledge,
-    /// Whether the server is known to know the scripts. A WAIT behind one that it turns out not to know would wait in
-    /// vain, and too long.
+    /// Whether the server is known to have the scripts. A WAIT behind a script that fails with
+    /// NOSCRIPT would wait too long and in vain.
     knows_scripts: bool,
-    /// The last request may still be on its way, so that nobody may be left to send the source after a NOSCRIPT.
+    /// The last request may still be on its way, and this process may be gone when its NOSCRIPT
+    /// comes.
     send_source_next: bool,
-    /// The server turned out not to know a script. It was started a moment ago, or flushed, and will not know the one
-    /// that gives back either.
+    /// The server lacked a script. It was started or flushed a moment ago, so it will lack `leave`
+    /// as well.
     lacked_script: bool,
 }
 
-/// What is to be run.
+/// A script call.
 struct Request<'a> {
     code: &'a Code,
     keys: Vec<String>,
@@ -48,24 +57,25 @@ struct Request<'a> {
     limit: Limit,
 }
 
-/// Whether the script's text goes out with the first request.
+/// When the script's text is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Text {
-    /// Only where the server asks for it. Requests that nobody answers may pile up there, so they are small.
+    /// Only after a NOSCRIPT. Unanswered requests may pile up at the server, so they are small.
     IfWanted,
-    /// At once. If the answer comes too late for us, there is nobody to send the text after a NOSCRIPT: so a server that
-    /// was stopped finds, behind the acquire that nobody waits for any more, a leave that it can execute.
+    /// With the first request. If the answer comes too late, nobody sends the text after a
+    /// NOSCRIPT. A server that was stopped must be able to execute this `leave` behind an acquire
+    /// that nobody waits for any more.
     AtOnce,
 }
 
-/// What a server said.
+/// A server's answer.
 struct Said {
     value: Value,
     acknowledged: Result<(), Error>,
 }
 
 impl Caller {
-    /// Scripts run on servers that belong together in this way.
+    /// A caller for servers of this topology.
     pub fn new(topology: Box<dyn Topology>, target: &Target) -> Self {
         Self {
             route: Route::new(topology, target.op_timeout),
@@ -77,7 +87,7 @@ impl Caller {
         }
     }
 
-    /// Has replicas acknowledge what is relied on.
+    /// Makes replicas acknowledge what a hold depends on.
     pub fn acknowledged_by(&mut self, replicas: Replicas) {
         self.acknowledge = Acknowledge::new(replicas);
         self.knows_scripts = replicas == Replicas::None;
@@ -86,7 +96,7 @@ impl Caller {
         }
     }
 
-    /// Whether replicas have to acknowledge what is relied on.
+    /// Whether replicas have to acknowledge.
     pub fn has_replicas(&self) -> bool {
         self.acknowledge.replicas != Replicas::None
     }
@@ -102,7 +112,7 @@ impl Caller {
         self.run_once(&Request::new(code, names, args), names, by)
     }
 
-    /// Sends by hash what [`Caller::run`] would, and waits for nothing.
+    /// Sends by hash what [`Caller::run`] would, and does not wait for the answer.
     pub fn post(
         &self,
         connection: &mut Connection,
@@ -125,8 +135,9 @@ impl Caller {
         Reply::open(said.value, &self.shown)
     }
 
-    /// Runs a script on whose answer a hold rests: besides, it is asked who the master is, and the replicas acknowledge. A
-    /// server that is not the master any more has not answered, whatever it said.
+    /// Runs a script whose answer a hold depends on: sentinels are asked beside it which server is
+    /// the master, and replicas must acknowledge. The answer of a server that is no longer master
+    /// does not count.
     pub fn run_replicated(
         &mut self,
         code: &Code,
@@ -139,7 +150,7 @@ impl Caller {
         self.run_acknowledged(&Request { replicas, limit, ..Request::new(code, names, args) }, names, by)
     }
 
-    /// Runs the script that gives back. Where replicas have to acknowledge a grant, they have to acknowledge its end.
+    /// Runs `leave`. If replicas must acknowledge a grant, they must acknowledge its end.
     pub fn leave(
         &mut self,
         code: &Code,
@@ -166,36 +177,50 @@ impl Caller {
         let began = Moment::now();
         self.route.ask_beside();
         let mut said = self.call(request, names, by)?;
-        // The question was sent first: who has not answered it by as long again, is heard the next time.
+        // The sentinels were asked before the script was sent. Those that have not answered within
+        // as long again are read the next time.
         let answered = Moment::now();
-        let least = if request.replicas == Replicas::None { HEARD_OUT } else { ALL_HEARD_OUT };
+        let least = if request.replicas == Replicas::None { SENTINEL_WAIT } else { ALL_SENTINELS_WAIT };
         let until = answered.after(answered.since(began).max(least)).min(by);
-        if self.route.is_superseded(until) {
+        let is_late = request.replicas == Replicas::None && answered.since(began) > SLOW_ANSWER;
+        if self.route.is_superseded(until) || is_late && self.is_superseded_meanwhile(by) {
             said = self.call(request, names, by)?;
         }
-        let is_about_to_go = request.replicas != Replicas::None && self.is_about_to_go(began, answered, by);
+        let is_failing_over = request.replicas != Replicas::None && self.is_failing_over(began, answered, by);
+        if request.replicas != Replicas::None && interrupt::is_raised() {
+            // A signal also ends the wait for the sentinels, so a failover may be unnoticed. The
+            // caller asks again.
+            return Err(Error::Unreachable(format!("{}: interrupted by a signal", self.shown)));
+        }
         let (what, reply) = Reply::open(said.value, &self.shown)?;
         if DONE.contains(&what.as_str()) {
             said.acknowledged?;
-            if is_about_to_go {
-                let text = "the sentinels are putting another server in the master's place, which may not have heard of it";
+            if is_failing_over {
+                let text =
+                    "the sentinels are making another server the master, and that may not have this change";
                 return Err(Error::Unacknowledged(format!("{}: {text}", self.shown)));
             }
         }
         Ok((what, reply))
     }
 
-    /// Whether the server that answered is about to be replaced by one that may not have what was written: in a failover a
-    /// replica that has left already does not hear of it, and another one acknowledges. The sentinel that leads it knows a
-    /// tenth of a second before that replica leaves, so it must have been asked shortly before the answer, or after it.
-    fn is_about_to_go(&mut self, asked: Moment, answered: Moment, by: Moment) -> bool {
-        if answered.since(asked) > LEAVES_AFTER && !self.route.topology.fails_over() {
-            let began = Moment::now();
-            self.route.ask_beside();
-            return self.route.is_superseded(began.after(ALL_HEARD_OUT).min(by))
-                || self.route.topology.fails_over();
+    /// Whether the server that answered is about to be replaced by one that may not have the write.
+    /// In a failover a replica that has left already does not get it, while another one
+    /// acknowledges. The leading sentinel knows of the failover a tenth of a second before that
+    /// replica leaves, so it must be asked shortly before the answer, or after it.
+    fn is_failing_over(&mut self, asked: Moment, answered: Moment, by: Moment) -> bool {
+        if answered.since(asked) > FAILOVER_LEAD && !self.route.topology.fails_over() {
+            return self.is_superseded_meanwhile(by) || self.route.topology.fails_over();
         }
         self.route.topology.fails_over()
+    }
+
+    /// Asks the sentinels once more after a slow answer: the server may have been replaced since
+    /// they were asked first.
+    fn is_superseded_meanwhile(&mut self, by: Moment) -> bool {
+        let until = Moment::now().after(ALL_SENTINELS_WAIT).min(by);
+        self.route.ask_beside();
+        self.route.is_superseded(until)
     }
 
     fn call(&mut self, request: &Request<'_>, names: &[Name], by: Moment) -> Result<Said, Error> {
@@ -229,11 +254,11 @@ impl Caller {
     }
 }
 
-/// What a script answers that did what it was asked.
+/// The answers that mean success.
 const DONE: [&str; 6] = ["granted", "renewed", "asked", "released", "already", "dequeued"];
 
 impl<'a> Request<'a> {
-    /// The last argument of each script is what the names of the locks begin with.
+    /// The last argument of each script is the prefix of the locks' names.
     fn new(code: &'a Code, names: &'a [Name], args: &[&'a str]) -> Self {
         let prefix = names.first().map_or("", Name::prefix);
         Self {
@@ -246,7 +271,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Sends it, by hash or with its text.
+    /// Sends the script, by hash or with its text.
     fn send(
         &self,
         acknowledge: &mut Acknowledge,
@@ -263,7 +288,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The error for a right that was missing inside of a script.
+/// The error for a permission that was missing inside a script.
 pub fn lacking(store: &str, code: &Code, error: &ServerError) -> Error {
     let command = code.command_at_fault(error).unwrap_or("one of its scripts' commands");
     let on = if error.details().is_some_and(|text| text.contains("access")) {

@@ -1,7 +1,7 @@
-//! Which node of a cluster has the slot of this lock, and which nodes are there? Any node can be asked: it serves, or
-//! says MOVED or ASK. So a lock needs one connection (a waiter two), and the map of the cluster, which comes along with
-//! the first answer, only spares the detour. It is never believed against a node's own word, and forgotten whole when
-//! something went wrong.
+//! Which node of a cluster has the slot of a lock, and which nodes there are. Any node can be
+//! asked: it executes the request, or answers MOVED or ASK. So a lock needs one connection (a
+//! waiter two). The map of the cluster comes along with the first answer and only saves the detour.
+//! A node's own answer overrides the map, and after a failure the whole map is dropped.
 
 use super::connection::{Asking, Connection};
 use super::failure::refusal;
@@ -15,18 +15,20 @@ use redis::{Value, cmd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How often a call follows MOVED or ASK. One is usual, two happen in a failover; more go in a circle.
+/// Most redirections that a call follows. One is usual, two happen in a failover; more are a
+/// circle.
 const HOPS_MAX: u32 = 5;
 
 pub struct Nodes {
-    /// How to get into a node; its address is what is looked for.
+    /// Credentials and options for each node; the address is ignored.
     template: Target,
-    /// Whom to ask: who answered last stands first, who failed last.
+    /// Nodes to ask: the one that answered last is first, the one that failed last is last.
     known: Vec<Address>,
-    /// The nodes that this topology and each copy of it ([`Topology::anew`]) have learned: the URL may name one that is gone.
-    told: Arc<Mutex<Vec<Address>>>,
+    /// Nodes that this topology and its copies ([`Topology::anew`]) have learned, because a node in
+    /// the URL may be gone.
+    discovered: Arc<Mutex<Vec<Address>>>,
     map: Vec<Range>,
-    /// What was learned by MOVED after the map.
+    /// Slots learned by MOVED since the map was read.
     moved: BTreeMap<u16, Address>,
     redirects: Redirects,
 }
@@ -40,20 +42,21 @@ struct Range {
 
 #[derive(Default)]
 struct Redirects {
-    /// Where a node sent us.
+    /// The node that the last redirection names.
     next: Option<(Address, Asking)>,
     hops: u32,
-    /// Who could not be reached, and why.
+    /// Nodes that could not be reached, and why.
     failed: Vec<(Address, Error)>,
 }
 
 impl Nodes {
-    /// A cluster of which some nodes are known. `node` says how to get into each; its address does not count.
+    /// A cluster of which some nodes are known. `node` has the credentials and options of each
+    /// node; its address is ignored.
     pub fn new(seeds: Vec<Address>, node: Target) -> Self {
         Self {
             template: node,
             known: seeds,
-            told: Arc::default(),
+            discovered: Arc::default(),
             map: Vec::new(),
             moved: BTreeMap::new(),
             redirects: Redirects::default(),
@@ -70,7 +73,7 @@ impl Nodes {
         Hop { target: Target { address: address.clone(), shown, ..self.template.clone() }, until, asking }
     }
 
-    /// A node that nobody named for this, with its share of the time.
+    /// Some node that was not tried yet, with its share of the time.
     fn guide(&mut self, by: Moment) -> Result<Hop, Error> {
         let tried = |address: &&Address| !self.redirects.failed.iter().any(|(failed, _)| failed == *address);
         let mut untried = self.known.iter().filter(tried);
@@ -87,16 +90,16 @@ impl Nodes {
     fn add(&mut self, address: &Address) {
         if !self.known.contains(address) {
             self.known.push(address.clone());
-            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-            if !told.contains(address) {
-                told.push(address.clone());
+            let mut discovered = self.discovered.lock().unwrap_or_else(PoisonError::into_inner);
+            if !discovered.contains(address) {
+                discovered.push(address.clone());
             }
         }
     }
 
     fn learn(&mut self, target: &Target, map: Value) -> Result<(), Error> {
         if let Value::ServerError(error) = &map {
-            // Two single servers behind one URL would hold two locks.
+            // Two single servers behind one URL would be two locks.
             if error.details().unwrap_or_default().contains("cluster support disabled") {
                 return Err(Error::Unfit(format!("{} is no cluster; write redis://", target.shown)));
             }
@@ -104,7 +107,7 @@ impl Nodes {
         }
         let (map, nodes) = read_map(&map, &target.address).ok_or_else(|| {
             Error::Garbled(format!(
-                "{} names nodes that cannot be spoken to (over TLS it needs 'tls-cluster yes')",
+                "{} names nodes that dlock cannot contact (over TLS it needs 'tls-cluster yes')",
                 target.shown
             ))
         })?;
@@ -120,8 +123,8 @@ impl Nodes {
 impl Topology for Nodes {
     fn begin(&mut self) {
         self.redirects = Redirects::default();
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        told.iter().for_each(|address| self.add(address));
+        let discovered = self.discovered.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        discovered.iter().for_each(|address| self.add(address));
     }
 
     fn next_server(&mut self, whom: Whom<'_>, by: Moment) -> Result<Hop, Error> {
@@ -138,7 +141,7 @@ impl Topology for Nodes {
             self.redirects.next.take().or_else(|| Some((self.owner(slot_of(name))?.clone(), Asking::No)));
         let Some((address, asking)) = named else { return self.guide(by) };
         match self.redirects.failed.iter().find(|(failed, _)| *failed == address) {
-            // The others still name the one that is dead.
+            // The other nodes still name the dead one.
             Some((_, error)) if self.redirects.hops > 0 => Err(error.clone()),
             Some(_) => self.guide(by),
             None => Ok(self.hop(&address, by, asking)),
@@ -179,12 +182,12 @@ impl Topology for Nodes {
             _ => return Ok(Next::Done),
         };
         let Some((slot, address)) = directed(error.details().unwrap_or_default(), &target.address) else {
-            return Err(Error::Garbled(format!("{} redirects to nowhere", target.shown)));
+            return Err(Error::Garbled(format!("{} redirects without an address", target.shown)));
         };
         self.redirects.hops += 1;
         if self.redirects.hops > HOPS_MAX {
             return Err(Error::Unavailable(format!(
-                "{}: its nodes send each other's clients in a circle; a failover?",
+                "{}: its nodes redirect in a circle; perhaps a failover is going on",
                 self.template.shown
             )));
         }
@@ -249,8 +252,8 @@ impl Topology for Nodes {
     }
 
     fn anew(&self) -> Box<dyn Topology> {
-        let told = Arc::clone(&self.told);
-        Box::new(Self { told, ..Self::new(self.known.clone(), self.template.clone()) })
+        let discovered = Arc::clone(&self.discovered);
+        Box::new(Self { discovered, ..Self::new(self.known.clone(), self.template.clone()) })
     }
 
     fn part(&self, names: &[Name]) -> Option<String> {
@@ -258,11 +261,11 @@ impl Topology for Nodes {
     }
 }
 
-/// Why a cluster cannot take these locks together, if it cannot.
+/// Why a cluster cannot take these locks together; None if it can.
 pub fn apart(names: &[Name]) -> Option<String> {
     let slots: BTreeSet<u16> = names.iter().map(slot_of).collect();
     (slots.len() > 1).then(|| {
-        "these keys lie in different slots of the cluster and cannot be taken together; give them one {tag}, as in \
+        "these keys are in different slots of the cluster and cannot be taken together; give them one {tag}, as in \
          {app}:a and {app}:b"
             .into()
     })
@@ -282,8 +285,8 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// The slot and the node that `SLOT HOST:PORT` names. Without a host it is the one that said so: a node that does not
-/// know how it is reached from outside leaves it out.
+/// The slot and the node in `SLOT HOST:PORT`. If the host is missing, it is the node that answered:
+/// a node that does not know its own external address leaves it out.
 fn directed(details: &str, from: &Address) -> Option<(u16, Address)> {
     let (slot, place) = details.split_once(' ')?;
     let (host, port) = place.split_once(' ').map_or(place, |(place, _)| place).rsplit_once(':')?;
@@ -301,7 +304,8 @@ fn address(host: &str, port: u16, from: &Address) -> Option<Address> {
     }
 }
 
-/// The answer to CLUSTER SLOTS: the ranges, and every node, also replicas, one of which may be the next master.
+/// Parses the answer to CLUSTER SLOTS: the ranges, and every node, with replicas, because one of
+/// them may be the next master.
 fn read_map(value: &Value, from: &Address) -> Option<(Vec<Range>, Vec<Address>)> {
     let Value::Array(rows) = value else { return None };
     let (mut map, mut nodes) = (Vec::new(), Vec::new());
@@ -330,7 +334,7 @@ mod tests {
     use super::*;
     use crate::lock::Key;
 
-    /// What `redis-cli CLUSTER KEYSLOT` says.
+    /// The slots are those of `redis-cli CLUSTER KEYSLOT`.
     #[test]
     fn slots() -> Result<(), String> {
         for (name, slot) in

@@ -1,10 +1,10 @@
-//! How does one speak to a Redis server in bounded time? One connection: dialled, authenticated and used under
-//! deadlines that cover the whole exchange, not each read. The `redis` crate packs the commands; its own client is not
-//! used, because it cannot be given a deadline (its timeouts are per read, and none while connecting by name), needs a
+//! One connection to a Redis server, dialled, authenticated and used under deadlines that cover the
+//! whole exchange, not each read. The `redis` crate packs the commands. Its client is not used: it
+//! cannot be given a deadline (its timeouts are per read, and name resolution has none), needs a
 //! round trip of its own to set up, and hides the descriptor that a waiter polls.
 //!
-//! After any failure a connection is of no use any more, because a late reply would answer the wrong question. The
-//! caller drops it.
+//! After any failure the caller drops the connection, because a late reply would answer the wrong
+//! request.
 
 use super::failure::refusal;
 use super::script;
@@ -24,31 +24,31 @@ use std::io::{self, Write};
 
 mod resp;
 
-/// Error replies that tell the caller what to do next; they come as values.
+/// Error replies that tell the caller what to do next; they are returned as values.
 const DIRECTIONS: [&str; 5] = ["NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "UNBLOCKED"];
 
 /// Whether the server has the slot, or is only about to get it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asking {
     No,
-    /// It is being sent it: commands are preceded by ASKING.
+    /// The slot is being moved there: commands are preceded by ASKING.
     Yes,
 }
 
-/// What a connection is good for.
+/// Whether a connection may be used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Usability {
     Usable,
-    /// Nothing: a reply may still come that nobody waits for.
+    /// Not usable: a reply may still come that nobody waits for.
     Spoiled,
 }
 
 /// A reply that comes before the one to the next command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Before {
-    /// To what sets the connection up. It must not be an error.
+    /// The reply to a setup command. It must not be an error.
     Greeting,
-    /// To what somebody wanted to know besides, or to ASKING.
+    /// The reply to a further command, or to ASKING.
     Aside,
 }
 
@@ -60,19 +60,20 @@ pub struct Connection {
     inbox: Inbox,
     /// Sent once, before the next command, in the same write.
     preface: Vec<(Before, Cmd)>,
-    /// The replies to that which are still to come.
+    /// Replies to the preface that are still to come.
     owed: VecDeque<Before>,
     aside: Vec<Value>,
-    /// Whether the server has the slot of what it is asked for next.
+    /// Whether the next command needs ASKING.
     pub asking: Asking,
     state: Usability,
-    /// Whether the server has ever said something.
-    heard: bool,
+    /// Whether the server has ever sent a reply.
+    has_replied: bool,
 }
 
 impl Connection {
-    /// Connects by `by`, within the connect timeout once the password is known. AUTH and SELECT go out with the first command, in
-    /// the same write. Where the password may have changed, the answer to AUTH is waited for: a refused password is read again.
+    /// Connects by `by`, within the connect timeout once the password is known. AUTH and SELECT go
+    /// out with the first command, in the same write. If the password may have changed, the answer
+    /// to AUTH is awaited, so that a refused password is read again.
     pub fn dial(target: &Target, by: Moment) -> Result<Self, Error> {
         let settles = target.password.as_ref().is_some_and(Password::may_change);
         log_in(&target.shown, target.password.as_ref(), by, |password| {
@@ -90,7 +91,7 @@ impl Connection {
         let mut stream = dial::open(store, &target.address, target.tls.as_ref(), by)?;
         let tls = match (&target.tls, &target.address) {
             (Some(tls), Address::Tcp { host, port }) => {
-                // The rest is for finding out who it is that is silent.
+                // The rest of the time is for finding out what kind of server does not answer.
                 let most = Moment::now().after(by.left() * 7 / 8);
                 let begun = Session::begin(store, tls, host, &mut Bounded { stream: &mut stream, by: most });
                 Some(begun.map_err(|error| match error {
@@ -114,7 +115,7 @@ impl Connection {
             aside: Vec::new(),
             asking: Asking::No,
             state: Usability::Usable,
-            heard: false,
+            has_replied: false,
         })
     }
 
@@ -122,12 +123,12 @@ impl Connection {
         &self.target
     }
 
-    /// Whether replies that come before the one to the next command are still to come.
+    /// Whether replies are still to come before the one to the next command.
     pub fn is_owed(&self) -> bool {
         !self.owed.is_empty()
     }
 
-    /// Waits for those replies until `by`.
+    /// Waits for these replies until `by`.
     pub fn settle(&mut self, by: Moment) -> Result<(), Error> {
         while self.is_owed() {
             self.settle_next(by)?;
@@ -135,17 +136,18 @@ impl Connection {
         Ok(())
     }
 
-    /// Has a command sent before the next one, in the same write. Its reply is [`Connection::aside`] afterwards.
+    /// Adds a command that is sent before the next one, in the same write. Its reply is in
+    /// [`Connection::aside`] afterwards.
     pub fn preface(&mut self, command: Cmd) {
         self.preface.push((Before::Aside, command));
     }
 
-    /// The replies to prefaces that have come.
+    /// Takes the replies to prefaces.
     pub fn aside(&mut self) -> Vec<Value> {
         std::mem::take(&mut self.aside)
     }
 
-    /// The connection is not to be used again.
+    /// Marks the connection as not usable.
     pub const fn spoil(&mut self) {
         self.state = Usability::Spoiled;
     }
@@ -155,16 +157,19 @@ impl Connection {
         self.state == Usability::Usable && self.asking == Asking::No && self.owed.is_empty()
     }
 
-    /// What an error that came as a value means.
+    /// The error for an error reply that was returned as a value.
     pub fn refused(&self, value: Value) -> Error {
         match value {
             Value::ServerError(error) => refusal(&self.target.shown, &error),
-            _ => Error::Garbled(format!("{} answered with what was not asked for", self.target.shown)),
+            _ => Error::Garbled(format!(
+                "{} sent an answer that does not belong to the request",
+                self.target.shown
+            )),
         }
     }
 
-    /// The connection, if it is idle and still good: a server that closed it (its own `timeout`, a restart) has said
-    /// so by now.
+    /// The connection, if it is idle and still open: if the server closed it (its own `timeout`, a
+    /// restart), that has arrived by now.
     pub fn if_good(mut self) -> Option<Self> {
         while self.is_owed() && self.has_news().ok()? {
             self.settle_next(Moment::now()).ok()?;
@@ -172,7 +177,7 @@ impl Connection {
         matches!(self.has_news(), Ok(false)).then_some(self)
     }
 
-    /// Whether the server has sent something that was not asked for, or hung up.
+    /// Whether the server has sent something unexpected, or hung up.
     fn has_news(&mut self) -> io::Result<bool> {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         loop {
@@ -188,7 +193,7 @@ impl Connection {
         }
     }
 
-    /// Whether something has arrived that the descriptor does not show any more.
+    /// Whether data has arrived that the descriptor no longer shows.
     fn has_unread(&mut self) -> io::Result<bool> {
         match &mut self.tls {
             _ if !self.inbox.is_empty() => Ok(true),
@@ -197,7 +202,7 @@ impl Connection {
         }
     }
 
-    /// To be called when the descriptor is readable: whether that means a reply, or the end.
+    /// Call this when the descriptor is readable. Returns whether that means a reply, or the end.
     fn take_in(&mut self) -> io::Result<bool> {
         match &mut self.tls {
             // Readable, so one read returns at once.
@@ -206,8 +211,8 @@ impl Connection {
         }
     }
 
-    /// Sends commands in one write, preceded by what sets the connection up if they are the first. Waits until it is. Only
-    /// the first command may need the slot.
+    /// Sends commands in one write; before the first ones it sends the setup commands, and waits
+    /// for their replies. Only the first command may need the slot.
     pub fn send(&mut self, commands: Vec<Cmd>, by: Moment) -> Result<(), Error> {
         self.post(commands, by)?;
         while self.owed.front() == Some(&Before::Greeting) {
@@ -216,7 +221,7 @@ impl Connection {
         Ok(())
     }
 
-    /// [`Connection::send`] that waits for nothing.
+    /// Like [`Connection::send`], without waiting.
     pub fn post(&mut self, commands: Vec<Cmd>, by: Moment) -> Result<(), Error> {
         let asking = (self.asking == Asking::Yes).then(|| (Before::Aside, cmd("ASKING")));
         let mut bytes = Vec::new();
@@ -235,7 +240,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes the next reply that comes before the one to a command.
+    /// Reads the next of the replies that precede the one to a command.
     fn settle_next(&mut self, by: Moment) -> Result<(), Error> {
         let value = self.parse(by)?;
         match (self.owed.pop_front(), value) {
@@ -252,21 +257,22 @@ impl Connection {
         self.parse(by)
     }
 
-    /// Waits for the next reply until `by`, and reads no more of it than how many fields it has, if that is there at once
-    /// and it is an array.
+    /// Waits for the next reply until `by`, and reads only its number of fields, if that has
+    /// arrived and the reply is an array.
     pub fn fields_to_come(&mut self, by: Moment) -> Result<Option<usize>, Error> {
         let channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
         resp::length(&mut self.inbox, channel).map_err(|error| self.failure(&error, by))
     }
 
-    /// Waits for the next reply until `by`. An error reply is an `Err`, except one that says what to do next, and except
-    /// where only who sent a script knows what it means: a right that is missing inside of the script.
+    /// Waits for the next reply until `by`. An error reply is an `Err`, except if it tells what to
+    /// do next, and if a permission is missing inside a script: only the caller knows what that
+    /// means.
     pub fn answer(&mut self, by: Moment) -> Result<Value, Error> {
         let reply = self.reply(by)?;
         self.checked(reply)
     }
 
-    /// A reply, if it is not an error reply that ends what was asked: see [`Connection::answer`].
+    /// The reply, or the `Err` for it: see [`Connection::answer`].
     pub fn checked(&self, reply: Value) -> Result<Value, Error> {
         match reply {
             Value::ServerError(error)
@@ -284,8 +290,8 @@ impl Connection {
         self.answer(by)
     }
 
-    /// Sleeps until the server sends something (true) or `until` has come (false). CLOCK_BOOTTIME: a suspended
-    /// machine's sleep is over when it wakes.
+    /// Sleeps until the server sends something (true) or until `until` (false). CLOCK_BOOTTIME: the
+    /// sleep of a suspended machine is over when it wakes.
     pub fn listen(&mut self, until: Moment) -> Result<bool, Error> {
         self.sleep(until).map_err(|error| self.failure(&error, until))
     }
@@ -307,15 +313,15 @@ impl Connection {
         let channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
         match resp::read(&mut self.inbox, channel) {
             Ok(value) => {
-                self.heard = true;
+                self.has_replied = true;
                 Ok(value)
             }
             Err(Failure::Io(error)) => Err(self.failure(&error, by)),
-            Err(Failure::TooLong) => Err(Error::Garbled(format!(
-                "{store} sends more than any answer to dlock is long; is it a Redis server?"
-            ))),
+            Err(Failure::TooLong) => {
+                Err(Error::Garbled(format!("{store} sent an answer that is too long; is it a Redis server?")))
+            }
             Err(Failure::NotRedis) => {
-                Err(Error::Garbled(format!("{store}: what answers there does not speak the Redis protocol")))
+                Err(Error::Garbled(format!("{store}: the server there does not speak the Redis protocol")))
             }
         }
     }
@@ -324,20 +330,21 @@ impl Connection {
         Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } }
     }
 
-    /// What an error on this connection means. One that was hung up before anything was heard may have wanted TLS, which
-    /// is found out by `by`: that is no outage, which passes.
+    /// The error of this connection as a store error. If the server hung up before it sent
+    /// anything, it may want TLS. That is checked until `by`, because it is no outage, and waiting
+    /// does not help.
     fn failure(&self, error: &io::Error, by: Moment) -> Error {
         let store = &self.target.shown;
         let explained = self.tls.as_ref().and_then(|session| session.explain(store, error));
         explained.unwrap_or_else(|| match &self.target.address {
             Address::Tcp { host, port }
                 if self.tls.is_none()
-                    && !self.heard
+                    && !self.has_replied
                     && is_end(error)
                     && dial::speaks_tls(host, *port, by) =>
             {
                 Error::Misnamed(format!(
-                    "cannot reach {store}: what answers there wants TLS; with TLS the URL begins with rediss"
+                    "cannot reach {store}: the server there wants TLS; with TLS the URL begins with rediss"
                 ))
             }
             _ => unreachable(store, error),

@@ -1,18 +1,19 @@
-//! What does it mean that a Redis server refuses? What it says becomes one line that says what the matter is, and what to
-//! do. Nothing is asked here.
+//! What an error reply of a Redis server means: one line with the cause and what to do. Sends
+//! nothing.
 
 use crate::store::Error;
 use crate::store::net::failure::plain;
 use redis::ServerError;
 
-/// What an error reply means. Inside a script the code may stand in the middle of the text (before Redis 7).
+/// The error for an error reply. Before Redis 7, the code of an error inside a script may stand in
+/// the middle of the text.
 pub fn refusal(store: &str, error: &ServerError) -> Error {
     let text = error.details().unwrap_or_default();
     let code = match error.code() {
         "ERR" => ["OOM", "READONLY", "MISCONF", "LOADING", "NOPERM", "NOREPLICAS"]
             .into_iter()
             .find(|code| text.contains(&format!("-{code} ")))
-            // So Redis 8 says it.
+            // The wording of Redis 8.
             .or(text.starts_with("ACL failure in script").then_some("NOPERM"))
             .unwrap_or("ERR"),
         code => code,
@@ -21,7 +22,8 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
     let denied = |why: &str| Error::Denied(format!("{store} {why}"));
     let unavailable = |why: &str| Error::Unavailable(format!("{store} {why}"));
     match code {
-        // "unauthenticated" answers a long command: before AUTH a server reads none of more than ten words.
+        // "unauthenticated" is the answer to a long command: before AUTH a server reads at most ten
+        // words.
         _ if code == "NOAUTH" || text.contains("unauthenticated") => {
             denied("wants a password; give one by --password-file, --password-command or the config file")
         }
@@ -39,24 +41,24 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
         "MISCONF" => unavailable("cannot save to disk and takes no writes (MISCONF); see its log"),
         "NOREPLICAS" => unavailable("has too few good replicas and takes no writes"),
         "MASTERDOWN" => unavailable("is a replica that has lost its master"),
-        "BUSY" => unavailable("is busy running somebody's script"),
+        "BUSY" => unavailable("is busy running another client's script"),
         "CLUSTERDOWN" | "TRYAGAIN" => {
-            Error::Unavailable(format!("{store}: the cluster is not able to serve: {said}"))
+            Error::Unavailable(format!("{store}: the cluster cannot serve: {said}"))
         }
         "UNBLOCKED" => unavailable(&format!("is no master any more: {said}")),
         "MOVED" | "ASK" | "CROSSSLOT" => Error::Unfit(format!(
             "{store} is a node of a Redis Cluster, not a single server; write redis+cluster://"
         )),
-        // A key that the script names by itself has left with its slot.
+        // The slot of a key that the script computes has moved.
         _ if text.contains("non local key") => {
             Error::Unavailable(format!("{store}: the slot of this lock is being moved to another node"))
         }
         _ if text.contains("max number of clients") => {
             unavailable("has reached its maximum number of clients")
         }
-        _ if text.contains("without any password configured") => denied(
-            "has no password, and one is given; take it out of the settings, or give the server the same",
-        ),
+        _ if text.contains("without any password configured") => {
+            denied("has no password, but one is given; take it out of the settings, or set it on the server")
+        }
         _ if text.contains("AUTH") || text.contains("invalid password") => {
             denied(&format!("refused the password: {said}"))
         }

@@ -1,8 +1,8 @@
-//! What is this server like? Asks one server what `doctor` wants to know, on a connection of its own. It changes nothing
-//! but two keys of its own that are gone at the end, and would be after a minute in any case.
+//! Asks one server what `doctor` wants to know, on a connection of its own. It changes only two
+//! keys of its own. They are deleted at the end, and expire after a minute in any case.
 //!
-//! The rights are tried rather than asked for: ACL DRYRUN is an administrator's, and knows nothing of a server that is
-//! read-only or full.
+//! Permissions are tried, not queried: ACL DRYRUN needs an administrator, and does not notice that
+//! a server is read-only or full.
 
 use super::connection::Connection;
 use super::target::Target;
@@ -13,33 +13,36 @@ use crate::store::probe::{Facts, Info, Node, Offset, Persistence, Rights, Role};
 use redis::{Cmd, Value};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How many round trips are measured.
+/// Round trips to measure.
 const SAMPLES: usize = 50;
-/// How long measuring may take, in operations' time limits.
+/// Limit for measuring, in op-timeouts.
 const SAMPLES_WITHIN: u32 = 3;
 
-/// How many keys are tried to find one of a server's own slots; a cluster has seldom more than 100 masters.
+/// Most keys tried to find one in the server's own slots; a cluster seldom has more than 100
+/// masters.
 const SLOTS_TRIED: usize = 1000;
 
 const TRIAL: &str = include_str!("scripts/probe.lua");
 const CLEAN: &str = "redis.call('DEL', KEYS[1], KEYS[2])";
 
-/// Asks a server. `prefix` is what the names of all locks begin with.
+/// Asks a server. `prefix` is the prefix of all lock names.
 pub fn probe(target: &Target, prefix: &str) -> Node {
     Node { name: target.address.to_string(), facts: facts(target, prefix) }
 }
 
-/// How long a master must be silent before these sentinels count it as down, by the first that answers.
+/// How long a master must not answer before these sentinels count it as down, from the first one
+/// that answers.
 pub fn down_after(sentinels: &[Target], service: &str) -> Option<Duration> {
     setting(sentinels, &["SENTINEL", "MASTER", service], "down-after-milliseconds")
 }
 
-/// How long a master must be silent before its cluster counts it as down, by the first that says.
+/// How long a master must not answer before its cluster counts it as down, from the first one that
+/// answers.
 pub fn node_timeout(masters: &[Target]) -> Option<Duration> {
     setting(masters, &["CONFIG", "GET", "cluster-node-timeout"], "cluster-node-timeout")
 }
 
-/// What the first says that says it, in milliseconds.
+/// This setting of the first server that tells it, in milliseconds.
 fn setting(servers: &[Target], question: &[&str], name: &str) -> Option<Duration> {
     servers.iter().find_map(|server| {
         let value = Server::dial(server).ok()?.ask(question).ok()?;
@@ -51,7 +54,7 @@ fn setting(servers: &[Target], question: &[&str], name: &str) -> Option<Duration
 
 fn facts(target: &Target, prefix: &str) -> Result<Facts, Error> {
     let mut server = Server::dial(target)?;
-    // The first one brings AUTH and SELECT along, so it is not measured.
+    // The first command carries AUTH and SELECT, so it is not measured.
     server.ask(&["TIME"])?;
     let (round_trips, clock) = server.measure()?;
     let info = server.info()?;
@@ -83,7 +86,7 @@ impl Server {
         }
     }
 
-    /// By TIME, which every user of dlock's may ask.
+    /// Measures round trips by TIME, which every user of dlock's may run.
     fn measure(&mut self) -> Result<(Vec<Duration>, Option<Offset>), Error> {
         let by = Moment::now().after(self.op_timeout() * SAMPLES_WITHIN);
         let mut samples = Vec::new();
@@ -108,9 +111,9 @@ impl Server {
         Ok(Some(read_info(&text, saves.as_deref())))
     }
 
-    /// Tries what locks need, on keys of its own.
+    /// Tries what locks need, on temporary keys.
     fn rights(&mut self, prefix: &str) -> Result<Rights, Error> {
-        // In a cluster a server does that only for the slots that it has. Which these are shows when one is met.
+        // In a cluster a server runs this only for its own slots, so keys are tried until one fits.
         for _ in 0..SLOTS_TRIED {
             let name = Token::random()
                 .map_err(|error| error.to_string())
@@ -126,7 +129,7 @@ impl Server {
         Ok(Rights { refused: Some("it has none of the slots that were tried".into()), ..Rights::default() })
     }
 
-    /// The same on keys of this name; nothing if they are another server's.
+    /// The same on keys of this name; None if they belong to another server.
     fn rights_on(&mut self, name: &Name, prefix: &str) -> Result<Option<Rights>, Error> {
         let mut rights = Rights::default();
         let lock = name.as_str();
@@ -151,7 +154,7 @@ impl Server {
                 rights.note(words[0], &said);
             }
         }
-        // Whatever the trial could not take away itself.
+        // Deletes what the trial could not.
         self.ask_if_allowed(&["EVAL", CLEAN, "2", lock, &derived])?.ok();
         if rights.keys.is_some() {
             let own = if prefix.starts_with("dlock") { String::new() } else { format!(" ~{prefix}*") };
@@ -162,7 +165,8 @@ impl Server {
 }
 
 impl Rights {
-    /// What a refusal of a command means. The words are those of Redis 7.0 to 8, inside and outside of scripts.
+    /// Records what the refusal of a command means. The words are those of Redis 7.0 to 8, inside
+    /// and outside of scripts.
     fn note(&mut self, command: &str, said: &str) {
         let about_keys = [
             "access at least one of the keys",
@@ -183,7 +187,7 @@ impl Rights {
     }
 }
 
-/// The server's TIME against a time here.
+/// The difference between the server's TIME and a time of this machine.
 fn offset(there: &Value, here: SystemTime) -> Option<Offset> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value_ref(there).ok()?;
     let there = Duration::from_secs(seconds).checked_add(Duration::from_micros(micros))?;
@@ -191,7 +195,7 @@ fn offset(there: &Value, here: SystemTime) -> Option<Offset> {
     Some(if there >= here { Offset::Ahead(there - here) } else { Offset::Behind(here - there) })
 }
 
-/// Reads what INFO says. `saves` is the setting `save`, if it is known.
+/// Parses INFO. `saves` is the setting `save`, if it is known.
 fn read_info(text: &str, saves: Option<&str>) -> Info {
     let field = |name: &str| {
         let mut lines = text.lines();
@@ -211,7 +215,7 @@ fn read_info(text: &str, saves: Option<&str>) -> Info {
             (_, Some(_)) => Persistence::Snapshots,
         },
         replicas: number("connected_slaves"),
-        // Redis counts the good ones only where the setting is not 0.
+        // Redis counts the good replicas only if the setting is not 0.
         fenced: !field("min_slaves_good_slaves").is_empty(),
     }
 }
@@ -220,7 +224,7 @@ fn read_info(text: &str, saves: Option<&str>) -> Info {
 mod tests {
     use super::*;
 
-    /// Whoever gives a script a new command gives it to the trial, too.
+    /// A new command in a script must be added to the trial.
     #[test]
     fn every_command_of_the_scripts_is_tried() {
         let scripts = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/redis/scripts");

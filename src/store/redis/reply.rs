@@ -1,6 +1,6 @@
-//! What does a script's reply say? Reads the flat arrays of the scripts, field by field, and trusts nothing in them:
-//! whatever is not as the script's header says, or is longer or greater than dlock ever writes, is [`Error::Garbled`].
-//! Who asked about one lock hears that of this lock alone.
+//! Reads the flat arrays that scripts reply, field by field, and trusts nothing in them. What is
+//! not as the script's header describes, or is longer or greater than dlock ever writes, is
+//! [`Error::Garbled`]. A damaged lock is an error for that lock only.
 
 use crate::exit::Ended;
 use crate::lock::{Fence, Mode, Name, Owner, SLOTS_MAX};
@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::vec;
 
-/// The greatest number of bytes in a field: an entry of the log with two owners in it, each character escaped twice.
+/// Most bytes in a field: an entry of the log with two owners in it, each character escaped twice.
 const FIELD_MAX: usize = 256 * 1024;
-/// Numbers are less than this: from here on Lua has no next one.
+/// All numbers are less than this: greater integers are not exact in Lua.
 const NUMBERS_END: u64 = 1 << 53;
 
 /// The fields of one reply, read from the front.
@@ -28,7 +28,8 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Takes a reply apart: its first field, what it says; its second, the server's clock; and the rest.
+    /// Opens a reply. Returns its first field, the answer; the second one is the server's clock;
+    /// the rest is read by the other functions.
     pub fn open(value: Value, store: &str) -> Result<(String, Self), Error> {
         let Value::Array(fields) = value else { return Err(garbled(store, "a reply that is no array")) };
         let mut reply = Self { fields: fields.into_iter(), store: store.into(), now: 0 };
@@ -74,18 +75,19 @@ impl Reply {
             .map_err(|error| garbled(&self.store, &format!("an owner that is not understood: {error}")))
     }
 
-    /// The same, where nothing depends on it: what is not understood is somebody unknown.
+    /// An owner on which nothing depends: if it is not understood, an unknown one.
     fn owner_or_unknown(&self, json: &str) -> Owner {
         let unknown = |_| Owner { host: "?".into(), user: "?".into(), ..Owner::default() };
         self.owner_in(json).unwrap_or_else(unknown)
     }
 
-    /// The same, if the text is not empty.
+    /// Like [`Self::owner_in`], if the text is not empty.
     pub fn owner_if_any(&self, json: &str) -> Result<Option<Owner>, Error> {
         if json.is_empty() { Ok(None) } else { self.owner_in(json).map(Some) }
     }
 
-    /// The next field as a fence, if there is one. What is greater than any that dlock gives out is none.
+    /// The next field as a fence, if there is one. A number greater than any fence of dlock's does
+    /// not count.
     pub fn fence(&mut self) -> Result<Option<Fence>, Error> {
         Ok(self.text()?.parse().ok().filter(|fence| (1..NUMBERS_END).contains(fence)).map(Fence))
     }
@@ -95,7 +97,7 @@ impl Reply {
         self.number().map(Duration::from_millis)
     }
 
-    /// The next field as a reply of its own. A list that is empty may be an empty text.
+    /// The next field as a reply of its own. An empty text stands for an empty list.
     pub fn nested(&mut self) -> Result<Self, Error> {
         let fields = match self.fields.next() {
             Some(Value::Array(fields)) => fields,
@@ -109,7 +111,7 @@ impl Reply {
         self.fields.len() == 0
     }
 
-    /// How many fields are left.
+    /// Number of fields left.
     pub fn len(&self) -> usize {
         self.fields.len()
     }
@@ -162,13 +164,13 @@ impl Reply {
         }
     }
 
-    /// The next field as one of so many locks.
+    /// The next field as the index of one of `locks` locks.
     pub fn lock(&mut self, locks: usize) -> Result<usize, Error> {
         let at = usize::try_from(self.number()?).ok().filter(|at| *at < locks);
         at.ok_or_else(|| garbled(&self.store, "a lock that was not asked for"))
     }
 
-    /// The next fourteen fields: what is in the way, at one of `locks` locks.
+    /// The next fourteen fields: what blocks a grant, at one of `locks` locks.
     pub fn blocker(&mut self, locks: usize) -> Result<Blocker, Error> {
         let at = self.lock(locks)?;
         let (state, is_foreign) = self.state()?;
@@ -181,7 +183,7 @@ impl Reply {
         Ok(Blocker { at, state, mode, holder: Some(holder), others: self.number()?, left, paused })
     }
 
-    /// The next field as holds, each as it is recorded.
+    /// The next field as holds, each in the form of its record.
     pub fn holders(&mut self) -> Result<Vec<Holder>, Error> {
         let mut nested = self.nested()?;
         let mut holders = Vec::new();
@@ -196,20 +198,20 @@ impl Reply {
     fn recorded(&self, record: &str) -> Result<Holder, Error> {
         let fields = serde_json::from_str::<Vec<serde_json::Value>>(record).unwrap_or_default();
         let text = |at| fields.get(at).and_then(serde_json::Value::as_str);
-        // As in record.lua, the word may be missing.
+        // As in record.lua, the last field may be missing.
         let wanted = [8, 2, 3, 4, 1, 9, 6].into_iter().map(text).chain([Some(text(11).unwrap_or(""))]);
         let wanted = wanted.collect::<Option<Vec<_>>>().and_then(|wanted| wanted.try_into().ok());
         self.hold_of(wanted.ok_or_else(|| garbled(&self.store, "a hold that is not understood"))?)
     }
 
-    /// A hold whose first two fields were read, and whose next six follow.
+    /// A hold: two fields that were read already, and the next six.
     pub fn holder(&mut self, owner: &str, fence: &str) -> Result<Holder, Error> {
         let [since, until, slot, asked, confirmed, word] =
             [self.text()?, self.text()?, self.text()?, self.text()?, self.text()?, self.text()?];
         self.hold_of([owner, fence, &since, &until, &slot, &asked, &confirmed, &word])
     }
 
-    /// A hold from what was read of it.
+    /// A hold from its fields.
     fn hold_of(&self, fields: [&str; 8]) -> Result<Holder, Error> {
         let [owner, fence, since, until, slot, asked, confirmed, word] = fields;
         let (since, until) = (self.number_in(since)? / 1000, self.number_in(until)?);
@@ -226,7 +228,7 @@ impl Reply {
         })
     }
 
-    /// The next field as totals: fields and what to add to them.
+    /// The next field as totals: pairs of name and count.
     pub fn stat(&mut self) -> Result<Stat, Error> {
         let mut nested = self.nested()?;
         let mut stat = Stat::default();
@@ -240,34 +242,34 @@ impl Reply {
     /// The next field as a pause, if there is one.
     pub fn pause(&mut self) -> Result<Option<Pause>, Error> {
         let json = self.text()?;
-        // What is none, the scripts take for none.
+        // A damaged pause counts as none, as in the scripts.
         let Ok(fields) = serde_json::from_str::<Vec<String>>(&json) else { return Ok(None) };
         let [by, since, until] = fields.as_slice() else { return Ok(None) };
         let (since, until) = (self.number_in(since)?, self.number_in(until)?);
         Ok(Some(Pause { by: self.owner_or_unknown(by), since, until }))
     }
 
-    /// The next four fields: a hold that succeeded.
+    /// The next four fields: a successful hold.
     fn success(&mut self) -> Result<Success, Error> {
         let owner = self.text().map(|json| self.owner_or_unknown(&json))?;
         let fence = Fence(self.number()?);
         Ok(Success { owner, fence, since: self.number()?, ended: self.number()? })
     }
 
-    /// The next field as a hold that succeeded, if there was one.
+    /// The next field as a successful hold, if there is one.
     pub fn last_success(&mut self) -> Result<Option<Success>, Error> {
         let mut nested = self.nested()?;
         if nested.is_empty() { Ok(None) } else { nested.success().map(Some) }
     }
 
-    /// The next five fields: what was done, at one of `locks` locks.
+    /// The next five fields: the success that makes `--once-per` skip a run.
     pub fn done(&mut self, at: usize) -> Result<Done, Error> {
         let (success, due) = (self.success()?, self.span()?);
         let ago = Duration::from_millis(self.now.saturating_sub(success.since));
         Ok(Done { at, success, ago, due })
     }
 
-    /// All fields: what the records say of a lock.
+    /// All fields: the view of a lock.
     pub fn view(&mut self, name: &Name) -> Result<View, Error> {
         let now = self.now;
         let (state, is_foreign) = self.state()?;
@@ -314,7 +316,7 @@ impl Reply {
         Ok(log)
     }
 
-    /// The next field as refusals. One that is not understood is passed over: nothing depends on it.
+    /// The next field as refusals. A damaged one is skipped: nothing depends on it.
     pub fn refusals(&mut self) -> Result<Vec<Refusal>, Error> {
         let (mut nested, mut refusals) = (self.nested()?, Vec::new());
         while !nested.is_empty() {
@@ -329,12 +331,13 @@ impl Reply {
         Ok(refusals)
     }
 
-    /// The error for an answer that no script gives.
+    /// The error for an unknown answer.
     pub fn unknown(&self) -> Error {
         garbled(&self.store, "an answer that is not known")
     }
 
-    /// The next field as an entry of the log; `None` where another version wrote what this one cannot read.
+    /// The next field as an entry of the log; `None` if another version wrote it in a form that is
+    /// not understood.
     pub fn logged_end(&mut self) -> Result<Option<LoggedEnd>, Error> {
         let json = self.text()?;
         let Ok(fields) = serde_json::from_str::<[String; 8]>(&json) else { return Ok(None) };
@@ -353,7 +356,7 @@ impl Reply {
     }
 }
 
-/// Adds one field of the totals. What another version counts is passed over.
+/// Adds one field of the totals. Fields of other versions are skipped.
 fn count(stat: &mut Stat, field: &str, total: u64) {
     let (kind, which) = field.split_once('.').unwrap_or((field, ""));
     match kind {
@@ -387,12 +390,12 @@ fn span(histogram: &mut Histogram, which: &str, total: u64) {
     }
 }
 
-/// What the server counts need not be a sum that fits.
+/// Adds without overflow: the server's numbers may be wrong.
 fn add(sum: &mut u64, total: u64) {
     *sum = sum.saturating_add(total);
 }
 
-/// The error for a reply that is not as it should be.
+/// The error for a malformed reply.
 pub fn garbled(store: &str, what: &str) -> Error {
     Error::Garbled(format!("{store} answered with {what}; does another program use dlock's keys there?"))
 }

@@ -1,10 +1,10 @@
-//! Which server is the master for this lock, now? The seam between running a script and knowing where: whoever wants to
-//! speak to "the server" asks the route, which keeps the connections, goes where it is sent, and hears what went wrong.
-//! How the master is found is the business of the [`Topology`]: one server, sentinels (`sentinel.rs`) or a cluster
-//! (`cluster.rs`). What is said on a connection is none of the route's.
+//! Which server is the master of a lock, now. The route keeps the connections, follows
+//! redirections, and handles failures. How the master is found is up to the [`Topology`]: one
+//! server, sentinels (`sentinel.rs`) or a cluster (`cluster.rs`). The route does not know what is
+//! sent on a connection.
 //!
-//! Every call obeys one deadline, however many servers are asked on the way. That calls are sent again elsewhere is
-//! safe, because every operation is idempotent (I4).
+//! Each call has one deadline, however many servers are asked on the way. A call may be sent again
+//! to another server, because every operation is idempotent (I4).
 
 use super::connection::{Asking, Connection};
 use super::failure::refusal;
@@ -17,7 +17,7 @@ use redis::Value;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long to wait where a server says TRYAGAIN.
+/// Pause after a TRYAGAIN.
 const AGAIN_PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone, Copy)]
@@ -27,60 +27,60 @@ pub enum Whom<'a> {
     Server(&'a Address),
 }
 
-/// How long a server that was reached is waited for.
+/// How long to wait for a server that was reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
-    /// As long as an operation may take.
+    /// The op-timeout.
     OpTimeout,
-    /// Until the request as a whole is to be answered: one that is given up is of no use when its answer comes.
+    /// The deadline of the whole request: an answer that is not waited for is of no use.
     Deadline,
 }
 
-/// Where to go next, and until when that may take.
+/// The server to use next.
 pub struct Hop {
     pub target: Target,
-    /// How long this server may take, connecting included.
+    /// Deadline for this server, connecting included.
     pub until: Moment,
-    /// What the command is to be preceded by.
+    /// Whether ASKING precedes the command.
     pub asking: Asking,
 }
 
-/// What follows from an answer or a failure.
+/// What to do after an answer or a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// This was it, good or bad.
+    /// This is the result, good or bad.
     Done,
     /// The topology knows another server to try.
     Elsewhere,
-    /// The same again, a moment later.
+    /// Try the same server again after a pause.
     Again,
 }
 
-/// Who knows how many replicas a master has?
+/// Where the number of a master's replicas comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplicaCount {
-    /// The master alone, who knows those that are connected.
+    /// The master, which knows the connected ones.
     Connected,
     Nodes,
-    /// Somebody who has been asked: that many.
+    /// It is known: this many.
     Known(u32),
 }
 
-/// How servers belong together. For one call of [`Route::exchange`]: `begin`, then for each hop `next_server`,
-/// `greet` on a new connection, and `heard` or `failed`.
+/// How several servers belong together. For one call of [`Route::exchange`]: `begin`; then for each
+/// server `next_server`, `greet` on a new connection, and `heard` or `failed`.
 pub trait Topology: Send {
     /// A call of [`Route::exchange`] begins.
     fn begin(&mut self) {}
 
-    /// The server to speak to; asks around by `by` where that is not known.
+    /// The server to use. If it is not known, asks other servers until `by`.
     fn next_server(&mut self, whom: Whom<'_>, by: Moment) -> Result<Hop, Error>;
 
-    /// The first words on a new connection.
+    /// The first commands on a new connection.
     fn greet(&mut self, _connection: &mut Connection, _by: Moment) -> Result<(), Error> {
         Ok(())
     }
 
-    /// The master of the lock as far as is known. Asks nobody.
+    /// The master of the lock, if it is known. Sends nothing.
     fn known(&self, whom: Whom<'_>) -> Option<Address>;
 
     fn heard(&mut self, _connection: &mut Connection, _value: &Value) -> Result<Next, Error> {
@@ -92,28 +92,29 @@ pub trait Topology: Send {
         Next::Done
     }
 
-    /// Whatever is believed may be wrong: ask anew.
+    /// Forgets what is known: it may be wrong.
     fn reset(&mut self) {}
 
-    /// Beside a request that goes over an existing connection: has somebody else asked who the master is. Never waits.
+    /// Sends the question which server is the master, beside a request on an existing connection.
+    /// Does not wait.
     fn ask_beside(&mut self) {}
 
-    /// Whether the answer to that names another master, which is the one from now on. Waits until `until` at most.
+    /// Whether the answer to that question names another master, which is used from now on. Waits
+    /// until `until` at most.
     fn is_superseded(&mut self, _until: Moment) -> bool {
         false
     }
 
-    /// Replicas are to acknowledge: it has to be known how many there are, and whether one of them is about to be made the
-    /// master.
+    /// Replicas must acknowledge: learn how many there are, and whether one of them is about to
+    /// become the master.
     fn look_at_replicas(&mut self) {}
 
-    /// Whether somebody who was asked since [`Topology::ask_beside`] is about to put another server in the place of the
-    /// master.
+    /// Whether a server asked since [`Topology::ask_beside`] is about to replace the master.
     fn fails_over(&self) -> bool {
         false
     }
 
-    /// How many replicas the master that was found has.
+    /// The number of replicas of the master.
     fn replica_count(&self) -> ReplicaCount {
         ReplicaCount::Connected
     }
@@ -123,18 +124,18 @@ pub trait Topology: Send {
     /// A copy without connections, for a second attempt beside the first one.
     fn anew(&self) -> Box<dyn Topology>;
 
-    /// Why these locks cannot be taken together here, if they cannot.
+    /// Why these locks cannot be taken together; None if they can.
     fn part(&self, _names: &[Name]) -> Option<String> {
         None
     }
 }
 
-/// Where the master of the lock was found the last time: for whoever listens there on a connection of its own.
+/// Where the master of the lock was found last, for a subscription with a connection of its own.
 #[derive(Clone, Default)]
 pub struct LastMaster(Arc<Mutex<Option<Target>>>);
 
 impl LastMaster {
-    /// The server; none if nothing has been asked for yet.
+    /// The server; None before the first request.
     pub fn get(&self) -> Option<Target> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -147,10 +148,11 @@ impl LastMaster {
     }
 }
 
-/// The connections, and the way to more of them.
+/// The connections, and how to open more.
 pub struct Route {
     pub topology: Box<dyn Topology>,
-    /// Idle, at most one for each server. A lock needs one; a list of a cluster's locks one for each master.
+    /// Idle connections, at most one for each server. A lock needs one; a list of a cluster's locks
+    /// needs one for each master.
     connections: Vec<Connection>,
     pub last_master: LastMaster,
     looks_at_replicas: bool,
@@ -169,8 +171,9 @@ impl Route {
         }
     }
 
-    /// Has `talk` speak to the master of the lock, and to another server where the answer says so. `talk` gets the
-    /// connection and its deadline; the value that it returns is the reply that decides.
+    /// Runs `talk` with the master of the lock, and with another server if the answer redirects.
+    /// `talk` gets the connection and its deadline; the value that it returns is the reply that
+    /// decides.
     pub fn exchange<T>(
         &mut self,
         whom: Whom<'_>,
@@ -180,7 +183,7 @@ impl Route {
         self.exchange_within(whom, by, Limit::OpTimeout, talk)
     }
 
-    /// [`Route::exchange`] with another limit for each server.
+    /// Like [`Route::exchange`], with this limit for each server.
     pub fn exchange_within<T>(
         &mut self,
         whom: Whom<'_>,
@@ -214,7 +217,7 @@ impl Route {
                     return Err(refusal(&connection.target().shown, &error));
                 }
                 Ok((connection, _, _, next)) => {
-                    // Whoever sends us elsewhere is not needed again.
+                    // The connection to a server that redirects is not needed again.
                     if next == Next::Again && connection.is_usable() {
                         self.connections.push(connection);
                     }
@@ -232,13 +235,13 @@ impl Route {
         }
     }
 
-    /// Replicas are to acknowledge; see [`Route::replica_count`] and [`Route::fails_over`].
+    /// See [`Topology::look_at_replicas`].
     pub fn look_at_replicas(&mut self) {
         self.looks_at_replicas = true;
         self.topology.look_at_replicas();
     }
 
-    /// How many replicas the master of the lock has, which is looked for if it is not known.
+    /// The number of replicas of the lock's master, which is looked up if it is not known.
     pub fn replica_count(&mut self, whom: Whom<'_>, by: Moment) -> Result<ReplicaCount, Error> {
         if self.topology.known(whom).is_none() {
             self.topology.begin();
@@ -247,7 +250,7 @@ impl Route {
         Ok(self.topology.replica_count())
     }
 
-    /// A connection to the master of the lock, given away: for a waiter to sleep on.
+    /// A connection to the master of the lock, for the caller to keep: a waiter sleeps on it.
     pub fn give(&mut self, whom: Whom<'_>, by: Moment) -> Result<Connection, Error> {
         self.topology.begin();
         let hop = self.topology.next_server(whom, by)?;
@@ -257,7 +260,8 @@ impl Route {
         })
     }
 
-    /// Takes a connection back that [`Route::give`] gave, unless there is another one to the same server by now.
+    /// Takes back a connection of [`Route::give`]. Returns it if there is another one to the same
+    /// server by now.
     pub fn take_back(&mut self, connection: Connection) -> Option<Connection> {
         if self.connections.iter().any(|other| other.target().address == connection.target().address) {
             return Some(connection);
@@ -266,27 +270,28 @@ impl Route {
         None
     }
 
-    /// Whether this connection still leads to the master of the lock, as far as is known.
+    /// Whether this connection still leads to the lock's master, as far as that is known.
     pub fn leads_to(&self, connection: &Connection, whom: Whom<'_>) -> bool {
         self.topology.known(whom).is_none_or(|address| address == connection.target().address)
     }
 
-    /// What a connection that was given away was told: MOVED is remembered.
+    /// Handles a reply on a connection of [`Route::give`]: a MOVED is remembered.
     pub fn learn(&mut self, connection: &mut Connection, value: &Value) {
         let _ = self.topology.heard(connection, value);
     }
 
-    /// Before a request by which a hold is relied on: asks who the master is, besides. Never waits.
+    /// Asks the sentinels which server is the master, beside a request that a hold depends on. Does
+    /// not wait.
     pub fn ask_beside(&mut self) {
-        // Who was asked the last time, and was slower than the master, has answered since.
+        // Sentinels that were slower than the master the last time have answered since.
         self.is_superseded(Moment::now());
-        // Where there is no connection yet, the master is asked for anyway.
+        // Without a connection the master will be looked up anyway.
         if !self.connections.is_empty() || self.looks_at_replicas {
             self.topology.ask_beside();
         }
     }
 
-    /// After that request: whether there is another master, so that it must be made there.
+    /// After that request: whether there is another master, where the request must be repeated.
     pub fn is_superseded(&mut self, until: Moment) -> bool {
         let superseded = self.topology.is_superseded(until);
         if superseded {
@@ -295,13 +300,13 @@ impl Route {
         superseded
     }
 
-    /// Forgets every connection, and who was said to be the master.
+    /// Closes every connection, and forgets the master.
     pub fn reset(&mut self) {
         self.connections.clear();
         self.topology.reset();
     }
 
-    /// Until when an answer is waited for that is asked for now.
+    /// The deadline for an answer to a request sent now.
     fn until(&self, hop: &Hop, limit: Limit) -> Moment {
         match limit {
             Limit::OpTimeout => hop.until.min(Moment::now().after(self.op_timeout)),
@@ -309,7 +314,7 @@ impl Route {
         }
     }
 
-    /// The connection there is, or a new one.
+    /// The existing connection, or a new one.
     fn connection(&mut self, hop: &Hop, limit: Limit) -> Result<Connection, Error> {
         let same = |connection: &Connection| connection.target().address == hop.target.address;
         if let Some(at) = self.connections.iter().position(same)
@@ -325,7 +330,7 @@ impl Route {
     }
 }
 
-/// One server, which is the master as long as it takes writes.
+/// One server. It is the master as long as it takes writes.
 pub struct Server(pub Target);
 
 impl Topology for Server {

@@ -1,9 +1,10 @@
-//! The Lua scripts and how they are called: by hash, and once with the text when the server does not know the hash.
-//! The hashes are written down in `hashes.rs`, so that a run which needs no text has no text to put together. One that
-//! is out of date costs a round trip, and a test finds it.
+//! The Lua scripts and how they are called: by hash, and once with the text if the server does not
+//! know the hash. `hashes.rs` has the hashes, so that a run that needs no text assembles none. A
+//! hash that is out of date costs a round trip, and a test finds it.
 //!
-//! A script is put together from parts, so that it carries no more than it needs: the records of locks
-//! (`scripts/record.lua`), who waits (`scripts/queue.lua`), what whoever looks is shown (`scripts/look.lua`), and its own.
+//! A script is assembled from parts, so that it contains no more than it needs: the records of
+//! locks (`scripts/record.lua`), the queue (`scripts/queue.lua`), the views (`scripts/look.lua`),
+//! and its own part.
 
 use crate::lock::{Name, ONCE_PER_MOST, PAUSE_MOST, SLOTS_MAX};
 use crate::rules;
@@ -12,9 +13,9 @@ use std::sync::OnceLock;
 
 pub mod hashes;
 
-/// The records of locks: what every script starts with.
+/// The records of locks: the first part of every script.
 pub const RECORD: &str = include_str!("scripts/record.lua");
-/// What it was, as whoever looks is shown it.
+/// The views of holds and blockers.
 pub const LOOK: &str = include_str!("scripts/look.lua");
 const QUEUE: &str = include_str!("scripts/queue.lua");
 
@@ -23,7 +24,7 @@ pub struct Code {
     hash: &'static str,
     layout: &'static Layout,
     parts: &'static [&'static str],
-    /// Put together when it is first wanted.
+    /// Assembled when it is first needed.
     text: OnceLock<String>,
 }
 
@@ -48,7 +49,8 @@ pub static ENDS: Code =
 pub static INSPECT: Code =
     Code::new(hashes::INSPECT, &LOOKED_AT, &[RECORD, LOOK, include_str!("scripts/inspect.lua")]);
 
-/// The reply of a single server. A master of a quorum has a function of the same name, which adds what the master is.
+/// The reply of a single server. The scripts of a quorum have a function of the same name, which
+/// adds facts about the master.
 const ANSWER: &str = "local function answer(what, ...) return { what, int(us), ... } end";
 pub const NOTE_REFUSAL: &str = include_str!("scripts/refuse.lua");
 pub const TELL_REFUSALS: &str = include_str!("scripts/refused.lua");
@@ -58,23 +60,25 @@ pub static REFUSED: Code = Code::new(hashes::REFUSED, &LOOKED_AT, &[RECORD, ANSW
 
 /// How the records of an arrangement are laid out.
 pub struct Layout {
-    /// The kinds of keys that are named for each lock, after the lock key; the first is where holds are recorded.
+    /// The kinds of keys declared for each lock, after the lock key; the first is where holds are
+    /// recorded.
     pub kinds: &'static [&'static str],
-    /// Locks that are shared or have slots are none of ours.
+    /// Whether shared locks and slots count as foreign.
     pub exclusive_only: bool,
 }
 
-/// On a server that holds locks by itself, or its cluster.
+/// A single server, or a cluster.
 pub const SERVER: Layout = Layout {
     kinds: &["hold", "due", "kept", "queue", "fence", "log", "stat", "watch"],
     exclusive_only: false,
 };
 
-/// The same, of which so many may be looked at together that it counts how much is sent. The script names the others.
+/// The same for scripts over many locks, where the number of declared keys matters. The script
+/// computes the others.
 const LOOKED_AT: Layout = Layout { kinds: &["hold"], exclusive_only: false };
 
 impl Layout {
-    /// The keys that are named for a lock.
+    /// The keys declared for a lock.
     pub fn keys(&self, name: &Name) -> Vec<String> {
         let derived = |kind: &&str| format!("dlock.{kind}:{{{}}}:{}", name.tag(), name.as_str());
         std::iter::once(name.as_str().to_owned()).chain(self.kinds.iter().map(derived)).collect()
@@ -82,12 +86,12 @@ impl Layout {
 }
 
 impl Code {
-    /// The keys that are named for these locks.
+    /// The keys declared for these locks.
     pub fn keys(&self, names: &[Name]) -> Vec<String> {
         names.iter().flat_map(|name| self.layout.keys(name)).collect()
     }
 
-    /// A script of these parts, whose text has this hash.
+    /// A script of these parts. `hash` is the SHA-1 of its text.
     pub const fn new(hash: &'static str, layout: &'static Layout, parts: &'static [&'static str]) -> Self {
         Self { hash, layout, parts, text: OnceLock::new() }
     }
@@ -101,8 +105,8 @@ impl Code {
         call("EVALSHA", self.hash, keys, args)
     }
 
-    /// The command that a user had no right to run in this script, or not on its keys. Before Redis 7.2 a server says
-    /// only in which line that was.
+    /// The command in this script that the user has no permission for, or not on its keys. Before
+    /// Redis 7.2 a server tells only the line.
     pub fn command_at_fault(&self, error: &ServerError) -> Option<&str> {
         let (_, line) = error.details()?.split_once("@user_script:")?;
         let line = line.trim_start().split(|c: char| !c.is_ascii_digit()).next()?.parse::<usize>().ok()?;
@@ -110,13 +114,13 @@ impl Code {
         call.split_once('\'').map(|(command, _)| command)
     }
 
-    /// The call that brings the text along.
+    /// The call with the text.
     pub fn by_text(&self, keys: &[String], args: &[&str]) -> Cmd {
         call("EVAL", self.text(), keys, args)
     }
 }
 
-/// The text of a script. The constants of the law and of the layout stand before its parts.
+/// The text of a script: the constants of the rules and the layout, then its parts.
 fn assembled(layout: &Layout, parts: &[&str]) -> String {
     let constants = [
         ("SILENCE", rules::millis(rules::SILENCE)),
@@ -141,7 +145,7 @@ fn assembled(layout: &Layout, parts: &[&str]) -> String {
     text.push_str(&format!("local BOUNDS = {{ {} }}\n", bounds.join(", ")));
     text.push_str(&format!("local RECORD = '{}'\n", layout.kinds[0]));
     text.push_str(&format!("local EXCLUSIVE_ONLY = {}\n", layout.exclusive_only));
-    // Neither comments nor indentation: the text goes over the wire wherever a server may not know it.
+    // Without comments and indentation, because the text is sent over the network.
     let lines = parts.iter().flat_map(|part| part.lines()).map(str::trim_start);
     for line in lines.filter(|line| !line.is_empty() && !line.starts_with("--")) {
         text.push_str(line);
@@ -155,7 +159,8 @@ pub fn is_unknown(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.code() == "NOSCRIPT")
 }
 
-/// Whether an error says that the user has no right to do what the script does, as against to run scripts at all.
+/// Whether the user lacks a permission for a command inside the script, rather than for running
+/// scripts.
 pub fn lacks_right(error: &ServerError) -> bool {
     let text = error.details().unwrap_or_default();
     let refused = error.code() == "NOPERM" || text.contains("The user executing the script can't");

@@ -1,11 +1,12 @@
-//! Which server do the sentinels name as the master? Asks them in bounded time although some are dead or silent, checks
-//! that the server named says of itself that it is a master, and asks again beside every renewal, so that the holder on
-//! a master that was cut off and replaced hears of it. It trusts a single sentinel's word: they agree among themselves
-//! before they name another master, and asking them in turn gets round one that was cut off with the old one.
+//! Finds the master that the sentinels name. Time is bounded even if some sentinels are dead or do
+//! not answer. The named server must itself say that it is a master. The sentinels are asked again
+//! beside every renewal, so that the holder on a master that was cut off and replaced learns of it.
+//! A single sentinel is believed: sentinels agree before they name another master, and asking them
+//! in turn gets past one that was cut off together with the old master.
 //!
-//! Connecting can hang for as long as the kernel likes, so a sentinel that there is no connection to is dialled and
-//! asked on a thread that may be left behind; at most one for each sentinel. With the connection there, it is asked
-//! directly. The connections are kept, since a holder asks for as long as it holds.
+//! The kernel may let a connect hang for long. So a sentinel without a connection is dialled and
+//! asked on a thread that may be left behind, at most one for each sentinel. A connected sentinel
+//! is asked directly. The connections stay open, since a holder asks for as long as it holds.
 
 use super::connection::{Asking, Connection};
 use super::failure::refusal;
@@ -14,33 +15,33 @@ use super::target::Target;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::Address;
-use crate::store::net::alarm;
+use crate::store::net::interrupt;
 use redis::{Cmd, Value, cmd};
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-/// How long one sentinel is waited for before the next is asked, too.
+/// How long to wait for one sentinel before the next one is asked as well.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// The sentinels, and the server that they name.
 pub struct Sentinels {
-    /// The name of the group of servers.
+    /// The name of the master in the sentinels' configuration.
     service: String,
-    /// How to get into the master; its address is what is asked for.
+    /// Credentials and options of the master; its address is ignored.
     master: Target,
     sentinels: Vec<Sentinel>,
-    /// Whose turn it is to be asked.
+    /// Index of the sentinel to ask next.
     turn: usize,
     replies: (Sender<Reply>, Receiver<Reply>),
     found: Option<Found>,
     asks: Asks,
-    /// When all of them were asked the last time.
+    /// When all of them were last asked.
     round: Moment,
     /// How many sentinels may still be asked in this call.
     left_to_ask: usize,
-    /// Servers that were of no use in this call, and the last reason.
+    /// Servers that failed in this call, and the last reason.
     tried: Vec<Address>,
     last: Option<Error>,
 }
@@ -48,29 +49,30 @@ pub struct Sentinels {
 /// The master.
 struct Found {
     address: Address,
-    /// What else the sentinel knows of it, where it was asked.
+    /// What else the sentinel knows of it, if asked.
     group: Option<Group>,
-    /// When the sentinel was asked; of the one that is believed in, since when.
+    /// When the sentinel was asked; for the current master, since when it is believed.
     since: Moment,
 }
 
 /// What a sentinel knows of a master and its replicas.
 #[derive(Debug, Clone, Copy)]
 struct Group {
-    /// How many replicas there are, also such as are down.
+    /// Number of replicas, including those that are down.
     replicas: u32,
     /// Grows with each failover.
     epoch: u64,
-    /// Whether this sentinel is about to put another server in the place of the master.
+    /// Whether this sentinel is about to replace the master.
     fails_over: bool,
 }
 
-/// What is wanted of the sentinels.
+/// What to ask of the sentinels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Asks {
-    /// The address of the master, of one of them.
+    /// The address of the master, from one of them.
     Address,
-    /// All about its group, of all of them: only the one that leads a failover knows of it before it has happened.
+    /// Everything about its group, from all of them: only the one that leads a failover knows of it
+    /// before it has happened.
     Group,
 }
 
@@ -81,25 +83,25 @@ struct Sentinel {
 
 enum Contact {
     Idle(Option<Connection>),
-    /// Asked on its connection, at this moment.
+    /// Asked on its connection, at this time.
     Asked(Connection, Moment),
-    /// A thread dials it and asks, from this moment on.
+    /// A thread has dialled it and asked since this time.
     Away(Moment),
 }
 
-/// What a thread brings back.
+/// The result of a thread.
 struct Reply {
     sentinel: usize,
     said: Result<(Connection, Found), Error>,
 }
 
 impl Sentinels {
-    /// Sentinels that are dialled when they are first asked. `master` says how to get into the master; its address
-    /// does not count.
+    /// Sentinels, dialled when they are first asked. `master` has the credentials and options of
+    /// the master; its address is ignored.
     pub fn new(sentinels: Vec<Target>, service: String, master: Target) -> Self {
         let sentinels: Vec<Sentinel> =
             sentinels.into_iter().map(|target| Sentinel { target, state: Contact::Idle(None) }).collect();
-        // Many clients begin at the same time, and the first sentinel of the list is not to bear all of them.
+        // Many clients start at the same time; they should not all ask the first sentinel.
         let turn = std::process::id() as usize % sentinels.len().max(1);
         let (left_to_ask, tried) = (sentinels.len(), Vec::new());
         Self {
@@ -117,14 +119,14 @@ impl Sentinels {
         }
     }
 
-    /// Asks one sentinel. A failure to do so is told by [`Sentinels::hear`].
+    /// Asks one sentinel. A failure is returned by the function that reads the answer.
     fn ask(&mut self, index: usize, asked: Moment) {
         let sentinel = &mut self.sentinels[index];
         let by = asked.after(sentinel.target.connect_timeout + sentinel.target.op_timeout);
         let state = std::mem::replace(&mut sentinel.state, Contact::Away(asked));
         let connection = match state {
             Contact::Idle(connection) => connection.and_then(Connection::if_good),
-            // It was asked before and has not answered yet; or a thread is at it.
+            // It was asked before and has not answered yet, or a thread is asking it.
             busy => {
                 sentinel.state = busy;
                 return;
@@ -145,7 +147,7 @@ impl Sentinels {
                 let found = answer(&mut connection, &service, asks, asked, by)?;
                 Ok((connection, found))
             });
-            // Nobody reads it any more when the process is about to end.
+            // The receiver is gone when the process is about to end.
             let _ = replies.send(Reply { sentinel: index, said });
         };
         if let Err(error) = thread::Builder::new().name("dlock-sentinel".into()).spawn(dial) {
@@ -154,9 +156,9 @@ impl Sentinels {
         }
     }
 
-    /// What one sentinel that was asked says, if it says something by `until`. Sooner, if a thread brings the answer of
-    /// another one.
-    fn hear(&mut self, index: usize, until: Moment) -> Option<Result<Found, Error>> {
+    /// The answer of this sentinel, if it comes by `until`. Returns earlier if a thread brings the
+    /// answer of another one.
+    fn read_answer(&mut self, index: usize, until: Moment) -> Option<Result<Found, Error>> {
         let sentinel = &mut self.sentinels[index];
         match std::mem::replace(&mut sentinel.state, Contact::Idle(None)) {
             Contact::Asked(mut connection, asked) => {
@@ -179,8 +181,9 @@ impl Sentinels {
             away @ Contact::Away(_) => {
                 sentinel.state = away;
                 loop {
-                    // The channel's own timeout stands still while the machine is suspended, which is an attempt lost.
-                    match alarm::receive(&self.replies.1, until) {
+                    // The channel's own timeout does not count while the machine is suspended,
+                    // which would lose an attempt.
+                    match interrupt::receive(&self.replies.1, until) {
                         Some(reply) => {
                             let whose = reply.sentinel;
                             let said = self.open(reply);
@@ -206,29 +209,29 @@ impl Sentinels {
         said
     }
 
-    /// Asks the sentinels in turn until one names a master. A silent one costs a slice of the time, because the next is
-    /// asked while its answer may still come.
+    /// Asks the sentinels in turn until one names a master. A sentinel that does not answer costs
+    /// one slice of the time; its answer may still come while the next one is asked.
     fn discover(&mut self, by: Moment) -> Result<Found, Error> {
         let count = self.sentinels.len();
         let mut worst: Option<Error> = None;
         for asked in 0..count {
             let index = self.turn;
             self.turn = (self.turn + 1) % count;
-            self.forget_silent(index);
+            self.drop_unanswered(index);
             self.ask(index, Moment::now());
             let untried = u32::try_from(count - asked).unwrap_or(u32::MAX);
             let slice = if untried == 1 { by.left() } else { SLICE.min(by.left() / untried) };
-            match self.hear(index, Moment::now().after(slice)) {
+            match self.read_answer(index, Moment::now().after(slice)) {
                 Some(Ok(found)) => return Ok(found),
                 Some(Err(error)) => worst = Some(worse(worst, error)),
-                None => self.forget_silent(index),
+                None => self.drop_unanswered(index),
             }
         }
-        // Whoever is still being asked may answer yet.
+        // Sentinels that threads are asking may still answer.
         while let Some(index) =
             self.sentinels.iter().position(|sentinel| matches!(sentinel.state, Contact::Away(_)))
         {
-            match self.hear(index, by) {
+            match self.read_answer(index, by) {
                 Some(Ok(found)) => return Ok(found),
                 Some(Err(error)) => worst = Some(worse(worst, error)),
                 None => break,
@@ -244,8 +247,8 @@ impl Sentinels {
         })
     }
 
-    /// A connection on which no answer came is of no use any more: it would come late, for another question.
-    fn forget_silent(&mut self, index: usize) {
+    /// Drops a connection without an answer: the answer would come late, to another question.
+    fn drop_unanswered(&mut self, index: usize) {
         let state = &mut self.sentinels[index].state;
         if matches!(state, Contact::Asked(..)) {
             *state = Contact::Idle(None);
@@ -261,12 +264,12 @@ impl Sentinels {
         Target { address: address.clone(), shown, ..self.master.clone() }
     }
 
-    /// Takes note of what a sentinel says; true if it names another master than the one that is used.
+    /// Handles a sentinel's answer. Returns whether it names another master than the current one.
     fn note(&mut self, said: Result<Found, Error>) -> bool {
         let (Ok(named), Some(found)) = (said, &mut self.found) else { return false };
         if named.address == found.address {
             if let (Some(known), Some(new)) = (&mut found.group, named.group) {
-                // That it fails over is the word of one of them.
+                // Only one sentinel knows of the failover.
                 *known = Group { fails_over: known.fails_over || new.fails_over, ..new };
             }
             return false;
@@ -274,7 +277,7 @@ impl Sentinels {
         let epochs = (named.group.map(|group| group.epoch), found.group.map(|group| group.epoch));
         let is_newer = match epochs {
             (Some(new), Some(known)) if new != known => new > known,
-            // An answer that is older than what is known may be about the master before.
+            // An older answer may be about the master before.
             _ => named.since >= found.since,
         };
         if is_newer {
@@ -301,7 +304,7 @@ impl Topology for Sentinels {
             self.left_to_ask -= 1;
             let found = match self.discover(by) {
                 Ok(found) => found,
-                // Why the master that was named is of no use says more.
+                // Why the named master failed says more.
                 Err(error) => return Err(self.last.take().unwrap_or(error)),
             };
             if !self.tried.contains(&found.address) {
@@ -312,13 +315,16 @@ impl Topology for Sentinels {
         Ok(Hop { target: self.target(address), until: by, asking: Asking::No })
     }
 
-    /// A sentinel may be late, and a server may have come back as what it was before: it is asked itself.
+    /// Checks the server's own ROLE: a sentinel may be late, and a server may have come back in its
+    /// old role.
     fn greet(&mut self, connection: &mut Connection, by: Moment) -> Result<(), Error> {
         let shown = connection.target().shown.clone();
         match connection.ask(cmd("ROLE"), by)? {
             Value::Array(role) => match role.first() {
                 Some(Value::BulkString(role)) if role == b"master" => Ok(()),
-                _ => Err(Error::Unavailable(format!("{shown} says that it is not the master; a failover?"))),
+                _ => Err(Error::Unavailable(format!(
+                    "{shown} is not the master; perhaps a failover is going on"
+                ))),
             },
             _ => Err(Error::Garbled(format!("{shown} does not say what its ROLE is"))),
         }
@@ -346,7 +352,7 @@ impl Topology for Sentinels {
             }
             self.round = Moment::now();
             for index in 0..self.sentinels.len() {
-                self.forget_silent(index);
+                self.drop_unanswered(index);
                 self.ask(index, self.round);
             }
             return;
@@ -356,9 +362,10 @@ impl Topology for Sentinels {
         let linked = |sentinel: &Sentinel| matches!(sentinel.state, Contact::Idle(Some(_)));
         let order = || (0..count).map(move |step| (index + step) % count);
         for index in order() {
-            self.forget_silent(index);
+            self.drop_unanswered(index);
         }
-        // One that is sure to answer; and one that there is no connection to (any more), for another time.
+        // Ask one that is connected and so will answer, and one without a connection, for the next
+        // time.
         let sure = order().find(|index| linked(&self.sentinels[*index]));
         let other = order().find(|index| matches!(self.sentinels[*index].state, Contact::Idle(None)));
         self.turn = (sure.or(other).unwrap_or(index) + 1) % count.max(1);
@@ -371,18 +378,18 @@ impl Topology for Sentinels {
         let mut superseded = false;
         for index in 0..self.sentinels.len() {
             if matches!(self.sentinels[index].state, Contact::Asked(..))
-                && let Some(said) = self.hear(index, until)
+                && let Some(said) = self.read_answer(index, until)
             {
                 superseded |= self.note(said);
             }
         }
         loop {
-            // One that hangs is not waited for again and again.
+            // A sentinel that hangs since an earlier round is not waited for again.
             let is_expected =
                 |sentinel: &Sentinel| matches!(sentinel.state, Contact::Away(asked) if asked >= self.round);
             let waits = self.asks == Asks::Group && self.sentinels.iter().any(is_expected);
             let until = if waits { until } else { Moment::now() };
-            let Some(reply) = alarm::receive(&self.replies.1, until) else { break };
+            let Some(reply) = interrupt::receive(&self.replies.1, until) else { break };
             let said = self.open(reply);
             superseded |= self.note(said);
         }
@@ -423,7 +430,7 @@ fn questions(service: &str, asks: Asks) -> Vec<Cmd> {
     asked.iter().map(|what| cmd("SENTINEL").arg(*what).arg(service).take()).collect()
 }
 
-/// The sentinel's answer to [`questions`].
+/// Reads a sentinel's answer to [`questions`].
 fn answer(
     connection: &mut Connection,
     service: &str,
@@ -442,12 +449,16 @@ fn answer(
         Value::ServerError(error) => return Err(refusal(shown, &error)),
         Value::Nil => {
             return Err(Error::Unfit(format!(
-                "{shown} knows no master named '{service}'; see 'sentinel monitor' in its configuration"
+                "{shown} has no master named '{service}'; see 'sentinel monitor' in its configuration"
             )));
         }
         value => match redis::from_redis_value::<(String, u16)>(value) {
             Ok((host, port)) if !host.is_empty() => Address::Tcp { host, port },
-            _ => return Err(Error::Garbled(format!("{shown} names no address that is understood"))),
+            _ => {
+                return Err(Error::Garbled(format!(
+                    "{shown} names an address that dlock does not understand"
+                )));
+            }
         },
     };
     let group =
@@ -463,8 +474,8 @@ fn answer(
     Ok(Found { address, group, since: asked })
 }
 
-/// The answer to SENTINEL MASTER. As soon as the other server is the master the failover is over for dlock: then `named`
-/// is that one already, and what is said here is still about the one before.
+/// Parses the answer to SENTINEL MASTER. Once the other server is the master, the failover is over
+/// for dlock: `named` is then the new master, while this answer may still be about the old one.
 fn group(said: Value, named: &Address) -> Option<Group> {
     let fields: HashMap<String, String> = redis::from_redis_value(said).ok()?;
     let field = |name| fields.get(name).map(String::as_str);
@@ -474,7 +485,7 @@ fn group(said: Value, named: &Address) -> Option<Group> {
     Some(Group { replicas, epoch, fails_over: fails_over && old == *named })
 }
 
-/// Of two failures the one that the user has to hear of: a refusal before a silence.
+/// The more important of two failures: a refusal before a silence.
 fn worse(known: Option<Error>, new: Error) -> Error {
     match known {
         Some(known) if !known.is_transient() && new.is_transient() => known,

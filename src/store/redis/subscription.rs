@@ -1,6 +1,7 @@
-//! How does a holder, or somebody who looks on, hear that something happened? By a blocking pop on lists of its own, on a
-//! connection that does nothing else; a renewal never waits for it. (A waiter listens through its store, which has two
-//! connections for that.) It listens where the store last found the lock, and does not look for it itself.
+//! How a holder or a watcher learns that something happened: by a BLPOP on lists of its own, on a
+//! connection that does nothing else. A renewal never waits for it. It connects to the server where
+//! the store last found the lock, and does not look for another one. (A waiter listens through its
+//! store, which has two connections for that.)
 
 use super::connection::Connection;
 use super::route::LastMaster;
@@ -10,15 +11,15 @@ use crate::store::{self, Error};
 use redis::{Cmd, Value, cmd};
 use std::time::Duration;
 
-/// How long a blocking pop lasts at most, in seconds: a server that never hears of its client's end drops it then.
+/// Longest BLPOP, in seconds: a server that does not learn of its client's end drops it then.
 pub const POP_SECONDS: u64 = 30;
-/// After a failure nothing is heard for this long: the connection is not dialled again and again. Where there is no list
-/// to listen on, something may have happened as often.
+/// Pause after a failure, so that the connection is not dialled repeatedly. Without a list to
+/// listen on, a wake is reported this often.
 pub const BACKOFF: Duration = Duration::from_secs(1);
 
 pub struct Subscription {
     place: LastMaster,
-    /// In the order in which they are popped from, each with its lock.
+    /// In the order of the BLPOP, each with its lock.
     lists: Vec<(String, Name)>,
     about: Option<Name>,
     connection: Option<Connection>,
@@ -26,8 +27,8 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// One that connects when it is first used. Without lists it does not listen, and says again and again that
-    /// something may have happened.
+    /// Connects when it is first used. Without lists it does not listen, and reports from time to
+    /// time that something may have happened.
     pub fn new(place: LastMaster, lists: Vec<(String, Name)>) -> Self {
         Self { place, lists, about: None, connection: None, backoff_until: Moment::now() }
     }
@@ -35,7 +36,7 @@ impl Subscription {
     fn listen(&mut self, until: Moment) -> Result<bool, Error> {
         let target =
             self.place.get().ok_or_else(|| Error::Unavailable("nothing was asked for yet".into()))?;
-        // What sets the connection up may wait for the server, and a renewal must not.
+        // The setup commands may wait for the server; a renewal must not wait for them.
         let by = || Moment::now().after(target.op_timeout).min(until);
         let mut connection =
             match self.connection.take().filter(|connection| connection.target().address == target.address) {
@@ -49,7 +50,7 @@ impl Subscription {
         let heard = connection.listen(until)?;
         if heard {
             let reply = match connection.reply(by()) {
-                // Somebody floods the list: whatever happened, it is not told there.
+                // Another client floods the list, so it does not tell which lock changed.
                 Err(Error::Garbled(_)) => {
                     self.about = None;
                     self.backoff_until = Moment::now().after(BACKOFF);
@@ -74,7 +75,7 @@ impl Subscription {
         pop
     }
 
-    /// Whose list was popped from; none where the pop ended by its bound.
+    /// The lock whose list was popped; None if the BLPOP ended by its time limit.
     fn of(&self, answer: Value) -> Option<Name> {
         let (list, _): (String, String) = redis::from_redis_value(answer).ok()?;
         self.lists.iter().find(|(known, _)| *known == list).map(|(_, name)| name.clone())

@@ -1,5 +1,4 @@
-//! How does one get into a Redis server? Its address, who to be there, and how long that may take. Plain values; nothing
-//! here connects.
+//! A Redis server: its address, credentials and time limits. Plain values; nothing here connects.
 
 use crate::store::net::Address;
 use crate::store::net::password::Password;
@@ -8,7 +7,7 @@ use redis::{Cmd, cmd};
 use std::fmt;
 use std::time::Duration;
 
-/// A server and how to get in.
+/// A server and how to connect to it.
 #[derive(Clone)]
 pub struct Target {
     pub address: Address,
@@ -17,7 +16,7 @@ pub struct Target {
     pub username: Option<String>,
     /// For AUTH. Never shown.
     pub password: Option<Password>,
-    /// Set where it is spoken to over TLS; over TCP only.
+    /// Set if TLS is used; over TCP only.
     pub tls: Option<Tls>,
     /// How messages name it: the URL without its secret.
     pub shown: String,
@@ -33,7 +32,7 @@ impl fmt::Debug for Target {
 }
 
 impl Target {
-    /// What a new connection says first.
+    /// The first commands on a new connection.
     pub fn greeting(&self, password: Option<&str>) -> Vec<Cmd> {
         let mut greeting = Vec::new();
         if let Some(password) = password {

@@ -1,6 +1,7 @@
-//! What is a connection to a database, and what can go wrong on it? Each kind of database has its own bytes for that.
+//! A connection to a database, and what can go wrong on it. Each kind of database has its own wire
+//! protocol for it.
 
-use super::statement::Grammar;
+use super::statement::Dialect;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::Address;
@@ -8,15 +9,15 @@ use crate::store::net::password::Password;
 use crate::store::net::tls::Tls;
 use std::time::Duration;
 
-/// Which database, and how to get into it.
+/// A database and how to connect to it.
 #[derive(Clone)]
 pub struct Target {
-    /// The primary and its standbys, whichever is which now; at least one.
+    /// The primary and its standbys, in any order; at least one.
     pub servers: Vec<Address>,
     pub user: String,
     pub password: Option<Password>,
     pub database: String,
-    /// Set where it is spoken to over TLS.
+    /// Set for a connection over TLS.
     pub tls: Option<Tls>,
     /// How messages name the store.
     pub shown: String,
@@ -25,12 +26,12 @@ pub struct Target {
 }
 
 impl Target {
-    /// How messages name one of its servers.
+    /// How messages name one of the servers.
     pub(super) fn shown_at(&self, server: &Address) -> String {
         if self.has_standbys() { format!("{} at {server}", self.shown) } else { self.shown.clone() }
     }
 
-    /// Whether there are servers that cannot write, so that each has to say whether it can.
+    /// Whether some of the servers may be standbys, so that each must report whether it can write.
     pub(super) fn has_standbys(&self) -> bool {
         self.servers.len() > 1
     }
@@ -42,49 +43,50 @@ pub(super) trait Database: Send + Sync {
 
     fn connect(&self, server: &Address, by: Moment) -> Result<Box<dyn Link>, Error>;
 
-    /// The words in which it is asked.
-    fn grammar(&self) -> &dyn Grammar;
+    /// The SQL of this kind of database.
+    fn dialect(&self) -> &dyn Dialect;
 }
 
 /// One connection.
 pub(super) trait Link: Send {
-    /// Sends the statements together, and answers what each of them did. An error of one does not keep the others from being
-    /// done; the first is told.
+    /// Sends the statements together, and returns the result of each. If one fails, the others
+    /// still run; the first error is returned.
     fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure>;
 
-    /// Sends a statement, and does not wait for it. Whatever is asked next is done behind it.
+    /// Sends a statement without waiting for its answer. Later statements run after it.
     fn tell(&mut self, statement: &str, by: Moment) -> Result<(), Failure>;
 
-    /// Waits for the answer to what was told last, if nothing was asked since.
+    /// Waits for the answer to [`Link::tell`], if nothing was asked since.
     fn told(&mut self, by: Moment) -> Result<Option<Answer>, Failure>;
 
-    /// Sleeps until a bell rings that was asked for, or until then (false).
+    /// Sleeps until a notification arrives (true) or until `until` (false).
     fn listen(&mut self, until: Moment) -> Result<bool, Failure>;
 
-    /// Whether nobody in between lends it to others: `process`, who answers, is who it was connected to.
+    /// Whether there is no pooler in between: `process`, which has answered, is the one that this
+    /// connection began with.
     fn is_direct(&self, process: u64) -> bool;
 }
 
-/// What a statement did.
+/// The result of a statement.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
     pub rows: Vec<Vec<Option<Vec<u8>>>>,
-    /// How many rows it changed.
+    /// Number of rows that it changed.
     pub changed: u64,
 }
 
-/// What went wrong in an exchange.
+/// Why an exchange failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The connection is of no use any more. It may be worth trying another one at once.
+    /// The connection is broken. A new one may work at once.
     Broken(Error),
-    /// There was no answer in time.
+    /// No answer in time.
     Silent(Error),
-    /// The server cannot write, and others are named: one of them may be the primary now. This one has done nothing.
+    /// The server cannot write and has done nothing. Another of the servers may be the primary now.
     ReadOnly(Error),
-    /// There are no tables.
+    /// The tables are missing.
     NoTables(Error),
-    /// Somebody else was quicker.
+    /// Another client changed the same rows.
     Conflict,
     Refused(Error),
 }
@@ -97,7 +99,9 @@ impl From<Failure> for Error {
             | Failure::ReadOnly(error)
             | Failure::NoTables(error)
             | Failure::Refused(error) => error,
-            Failure::Conflict => Self::Unavailable("others change the same rows all the time".into()),
+            Failure::Conflict => {
+                Self::Unavailable("other transactions change the same rows all the time".into())
+            }
         }
     }
 }

@@ -1,21 +1,22 @@
-//! How are MySQL and MariaDB asked, and what do their answers mean? The words, and what each of their errors means to a lock.
-//! The bytes are told in [`wire`].
+//! The SQL of MySQL and MariaDB, and what each of their errors means. [`wire`] has the protocol.
 //!
-//! *All rows are in one table*, for a statement can write into one only. What is to be written as a whole is one statement, and
-//! so a transaction of its own: the server has all of it before it begins, and ends it whatever happens to it. A transaction of
-//! several statements would stay open where one of them fails, and keep its rows from everybody until its client goes on.
-//! Such a statement cannot remove rows. Who waits no more gets a row that says so, and a statement behind removes it, for
-//! which nobody waits; if that is not done, nothing is wrong. Whether it may be done shows before the row is made. An end
-//! takes the place of the one [`LOG_KEPT`] before it.
+//! *All rows are in one table*, because a statement can write into one only. Each write is one
+//! statement, and so a transaction of its own: the server has all of it before it begins, and ends
+//! it whatever happens to the client. A transaction of several statements would stay open if one
+//! failed or its client were stopped, with its rows locked. One such statement cannot delete rows
+//! as well. So a waiter that leaves gets a row that says so, and a later statement deletes that
+//! row. Nobody waits for it, and it may be lost. Before the row of a waiter is made, the statement
+//! checks that the user may delete it. An end replaces the one [`LOG_KEPT`] before it.
 //!
-//! *A latch* wakes who waits: a lock of `GET_LOCK`, which each session holds as long as its token waits or holds alone, and lets
-//! go at the beginning of the text that gives the token back. Who stands behind that token waits for the latch. It tells
-//! nothing: whoever wakes looks at its rows, and where a latch is not to be had, it looks again and again.
+//! *An advisory lock* (`GET_LOCK`) wakes waiters. A session holds it while its token waits or holds
+//! alone, and releases it at the beginning of the text that releases the token. The waiter behind
+//! that token waits for the advisory lock. It decides nothing: a waiter that wakes reads its rows,
+//! and without advisory locks it polls.
 //!
-//! Nothing here needs more than MySQL 8.0 or MariaDB 10.6 has.
+//! Needs only what MySQL 8.0 and MariaDB 10.6 have.
 
 use super::row::{FRONT, Waiters, hex};
-use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, join, mode, place};
+use super::statement::{Change, Dialect, Question, RESERVED, RESERVED_MOST, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::lock::{Names, Token};
@@ -30,33 +31,34 @@ use wire::{Connection, Said};
 
 mod wire;
 
-/// `kind` is 0 for a lock, 1 for one who waits for it (`id` is its token), 2 for an end (`id` is its place among the last ones,
-/// `version` its number).
+/// `kind` is 0 for a lock, 1 for a waiter (`id` is its token), 2 for an end (`id` is its place
+/// among the last ones, `version` its number).
 const TABLES: [&str; 1] = [
     "CREATE TABLE IF NOT EXISTS dlock_locks (kind TINYINT NOT NULL, name VARBINARY(700) NOT NULL, id VARBINARY(32) NOT NULL, \
      version BIGINT, used BIGINT, kept TINYINT, ticket BIGINT, since BIGINT, silent BIGINT, forget BIGINT, mode INT, \
      place TINYINT, said BIGINT NOT NULL DEFAULT 0, body MEDIUMBLOB, PRIMARY KEY (kind, name, id)) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
 ];
 
-/// The time of the server when the statement began, in microseconds since 1970.
+/// The server's time at the start of the statement, in microseconds since 1970.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
-/// How each statement names the table that it reads or changes. A view has no indexes, so a server refuses one in its place before
-/// it runs anything of it: a view that somebody else made runs functions of his with the rights of whoever looks into it.
+/// How a statement names the table that it reads or changes. If another user has put a view in its
+/// place, the view's functions would run with the rights of dlock's user. A view has no indexes, so
+/// the server refuses this name before it runs anything.
 const TABLE: &str = "dlock_locks FORCE INDEX (PRIMARY)";
 
-/// Whether the server takes no writes: 1 if it does not. Newer versions of MariaDB have words in place of a number; and
-/// the readers of a cluster that share one disk are set so by InnoDB.
+/// 1 if the server takes no writes. Newer versions of MariaDB have words in place of a number. In a
+/// cluster that shares one disk, InnoDB makes the readers read-only.
 const IS_READ_ONLY: &str = "CONCAT(@@read_only) NOT IN ('0', 'OFF') OR @@innodb_read_only";
 
-/// Where one waits.
+/// The rows of queued waiters.
 const QUEUED: &str = "kind = 1 AND place = 0";
-/// One who waits no more.
+/// The `place` of a waiter that has left.
 const GONE: u8 = 2;
-/// How many locks that nobody uses are removed at once.
-const TIDIED: usize = 100;
+/// Most rows that one clean-up deletes.
+const CLEANED_UP: usize = 100;
 
-/// A server.
+/// A MySQL or MariaDB database.
 pub struct Mysql {
     target: Target,
 }
@@ -76,15 +78,16 @@ impl Database for Mysql {
         Ok(Box::new(Connection::begin(&self.target, server, &settings(&self.target), by)?))
     }
 
-    fn grammar(&self) -> &dyn Grammar {
-        &Words
+    fn dialect(&self) -> &dyn Dialect {
+        &MysqlDialect
     }
 }
 
-/// What may be set up oddly and would change what statements mean. Nobody waits much longer for somebody else's transaction than
-/// a client waits for an answer, and with an --op-timeout of more than a second less long, so that it is told what was the matter. The clock of a session can be stopped; on MariaDB anybody
-/// may let it go again. The last one fails where the table is of another engine: a server that dies in the middle of a
-/// statement would leave half of it there.
+/// Sets what a server may have configured otherwise and what changes the meaning of statements. The
+/// lock wait timeouts count whole seconds, at least one. With an op timeout of two seconds or more
+/// they are shorter than that, so that the server reports why it failed. A session's clock can be
+/// stopped; on MariaDB, any user may let it run again. The last statement fails if the table has
+/// another engine: a server that dies in the middle of a statement would leave half of it there.
 fn settings(target: &Target) -> String {
     let patience = target.op_timeout.as_secs().saturating_sub(1).max(1);
     format!(
@@ -97,9 +100,9 @@ fn settings(target: &Target) -> String {
     )
 }
 
-struct Words;
+struct MysqlDialect;
 
-/// A row as [`Words::write`] takes it.
+/// A row for [`MysqlDialect::write`].
 struct Row<'r> {
     kind: u8,
     name: &'r str,
@@ -113,8 +116,8 @@ impl Row<'_> {
     fn text(&self) -> String {
         let numbers =
             join(self.numbers.iter().map(|one| one.map_or_else(|| "NULL".into(), |one| one.to_string())));
-        let body = self.body.map_or_else(|| "NULL".into(), |body| Words.bytes(body));
-        let (name, id) = (Words.bytes(self.name.as_bytes()), Words.bytes(self.id));
+        let body = self.body.map_or_else(|| "NULL".into(), |body| MysqlDialect.bytes(body));
+        let (name, id) = (MysqlDialect.bytes(self.name.as_bytes()), MysqlDialect.bytes(self.id));
         format!("SELECT {} AS kind, {name} AS name, {id} AS id, {numbers}, {body} AS body", self.kind)
     }
 }
@@ -123,13 +126,14 @@ fn number(number: u64) -> Option<i64> {
     i64::try_from(number).ok()
 }
 
-impl Grammar for Words {
+impl Dialect for MysqlDialect {
     fn tables(&self) -> &'static [&'static str] {
         &TABLES
     }
 
-    /// Notes are told of the first ones, of the last one, of who asks and of the one before that. They are not there while the
-    /// rows are put in order, for what a server sorts with them in it, it writes to a disk.
+    /// Returns the notes of the first waiters, the last one, the caller and its predecessor. Notes
+    /// are joined only after the rows are sorted, because a server writes to the disk if it must
+    /// sort with them.
     fn read(&self, question: &Question<'_>) -> String {
         let names = self.list(&mut question.names.iter().map(String::as_str));
         let me = question.me.map(|me| self.bytes(me.secret().as_bytes())).unwrap_or_default();
@@ -190,7 +194,7 @@ impl Grammar for Words {
         text
     }
 
-    /// The condition is always true, and has the table named as the others name it.
+    /// The condition is always true. It makes the statement name the table as the others do.
     fn begin(&self, names: &[&String], now: Time) -> String {
         let rows = names.iter().map(|name| {
             let (name, now, millis) = (self.bytes(name.as_bytes()), now.0, now.millis());
@@ -203,7 +207,7 @@ impl Grammar for Words {
         )
     }
 
-    /// Each statement is done for good before the next one begins.
+    /// Each statement is committed before the next one begins.
     fn reserve_and_read(&self, question: &Question<'_>) -> Vec<String> {
         let rows = question.names.iter().map(|name| {
             format!("kind = 0 AND name = {} AND id = x'' AND {}", self.bytes(name.as_bytes()), is_open())
@@ -215,10 +219,10 @@ impl Grammar for Words {
         )]
     }
 
-    /// It locks the rows of all locks that were read, waiting for whoever changes them; if each is still of the version that
-    /// was read, it writes all rows, and else none.
+    /// Locks the rows of all locks that were read. If each still has the version that was read,
+    /// writes all rows, otherwise none.
     fn write(&self, change: &Change) -> String {
-        let open = if change.insists { String::new() } else { format!(" AND {}", is_open()) };
+        let open = if change.reserves { String::new() } else { format!(" AND {}", is_open()) };
         let read = change.read.iter().map(|(name, version)| {
             format!(
                 "kind = 0 AND name = {} AND id = x'' AND version = {version}{open}",
@@ -257,7 +261,7 @@ impl Grammar for Words {
                 .iter()
                 .map(|column| format!("{column} = v.{column}")),
         );
-        // Whose row could never be removed is told so, and makes none.
+        // Fails before the row is made if this user may not delete it.
         let right = if change.come.iter().any(|(_, _, note)| note.is_some()) {
             "DELETE l FROM dlock_locks AS l FORCE INDEX (PRIMARY) WHERE FALSE; "
         } else {
@@ -272,7 +276,7 @@ impl Grammar for Words {
         )
     }
 
-    /// It would wait for the disk once more.
+    /// Apart from the write, because the write would have to wait for the disk once more.
     fn behind(&self, change: &Change) -> Option<String> {
         let gone = change.gone.iter().map(|(name, token)| {
             let (name, id) = (self.bytes(name.as_bytes()), self.bytes(token.secret().as_bytes()));
@@ -331,7 +335,8 @@ impl Grammar for Words {
         )
     }
 
-    /// `master` is `source` in newer versions of MySQL. After the timeout, in milliseconds, it does not wait any more.
+    /// `master` is `source` in newer versions of MySQL. After the timeout, in milliseconds, a
+    /// commit no longer waits.
     fn acknowledgement(&self) -> String {
         "SHOW GLOBAL VARIABLES LIKE 'rpl_semi_sync_%'".into()
     }
@@ -359,18 +364,18 @@ impl Grammar for Words {
         )]
     }
 
-    /// What looks for old rows is not to keep anybody from the others.
-    fn tidy(&self) -> Vec<String> {
+    /// READ COMMITTED, so that the search for old rows does not block other clients.
+    fn clean_up(&self) -> Vec<String> {
         let old = format!("used < {NOW} DIV 1000 - {}", 2 * crate::rules::HISTORY_KEPT.as_millis());
-        // Where a client ended before it could remove its own row.
+        // Rows that a client did not delete because it ended first.
         let left = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; DELETE l FROM \
-             (SELECT name, id FROM {TABLE} WHERE kind = 1 AND place = {GONE} LIMIT {TIDIED}) AS v \
+             (SELECT name, id FROM {TABLE} WHERE kind = 1 AND place = {GONE} LIMIT {CLEANED_UP}) AS v \
              JOIN dlock_locks AS l FORCE INDEX (PRIMARY) ON l.kind = 1 AND l.name = v.name AND l.id = v.id AND l.place = {GONE}"
         );
         let idle = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; DELETE l, o FROM \
-             (SELECT name FROM {TABLE} WHERE kind = 0 AND {old} LIMIT {TIDIED}) AS v \
+             (SELECT name FROM {TABLE} WHERE kind = 0 AND {old} LIMIT {CLEANED_UP}) AS v \
              JOIN dlock_locks AS l FORCE INDEX (PRIMARY) ON l.kind = 0 AND l.name = v.name AND l.{old} \
              LEFT JOIN dlock_locks AS o FORCE INDEX (PRIMARY) ON o.kind IN (1, 2) AND o.name = l.name"
         );
@@ -381,23 +386,23 @@ impl Grammar for Words {
         false
     }
 
-    fn bell(&self, _: &Token) -> Option<String> {
+    fn wake_channel(&self, _: &Token) -> Option<String> {
         None
     }
 
-    fn hold_latch(&self, token: &Token) -> Option<String> {
-        Some(format!("DO GET_LOCK('{}', 0); ", latch(token)))
+    fn take_advisory_lock(&self, token: &Token) -> Option<String> {
+        Some(format!("DO GET_LOCK('{}', 0); ", advisory_lock(token)))
     }
 
-    fn drop_latch(&self) -> Option<String> {
+    fn drop_advisory_lock(&self) -> Option<String> {
         Some("DO RELEASE_ALL_LOCKS(); ".into())
     }
 
-    /// MySQL takes whole seconds, and rounds; MariaDB does not.
-    fn sleep_at_latch(&self, token: &Token, span: Duration) -> Option<String> {
-        let latch = latch(token);
+    /// MySQL rounds the timeout to whole seconds; MariaDB does not.
+    fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> Option<String> {
+        let advisory_lock = advisory_lock(token);
         Some(format!(
-            "SELECT IF(IS_FREE_LOCK('{latch}'), 2, GET_LOCK('{latch}', {:.3})); DO RELEASE_LOCK('{latch}')",
+            "SELECT IF(IS_FREE_LOCK('{advisory_lock}'), 2, GET_LOCK('{advisory_lock}', {:.3})); DO RELEASE_LOCK('{advisory_lock}')",
             span.as_secs_f64()
         ))
     }
@@ -407,42 +412,40 @@ impl Grammar for Words {
     }
 }
 
-/// Whether nobody has reserved a lock.
+/// The condition that no other process has reserved a lock.
 fn is_open() -> String {
     format!("(kept < 2 OR used NOT BETWEEN {NOW} DIV 1000 + 1 AND {NOW} DIV 1000 + {RESERVED_MOST})")
 }
 
-fn latch(token: &Token) -> String {
-    format!("dlock:{}", hex(&statement::latch(token)))
+fn advisory_lock(token: &Token) -> String {
+    format!("dlock:{}", hex(&statement::advisory_lock(token)))
 }
 
-/// What an error means.
+/// What a server error means for a lock.
 fn meaning(store: &str, said: &Said) -> Failure {
     let text = plain(&said.text);
     let unavailable = |what: String| Failure::Refused(Error::Unavailable(what));
     let denied = |what: String| Failure::Refused(Error::Denied(what));
     let unfit = |what: String| Failure::Refused(Error::Unfit(what));
     match said.code {
-        // Somebody else changes or makes the same row or table, or they wait for each other.
+        // Another client changes or creates the same row or table, or a deadlock.
         1020 | 1050 | 1062 | 1213 | 1412 => Failure::Conflict,
-        // Who has no right to a table hears this also where there is none.
+        // A user without rights to a table gets this error even if there is no table.
         1146 | 1142 => Failure::NoTables(Error::Denied(format!(
             "{store} has no table for locks, or denies this user a right that dlock needs: {text}"
         ))),
         1054 | 1136 | 1364 | 1406 => {
-            unfit(format!("{store} has a table with the name of dlock's, and it is not dlock's: {text}"))
+            unfit(format!("{store} has a table with the name of dlock's, but of another program: {text}"))
         }
         1064 => unfit(format!("{store} is too old for dlock, which needs MySQL 8.0 or MariaDB 10.6: {text}")),
         1176 | 1347 => denied(format!(
-            "{store} has a view in the place of the table dlock_locks, or a table without its primary key: {text}; a view runs \
-             what its maker wrote with the rights of this user; have an administrator look who made it, and make the table as \
-             docs/stores.md says"
+            "{store} has a view in the place of the table dlock_locks, or a table without its primary key: {text}; the code of a view runs with the rights of this user; have an administrator find out who made it, and make the table as docs/stores.md says"
         )),
         1242 => unfit(format!(
-            "{store} keeps dlock_locks in an engine without transactions: have an administrator run \
+            "{store} has dlock_locks in an engine without transactions: have an administrator run \
              ALTER TABLE dlock_locks ENGINE=InnoDB when nothing runs under its locks"
         )),
-        1193 | 1286 => unfit(format!("{store} has no InnoDB for the table of dlock: {text}")),
+        1193 | 1286 => unfit(format!("{store} has no InnoDB, which the table of dlock needs: {text}")),
         1049 => unfit(format!("{store}: there is no such database: {text}")),
         1045 | 1698 if !said.is_password_given => denied(format!(
             "{store} wants a password; give one by --password-file, --password-command or the config file"
@@ -452,8 +455,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
             denied(format!("{store} does not let this user in from here: {text}"))
         }
         1044 => denied(format!(
-            "{store} does not let this user into the database: {text}; have an administrator run {} there and give it \
-             the rights that docs/stores.md names",
+            "{store} does not let this user into the database: {text}; have an administrator run {} there and grant this user the rights that docs/stores.md names",
             TABLES[0]
         )),
         1143 | 1227 | 1370 => denied(format!("{store} denies this user a right that dlock needs: {text}")),
@@ -464,13 +466,14 @@ fn meaning(store: &str, said: &Said) -> Failure {
         }
         1 | 3 | 20 | 1021 | 1026 | 1114 => unavailable(format!("{store} has no room on its disk: {text}")),
         1040 | 1203 | 1226 => unavailable(format!("{store} has too many clients: {text}")),
-        1205 => unavailable(format!("{store}: somebody else keeps the rows locked: {text}")),
-        1317 | 1969 | 3024 => unavailable(format!("{store} broke off a statement: {text}")),
-        // The administrator ends it, or the server stops: another connection may be had at once.
+        1205 => unavailable(format!("{store}: another transaction has locked the rows: {text}")),
+        1317 | 1969 | 3024 => unavailable(format!("{store} cancelled a statement: {text}")),
+        // An administrator closed the connection, or the server stops. A new connection may work at
+        // once.
         1053 | 1077 | 1079 | 1080 | 1152 | 1158..=1161 | 1184 | 1927 | 4031 => {
             Failure::Broken(Error::Unreachable(format!("cannot reach {store}: {text}")))
         }
-        // InnoDB, no memory, a cluster that is not ready, a packet that is too large for it.
+        // InnoDB, memory, a cluster that is not ready, or a packet that is too large.
         1015 | 1016 | 1030 | 1037 | 1038 | 1041 | 1135 | 1047 | 1153 | 1180 | 1181 | 1206 | 1296 | 1297 => {
             unavailable(format!("{store} cannot serve: {text}"))
         }

@@ -1,5 +1,5 @@
-//! What do the connections to all databases have in common? Bytes that come and go under deadlines, by a socket or through TLS, and
-//! what it means where they do not. What the bytes say is told in `mysql::wire` and `postgres::wire`.
+//! What the connections to all databases share: sending and receiving bytes under deadlines, over a
+//! socket or TLS, and what failures mean. The messages are in `mysql::wire` and `postgres::wire`.
 
 use super::{Failure, Target};
 use crate::clock::Moment;
@@ -11,19 +11,19 @@ use crate::store::net::{Address, dial};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::time::Duration;
 
-/// No answer is longer: so much say the rows of ten thousand who wait, each with a command of a thousand characters, of which each
-/// takes two digits; or the names of a hundred thousand locks.
+/// Longest answer in bytes. That is room for ten thousand waiters, each with a command of a
+/// thousand characters in two digits each, or for the names of a hundred thousand locks.
 pub const ANSWER_MOST: usize = 32 << 20;
-/// Nor has it more values, each of which takes many times as much room here as the byte that it may be: the rows of eighty
-/// thousand who wait.
+/// Most values in an answer, because a value of one byte takes many times as much memory here. That
+/// is room for eighty thousand waiters.
 const VALUES_MOST: usize = 1 << 20;
-/// No row that is asked for has more of them.
+/// Most columns in a row; no statement of dlock's asks for more.
 const COLUMNS_MOST: usize = 64;
-/// How long a connection that cannot take a few bytes is waited for when it is closed.
+/// Longest wait for a connection that cannot take the farewell.
 const FAREWELL: Duration = Duration::from_millis(1);
 const READ_SIZE: usize = 16 * 1024;
 
-/// A connection, and what has come by it.
+/// A connection, and the bytes that it has received.
 pub struct Pipe {
     /// How messages name the store.
     pub store: String,
@@ -31,18 +31,18 @@ pub struct Pipe {
     pub tls: Option<Session>,
     inbox: Vec<u8>,
     taken: usize,
-    /// How much has come since something was sent, and how many values in rows.
+    /// Bytes received since the last send, and the number of values in rows.
     come: usize,
     values: usize,
-    /// Told to the server before the connection is closed; empty before the login.
+    /// Sent to the server before the connection is closed; empty before the login.
     pub farewell: &'static [u8],
-    /// The process that connected. A copy in a process that was forked says nothing.
+    /// The process that connected. A forked copy sends no farewell.
     process: u32,
 }
 
 impl Pipe {
-    /// Connects by `by`, without TLS. The connect timeout covers reaching the server; logging in may take until the end of
-    /// the operation, for a new connection would be no quicker.
+    /// Connects by `by`, without TLS. The connect timeout covers reaching the server. The login may
+    /// take until `by`, because another connection would be no faster.
     pub fn open(target: &Target, server: &Address, by: Moment) -> Result<Self, Error> {
         let reached = by.min(Moment::now().after(target.connect_timeout));
         let store = target.shown_at(server);
@@ -60,22 +60,23 @@ impl Pipe {
         })
     }
 
-    /// Whether nobody else hears what is said: it goes through TLS, or does not leave this machine's kernel.
+    /// Whether nobody else can read the bytes: they go through TLS, or stay in this machine's
+    /// kernel.
     pub fn is_private(&self) -> bool {
         self.tls.is_some() || matches!(self.stream, Stream::Unix(_))
     }
 
-    /// What has come and was not taken.
+    /// The bytes that have been received and not taken.
     pub fn rest(&self) -> &[u8] {
         &self.inbox[self.taken..]
     }
 
-    /// So much of it is done with.
+    /// Takes this many of them.
     pub fn take(&mut self, length: usize) {
         self.taken += length;
     }
 
-    /// Waits for more. An answer that never ends is an error.
+    /// Waits for more bytes. An answer that is too long is an error.
     pub fn fill(&mut self, by: Moment) -> io::Result<()> {
         if self.come > ANSWER_MOST {
             return Err(endless());
@@ -95,21 +96,21 @@ impl Pipe {
         }
     }
 
-    /// Whether a row with so many values may still be kept.
+    /// Counts a row of this many values. An answer with too many is an error.
     pub fn count(&mut self, columns: usize) -> io::Result<()> {
-        // A row without any takes room as well.
+        // A row without values takes memory too.
         self.values = self.values.saturating_add(columns.max(1));
         if columns > COLUMNS_MOST || self.values > VALUES_MOST { Err(endless()) } else { Ok(()) }
     }
 
-    /// Sends all of it.
+    /// Sends all bytes.
     pub fn send(&mut self, bytes: &[u8], by: Moment) -> io::Result<()> {
         (self.come, self.values) = (0, 0);
         let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
         channel.write_all(bytes).and_then(|()| channel.flush())
     }
 
-    /// Sleeps until something comes unasked, be it the end, or until then (false).
+    /// Sleeps until the server sends something or closes (true), or until `until` (false).
     pub fn listen(&mut self, until: Moment) -> io::Result<bool> {
         (self.come, self.values) = (0, 0);
         if let Some(session) = &mut self.tls
@@ -129,7 +130,7 @@ impl Pipe {
         Ok(false)
     }
 
-    /// What an error of the connection means.
+    /// What an I/O error on the connection means.
     pub fn failure(&self, error: &io::Error) -> Failure {
         let explained = self.tls.as_ref().and_then(|session| session.explain(&self.store, error));
         let meant = explained.unwrap_or_else(|| unreachable(&self.store, error));
@@ -137,7 +138,8 @@ impl Pipe {
     }
 }
 
-/// A server counts a client that only hangs up as one that failed, and writes a warning into its log.
+/// Says farewell: a server counts a client that only closes the connection as failed, and logs a
+/// warning.
 impl Drop for Pipe {
     fn drop(&mut self) {
         if self.farewell.is_empty() || self.process != std::process::id() {
@@ -153,5 +155,5 @@ impl Drop for Pipe {
 }
 
 fn endless() -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, "its answer does not end")
+    io::Error::new(ErrorKind::InvalidData, "its answer is too long")
 }

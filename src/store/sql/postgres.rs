@@ -1,11 +1,11 @@
-//! How is PostgreSQL asked, and what do its answers mean? The words, and what each of its errors means to a lock. The bytes are
-//! told in [`wire`].
+//! The SQL of PostgreSQL, and what each of its errors means. [`wire`] has the protocol.
 //!
-//! Statements go out as simple queries. Nothing is prepared, so that PgBouncer may stand in between. The time of such a statement
-//! is that of its arrival, before it looks at any row.
+//! Statements are sent as simple queries and nothing is prepared, so that PgBouncer may stand in
+//! between. The `statement_timestamp` of a simple query is the time of its arrival, before any row
+//! is read.
 
 use super::row::{FRONT, Waiters, hex};
-use super::statement::{Change, Grammar, Question, RESERVED, RESERVED_MOST, join, mode, place};
+use super::statement::{Change, Dialect, Question, RESERVED, RESERVED_MOST, join, mode, place};
 use super::{Database, Failure, Link, Target, statement};
 use crate::clock::Moment;
 use crate::lock::{Names, Token};
@@ -22,7 +22,7 @@ use wire::{Connection, Said};
 mod guard;
 mod wire;
 
-/// These alone are made under the search path of the user.
+/// Created under the user's own search path, unlike all other statements.
 const TABLES: [&str; 3] = [
     "CREATE TABLE IF NOT EXISTS dlock_locks (name pg_catalog.bytea PRIMARY KEY, version bigint NOT NULL, used bigint NOT NULL, \
      kept smallint NOT NULL, body pg_catalog.bytea NOT NULL) WITH (fillfactor = 50)",
@@ -33,12 +33,12 @@ const TABLES: [&str; 3] = [
      PRIMARY KEY (name, number))",
 ];
 
-/// The time of the server when the statement arrived, in microseconds since 1970. `pg_catalog` has no operator with exactly these
-/// types.
+/// The server's time when the statement arrived, in microseconds since 1970. `pg_catalog` has no
+/// operator with exactly these types.
 const NOW: &str =
     "(extract(epoch FROM pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8";
 
-/// A server.
+/// A PostgreSQL database.
 pub struct Postgres {
     target: Target,
 }
@@ -58,19 +58,19 @@ impl Database for Postgres {
         Ok(Box::new(Connection::begin(&self.target, server, by)?))
     }
 
-    fn grammar(&self) -> &dyn Grammar {
-        &Words
+    fn dialect(&self) -> &dyn Dialect {
+        &PostgresDialect
     }
 }
 
-struct Words;
+struct PostgresDialect;
 
-impl Grammar for Words {
+impl Dialect for PostgresDialect {
     fn tables(&self) -> &'static [&'static str] {
         &TABLES
     }
 
-    /// Notes are told of the first ones, of the last one, of who asks and of the one before that.
+    /// Returns the notes of the first waiters, the last one, the caller and its predecessor.
     fn read(&self, question: &Question<'_>) -> String {
         let names = join(question.names.iter().map(|name| self.bytes(name.as_bytes())));
         let me = || question.me.map(|me| format!("'{}'", me.secret()));
@@ -136,7 +136,8 @@ impl Grammar for Words {
         )
     }
 
-    /// Two texts, sent together: one text would be one transaction. A reservation need not outlast a crash of the server.
+    /// Two texts, sent together: one text would be one transaction. A reservation need not survive
+    /// a crash of the server.
     fn reserve_and_read(&self, question: &Question<'_>) -> Vec<String> {
         let names = self.list(&mut question.names.iter().map(String::as_str));
         let reserve = format!(
@@ -148,13 +149,13 @@ impl Grammar for Words {
         vec![reserve, self.read(question)]
     }
 
-    /// One statement. It locks the rows of all locks that were read, waiting for whoever changes them; if each is still of the
-    /// version that was read, it changes them and everything else, and else nothing.
+    /// One statement. Locks the rows of all locks that were read. If each still has the version
+    /// that was read, writes everything, otherwise nothing.
     fn write(&self, change: &Change) -> String {
         let bytes = |bytes: &[u8]| self.bytes(bytes);
         let name = |name: &str| bytes(name.as_bytes());
         let token = |token: &Token| format!("'{}'", token.secret());
-        let open = if change.insists { String::new() } else { format!(" AND {}", is_open()) };
+        let open = if change.reserves { String::new() } else { format!(" AND {}", is_open()) };
         let read = change
             .read
             .iter()
@@ -219,29 +220,29 @@ impl Grammar for Words {
             let old = old.collect::<Vec<_>>().join(" OR ");
             parts.push(format!("o AS (DELETE FROM ONLY dlock_ends USING go WHERE {old})"));
         }
-        let bells = if change.woken.is_empty() {
+        let channels = if change.woken.is_empty() {
             "0".into()
         } else {
-            let bells = join(change.woken.iter().map(|token| {
-                let bell = format!("'{}'", channel(token));
-                format!("({})", bell)
+            let channels = join(change.woken.iter().map(|token| {
+                let wake_channel = format!("'{}'", channel(token));
+                format!("({})", wake_channel)
             }));
             format!(
-                "(SELECT pg_catalog.count(pg_catalog.pg_notify(v.bell, '')) FROM (VALUES {bells}) AS v (bell), go)"
+                "(SELECT pg_catalog.count(pg_catalog.pg_notify(v.wake_channel, '')) FROM (VALUES {channels}) AS v (wake_channel), go)"
             )
         };
-        format!("WITH {} SELECT (SELECT pg_catalog.count(*) FROM go), {bells}", parts.join(", "))
+        format!("WITH {} SELECT (SELECT pg_catalog.count(*) FROM go), {channels}", parts.join(", "))
     }
 
     fn before_write(&self, change: &Change) -> &'static str {
-        if is_told_early(change) { "SET LOCAL synchronous_commit TO off; " } else { "" }
+        if is_seen_early(change) { "SET LOCAL synchronous_commit TO off; " } else { "" }
     }
 
     fn secure(&self, change: &Change) -> Option<String> {
         let ends = change.ends.iter().map(|(name, number, end)| {
             format!("({}, {number}, {})", self.bytes(name.as_bytes()), self.bytes(end))
         });
-        is_told_early(change).then(|| {
+        is_seen_early(change).then(|| {
             format!(
                 "UPDATE ONLY dlock_ends SET entry = entry WHERE (name, number, entry) IN ({})",
                 join(ends)
@@ -249,7 +250,7 @@ impl Grammar for Words {
         })
     }
 
-    /// That it is heard for longer need not outlast a crash of the server.
+    /// A heartbeat need not survive a crash of the server.
     fn heard(&self, names: &Names, token: &Token, millis: u64) -> String {
         let names = self.list(&mut names.iter().map(|name| name.as_str()));
         format!(
@@ -323,7 +324,7 @@ impl Grammar for Words {
         ["dlock_ends", "dlock_waiters", "dlock_locks"].map(table).to_vec()
     }
 
-    fn tidy(&self) -> Vec<String> {
+    fn clean_up(&self) -> Vec<String> {
         let old = format!("{NOW} / 1000 - {}", 2 * crate::rules::HISTORY_KEPT.as_millis());
         vec![format!(
             "WITH old AS (DELETE FROM ONLY dlock_locks WHERE used < {old} RETURNING name), \
@@ -336,26 +337,26 @@ impl Grammar for Words {
         true
     }
 
-    fn bell(&self, token: &Token) -> Option<String> {
+    fn wake_channel(&self, token: &Token) -> Option<String> {
         Some(format!("{NO_TABLE}LISTEN {}", channel(token)))
     }
 
-    fn hold_latch(&self, token: &Token) -> Option<String> {
-        Some(format!("SELECT pg_catalog.pg_try_advisory_lock({}); ", latch(token)))
+    fn take_advisory_lock(&self, token: &Token) -> Option<String> {
+        Some(format!("SELECT pg_catalog.pg_try_advisory_lock({}); ", advisory_lock(token)))
     }
 
-    fn drop_latch(&self) -> Option<String> {
+    fn drop_advisory_lock(&self) -> Option<String> {
         Some("SELECT pg_catalog.pg_advisory_unlock_all(); ".into())
     }
 
-    /// An error that is caught there is in no log of the server.
-    fn sleep_at_latch(&self, token: &Token, span: Duration) -> Option<String> {
-        let latch = latch(token);
+    /// Catches the timeout in the block, so that it is not in the server's log.
+    fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> Option<String> {
+        let advisory_lock = advisory_lock(token);
         Some(format!(
             "{NO_TABLE}DO $$ BEGIN PERFORM pg_catalog.set_config('dlock.slept', '2', false); \
-             IF NOT pg_catalog.pg_try_advisory_lock_shared({latch}) THEN \
-             PERFORM pg_catalog.set_config('lock_timeout', '{}', true); PERFORM pg_catalog.pg_advisory_lock_shared({latch}); \
-             PERFORM pg_catalog.set_config('dlock.slept', '1', false); END IF; PERFORM pg_catalog.pg_advisory_unlock_shared({latch}); \
+             IF NOT pg_catalog.pg_try_advisory_lock_shared({advisory_lock}) THEN \
+             PERFORM pg_catalog.set_config('lock_timeout', '{}', true); PERFORM pg_catalog.pg_advisory_lock_shared({advisory_lock}); \
+             PERFORM pg_catalog.set_config('dlock.slept', '1', false); END IF; PERFORM pg_catalog.pg_advisory_unlock_shared({advisory_lock}); \
              EXCEPTION WHEN lock_not_available THEN PERFORM pg_catalog.set_config('dlock.slept', '0', false); END $$; \
              SELECT pg_catalog.current_setting('dlock.slept')",
             span.as_millis().max(1)
@@ -367,9 +368,10 @@ impl Grammar for Words {
     }
 }
 
-/// Whether others are told of a change before it is on the disk. What they then write lies behind it in the server's log, so it
-/// is on the disk when theirs is: nobody starts a job before that. Its end is what shows whether it is still there.
-fn is_told_early(change: &Change) -> bool {
+/// Whether others see the write before it is on the disk. What they write next comes after it in
+/// the server's log, so it is on the disk when theirs is, and nobody starts a job before that. The
+/// end that it records shows whether it was lost.
+fn is_seen_early(change: &Change) -> bool {
     !change.woken.is_empty() && !change.ends.is_empty()
 }
 
@@ -378,12 +380,12 @@ fn to_hex(column: &str) -> String {
     format!("pg_catalog.encode({column}, 'hex')")
 }
 
-/// Whether nobody has reserved a lock.
+/// The condition that no other process has reserved a lock.
 fn is_open() -> String {
     format!("(kept < 2 OR used NOT BETWEEN {NOW} / 1000 + 1 AND {NOW} / 1000 + {RESERVED_MOST})")
 }
 
-/// A waiter's columns behind name and token.
+/// A waiter's columns after name and token.
 fn columns(waiting: &Waiting) -> String {
     let Waiting { ticket, since, silent, forget, .. } = waiting;
     let times = join([ticket, since, silent, forget].into_iter().map(ToString::to_string));
@@ -391,34 +393,34 @@ fn columns(waiting: &Waiting) -> String {
     format!("{times}, {}, {}, 0", mode, place)
 }
 
-fn latch(token: &Token) -> i64 {
-    i64::from_be_bytes(statement::latch(token))
+fn advisory_lock(token: &Token) -> i64 {
+    i64::from_be_bytes(statement::advisory_lock(token))
 }
 
 fn channel(token: &Token) -> String {
     format!("dlock_{}", token.secret())
 }
 
-/// What an error means.
+/// What a server error means for a lock.
 fn meaning(store: &str, said: &Said) -> Failure {
     let text = plain(&said.text);
     let unavailable = |what: String| Failure::Refused(Error::Unavailable(what));
     let denied = |what: String| Failure::Refused(Error::Denied(what));
     let unfit = |what: String| Failure::Refused(Error::Unfit(what));
     match said.code.as_str() {
-        // A serialization failure, a deadlock, somebody who makes the same table or row.
+        // A serialization failure, a deadlock, or another client that creates the same table or
+        // row.
         "40001" | "40P01" | "23505" | "42P07" | "42710" => Failure::Conflict,
         "42P01" => Failure::NoTables(Error::Unfit(format!("{store} has no tables for locks: {text}"))),
         "22P02" if guard::found(&text) == Some(guard::CHANGED) => Failure::Conflict,
         "22P02" if guard::found(&text).is_some() => {
             let found = guard::found(&text).unwrap_or_default();
             denied(format!(
-                "{store}: dlock does not use {found}: code of whoever made that could run with the rights of this user; have an \
-                 administrator look at it, and make the tables as docs/stores.md says"
+                "{store}: dlock does not use {found}: code of its owner could run with the rights of this user; have an administrator look at it, and make the tables as docs/stores.md says"
             ))
         }
         "42703" | "42804" | "42809" => {
-            unfit(format!("{store} has tables with the names of dlock's, and they are not dlock's: {text}"))
+            unfit(format!("{store} has tables with the names of dlock's, but of another program: {text}"))
         }
         "42501" | "3F000" => denied(format!(
             "{store} denies this user a right that dlock needs: {text}; docs/stores.md has the GRANT statement"
@@ -433,9 +435,10 @@ fn meaning(store: &str, said: &Said) -> Failure {
         ))),
         "53100" => unavailable(format!("{store} has no room on its disk: {text}")),
         "53300" => unavailable(format!("{store} has too many clients: {text}")),
-        "57014" => unavailable(format!("{store} broke off a statement: {text}")),
-        "57P03" => unavailable(format!("{store} is about to start or to stop: {text}")),
-        // The administrator ends it, or its server crashed: another connection may be had at once.
+        "57014" => unavailable(format!("{store} cancelled a statement: {text}")),
+        "57P03" => unavailable(format!("{store} is starting or stopping: {text}")),
+        // An administrator closed the connection, or the server process crashed. A new connection
+        // may work at once.
         "57P01" | "57P02" | "57P05" | "08006" | "08003" | "08P01" => {
             Failure::Broken(Error::Unreachable(format!("cannot reach {store}: {text}")))
         }
@@ -460,13 +463,14 @@ mod tests {
     use crate::store::sql::row::Waiters;
     use std::collections::BTreeSet;
 
-    /// One text is one transaction: it would keep the rows locked while the queue is sent to somebody who may have stopped.
+    /// One text is one transaction: the rows would stay locked while the queue is sent to a client
+    /// that may have stopped.
     #[test]
-    fn a_reservation_is_over_before_the_queue_is_sent() {
+    fn a_reservation_is_committed_before_the_queue_is_read() {
         let names = BTreeSet::from(["k".into()]);
         let question = Question { names: &names, me: None, waiters: Waiters::All, with_ends: false };
-        let texts = Words.reserve_and_read(&question);
+        let texts = PostgresDialect.reserve_and_read(&question);
         assert!(texts[0].contains("UPDATE") && !texts[0].contains("dlock_waiters"), "{texts:?}");
-        assert_eq!(texts[1..], [Words.read(&question)]);
+        assert_eq!(texts[1..], [PostgresDialect.read(&question)]);
     }
 }

@@ -1,5 +1,5 @@
-//! What do the rows of a lock say? Reading and checking them. Whoever may write the tables may have put anything there: all of
-//! it has bounds, and what is not understood is left as it is.
+//! Reads and checks the rows of a lock. Any user with write access may have put anything
+//! there: every value has bounds, and dlock does not touch what it cannot read.
 
 use super::{Answer, heard};
 use crate::lock::{Mode, SLOTS_MAX, Token};
@@ -12,47 +12,47 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 const FORMAT: u32 = 1;
-/// So many of a queue are read at once by whoever holds the lock.
+/// Number of waiters in each queue that a holder reads.
 pub const FRONT: usize = 4;
 
-/// What the database keeps of one lock in one value.
+/// The body of a lock's row.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Body<R> {
     format: u32,
-    /// How many ends there have been.
+    /// Number of holds that have ended so far.
     ends: u64,
-    /// Without those who wait, and without the log.
+    /// The record without waiters and log.
     record: R,
 }
 
-/// Whose rows are read of those who wait.
+/// Which waiters are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Waiters {
     All,
-    /// Those of the first [`FRONT`] of each queue, of one more if there is one, and of those who stand beside it.
+    /// The first [`FRONT`] of each queue and one more, and all suspended ones.
     Front,
 }
 
-/// A lock. Nobody is tracked: no connection tells who lives.
+/// A lock. No token is tracked, because a connection does not prove that its client lives.
 pub type LockRow = Box<Kept>;
 
-/// What is written of a record after so many ends.
+/// The body to write for a record, with the number of its ends.
 pub fn body(ends: u64, record: &Record) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec(&Body { format: FORMAT, ends, record })
 }
 
-/// What was read.
+/// What a database returned.
 pub struct Found {
     pub now: Time,
-    /// Who answered.
+    /// The server process that answered.
     pub process: u64,
-    /// The rows of locks, of those who wait, and of ends, each as the database told it.
+    /// The rows of locks, waiters and ends, unparsed.
     locks: BTreeMap<String, Fields>,
     waiters: Vec<(String, Fields)>,
     ends: Vec<(String, Fields)>,
 }
 
-/// The columns behind the name.
+/// The columns after the name.
 #[derive(Default)]
 struct Fields(Vec<Option<Vec<u8>>>);
 
@@ -63,7 +63,7 @@ impl Fields {
 
     fn number(&self, at: usize) -> Result<u64, &'static str> {
         let text = self.bytes(at).and_then(|bytes| std::str::from_utf8(bytes).ok());
-        let number = text.and_then(|text| text.parse().ok()).ok_or("a number is none")?;
+        let number = text.and_then(|text| text.parse().ok()).ok_or("a number is invalid")?;
         check_number(number).map(|()| number)
     }
 
@@ -88,7 +88,7 @@ impl Found {
             }
             let name = row.get(1).and_then(|name| name.as_deref()).and_then(unhex);
             let Some(name) = name.and_then(|name| String::from_utf8(name).ok()) else {
-                return Err(bad("the name of a lock is none"));
+                return Err(bad("the name of a lock is invalid"));
             };
             match kind {
                 b"r" => drop(found.locks.insert(name, fields)),
@@ -97,17 +97,17 @@ impl Found {
             }
         }
         if found.now == Time(0) {
-            return Err(bad("it does not tell the time"));
+            return Err(bad("its answer has no time"));
         }
         Ok(found)
     }
 
-    /// Whether there is a row of that lock.
+    /// Whether the lock has a row.
     pub fn has(&self, name: &str) -> bool {
         self.locks.contains_key(name)
     }
 
-    /// These locks, in order of name. One without a row is as nobody ever used it.
+    /// Parses these locks, in order of name. A lock without a row is one that was never used.
     pub fn locks(
         self,
         names: &BTreeSet<String>,
@@ -123,7 +123,7 @@ impl Found {
         for (name, fields) in &self.waiters {
             let Some(lock) = locks.get_mut(name.as_str()) else { continue };
             let added = add_waiter(lock, fields);
-            // What stands beside a lock ends no job that runs under it.
+            // A damaged waiter must not end a holder's job.
             if waiters != Waiters::Front {
                 added.map_err(|why| garbled(shown, name, why))?;
             }
@@ -131,7 +131,7 @@ impl Found {
         let mut ends: Vec<(&str, u64, LoggedEnd)> = Vec::new();
         for (name, fields) in &self.ends {
             let number = fields.number(0).map_err(|why| garbled(shown, name, why))?;
-            // One that cannot be read keeps nobody from the others.
+            // An end that cannot be read must not hide the others.
             let end = fields.binary(1).and_then(|end| serde_json::from_slice(&end).ok());
             ends.extend(end.map(|end| (name.as_str(), number, end)));
         }
@@ -156,7 +156,7 @@ fn read(name: &str, fields: &Fields, now: Time) -> Result<LockRow, String> {
     let mut lock = Box::new(Kept { version, ..Kept::absent(name) });
     let body = fields
         .binary(2)
-        .ok_or("its body is not there, or max_allowed_packet of the server is too small for it")?;
+        .ok_or("its body is missing, or max_allowed_packet of the server is too small for it")?;
     if body.is_empty() {
         return Ok(lock);
     }
@@ -165,14 +165,14 @@ fn read(name: &str, fields: &Fields, now: Time) -> Result<LockRow, String> {
     lock.ends = body.ends;
     lock.set_record(body.record, used, now);
     if fields.bytes(3).is_some() {
-        has_heard(&mut lock, fields.number(3)?);
+        record_heartbeat(&mut lock, fields.number(3)?);
     }
     Ok(lock)
 }
 
 fn add_waiter(lock: &mut LockRow, fields: &Fields) -> Result<(), &'static str> {
     let text = fields.bytes(0).and_then(|bytes| std::str::from_utf8(bytes).ok());
-    let token = text.and_then(|text| Token::parse(text).ok()).ok_or("a token is none")?;
+    let token = text.and_then(|text| Token::parse(text).ok()).ok_or("a token is invalid")?;
     let mode = match fields.bytes(5) {
         Some(b"-1") => Mode::Shared,
         _ => match u32::try_from(fields.number(5)?) {
@@ -183,16 +183,16 @@ fn add_waiter(lock: &mut LockRow, fields: &Fields) -> Result<(), &'static str> {
     };
     let place = match fields.number(6)? {
         0 => Place::Queued,
-        1 => Place::Parked,
-        _ => return Err("a waiter stands nowhere"),
+        1 => Place::Suspended,
+        _ => return Err("a waiter has no place in the queue"),
     };
-    let bytes = token.secret().as_bytes().try_into().map_err(|_| "a token is none")?;
+    let bytes = token.secret().as_bytes().try_into().map_err(|_| "a token is invalid")?;
     let mut waiting = Waiting::new(bytes, fields.number(1)?, mode, place);
     let (silent, forget) = heard(fields.number(7)?);
     waiting.since = fields.number(2)?;
     waiting.silent = fields.number(3)?.max(silent);
     waiting.forget = fields.number(4)?.max(forget);
-    has_heard(lock, silent);
+    record_heartbeat(lock, silent);
     if let Some(note) = fields.binary(8) {
         lock.notes.insert(token, note);
     }
@@ -200,24 +200,24 @@ fn add_waiter(lock: &mut LockRow, fields: &Fields) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// One who waits has said that it is to be believed for so long.
-fn has_heard(lock: &mut LockRow, silent: u64) {
+/// Records a heartbeat after which a waiter is not stale until `silent`.
+fn record_heartbeat(lock: &mut LockRow, silent: u64) {
     let absence = &mut lock.record.absence;
     if absence.heard.0 > 0 {
         absence.heard = absence.heard.max(Due(silent.saturating_sub(millis(SILENCE))));
     }
 }
 
-/// A waiter's token, and what does not change about it.
+/// A waiter's token and note.
 pub fn note(row: &[Option<Vec<u8>>]) -> Option<(Token, Vec<u8>)> {
     let [Some(token), Some(note)] = row else { return None };
     Some((Token::parse(std::str::from_utf8(token).ok()?).ok()?, unhex(note)?))
 }
 
-/// The error for what is not understood.
+/// The error for a row that cannot be read.
 pub fn garbled(shown: &str, name: &str, why: &str) -> Error {
     Error::Garbled(format!(
-        "{shown}: what is kept of the lock {name:?} is not dlock's, or damaged ({why}); it was left as it is: delete its rows \
+        "{shown}: the record of the lock {name:?} is not dlock's, or damaged ({why}); it was not changed: delete its rows \
          in dlock_locks, and on PostgreSQL in dlock_waiters and dlock_ends, when nothing runs under it"
     ))
 }
@@ -231,7 +231,7 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// The bytes for which hexadecimal digits stand.
+/// The bytes that the hexadecimal digits stand for.
 pub fn unhex(text: &[u8]) -> Option<Vec<u8>> {
     let (pairs, rest) = text.as_chunks::<2>();
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());

@@ -1,26 +1,27 @@
-//! Which of several servers is asked? All but one of those that a URL names are standbys, and after a failover it is another
-//! one that can write. One attempt tries each server once, beginning with the one that worked last. Which server is to
-//! be the primary is decided elsewhere: of two that both take writes the first one found is used.
+//! Chooses one of the servers that a URL names. One is the primary, the others are standbys, and a
+//! failover changes which. An attempt tries each server once, beginning with the one that worked
+//! last. Which server is the primary is decided elsewhere: of two that take writes, dlock uses the
+//! first that it finds.
 
 use super::{Failure, Line, Tables};
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::net::{alarm, turn};
+use crate::store::net::{interrupt, turn};
 use std::sync::atomic::Ordering;
 
-/// What an attempt has found out.
+/// The findings of one attempt.
 #[derive(Default)]
 pub(super) struct Round {
-    /// What is the matter with each server that was tried.
+    /// The problem of each server that was tried.
     found: Vec<String>,
     is_read_only: bool,
-    /// The error if none can be reached. Of several one that waiting may mend.
+    /// The error to return if no server can be reached; preferably one that waiting may mend.
     error: Option<Error>,
 }
 
 impl Tables {
-    /// A connection to the next server that can be reached, and until when that one is to answer. Whether it can write shows
-    /// then.
+    /// Connects to the next server that can be reached. Returns the connection and the deadline for
+    /// its first answer, which shows whether the server can write.
     pub(super) fn connect(&self, round: &mut Round) -> Result<(Line, Moment), Error> {
         let target = self.database.target();
         let (count, each) = (target.servers.len(), target.connect_timeout + target.op_timeout);
@@ -30,12 +31,12 @@ impl Tables {
             match self.database.connect(&target.servers[server], by) {
                 Ok(link) => {
                     return Ok((
-                        Line { server, link, listens: false, is_latched: false, is_direct: None },
+                        Line { server, link, listens: false, has_advisory_lock: false, is_direct: None },
                         by,
                     ));
                 }
-                // One that refuses may be a standby that lets nobody in.
-                Err(error) if target.has_standbys() && !alarm::is_raised() => {
+                // A server that refuses the connection may be a standby that admits no clients.
+                Err(error) if target.has_standbys() && !interrupt::is_raised() => {
                     self.pass(server, Failure::Silent(error), round);
                 }
                 Err(error) => return Err(error),
@@ -46,7 +47,8 @@ impl Tables {
         Err(round.error.take().filter(|_| !round.is_read_only).unwrap_or_else(none))
     }
 
-    /// Whether another server is to be asked: this one is a standby, or did not even answer what it was asked first.
+    /// Whether to try another server: this one is a standby, or did not answer the first request of
+    /// a new connection.
     pub(super) fn is_elsewhere(&self, failure: &Failure, is_new: bool) -> bool {
         match failure {
             Failure::ReadOnly(_) => true,
@@ -55,7 +57,7 @@ impl Tables {
         }
     }
 
-    /// From now on the server behind that one is tried.
+    /// Moves on to the server after this one.
     pub(super) fn pass(&self, server: usize, failure: Failure, round: &mut Round) {
         let target = self.database.target();
         self.server.store((server + 1) % target.servers.len(), Ordering::Relaxed);

@@ -1,5 +1,6 @@
-//! In which words is a database asked? What each statement is to do, and the words that all databases share. Everything that
-//! comes from a user goes into a statement as hexadecimal digits, so nothing in it can be taken for words.
+//! The SQL that all databases share, and what each statement of a dialect must do. Everything that
+//! comes from a user goes into a statement as hexadecimal digits, so none of it can be taken for
+//! SQL.
 
 use super::row::{self, LockRow, Waiters};
 use crate::lock::{Mode, Names, Token};
@@ -10,152 +11,162 @@ use ring::digest::{SHA256, digest};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How long a lock is reserved, in milliseconds: some round trips.
+/// How long a reservation of a lock lasts, in milliseconds: a few round trips.
 pub const RESERVED: u64 = 1000;
-/// Used further in the future than this it is not reserved: a clock was set back. It is more than [`RESERVED`], for who is
-/// refused may have come before who reserved it.
+/// A lock whose `used` is further in the future than this is not reserved: the server's clock was
+/// set back. More than [`RESERVED`], because a statement that is refused may have arrived before
+/// the one that reserved the lock.
 pub const RESERVED_MOST: u64 = 10_000;
 
-/// Which locks to read.
+/// What to read.
 pub struct Question<'q> {
     pub names: &'q BTreeSet<String>,
-    /// Who asks: it and who is before it may matter to the law.
+    /// The caller's token: the rules may decide about its waiter and its predecessor.
     pub me: Option<&'q Token>,
-    /// Of whom the rows are wanted.
+    /// Which waiters to read.
     pub waiters: Waiters,
-    /// Whether the ends are wanted, too.
+    /// Whether to read the ends too.
     pub with_ends: bool,
 }
 
-/// What is to be written, in one act, if none of the locks has another version.
+/// A write: all of it, if no lock has another version meanwhile, or none.
 #[derive(Debug, Default)]
 pub struct Change {
     /// All locks that were read, each with its version.
     pub read: Vec<(String, u64)>,
-    /// Whether it is written although somebody else has [reserved](Grammar::reserve) one of them.
-    pub insists: bool,
+    /// Whether to write even if another process has [reserved](Dialect::reserve_and_read) one of
+    /// the locks.
+    pub reserves: bool,
     pub bodies: Vec<NewBody>,
-    /// Who waits no more.
+    /// Waiters that have left.
     pub gone: Vec<(String, Token)>,
-    /// Who came, or is otherwise than before; with what does not change about it where it came.
+    /// New or changed waiters, and the note of each new one.
     pub come: Vec<(String, Waiting, Option<Vec<u8>>)>,
     /// New ends, with their numbers.
     pub ends: Vec<(String, u64, Vec<u8>)>,
-    /// The ends up to this number are too many.
+    /// For each lock the number of the last end to delete.
     pub old_ends: Vec<(String, u64)>,
-    /// Whose bells to ring.
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "MySQL has no bells"))]
+    /// Tokens to notify.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "MySQL has no channels"))]
     pub woken: Vec<Token>,
 }
 
-/// A lock's own row.
+/// The row of one lock.
 #[derive(Debug)]
 pub struct NewBody {
     pub name: String,
     pub version: u64,
-    /// When it was used, in milliseconds since 1970.
+    /// Time of the last use, in milliseconds since 1970.
     pub used: u64,
-    /// Whether there is anything to tell of it.
+    /// Whether `status` should list the lock.
     pub is_kept: bool,
     pub body: Vec<u8>,
 }
 
-/// The words of one kind of database. Each answers a whole statement, or several to be sent together.
-pub trait Grammar {
-    /// Makes the tables, if they are missing.
+/// The SQL of one kind of database. Each method returns one statement, or several to be sent
+/// together.
+pub trait Dialect {
+    /// Create the tables if they are missing.
     fn tables(&self) -> &'static [&'static str];
 
-    /// The rows: the kind (`t` the time and who answers, `r` a lock, `w` a waiter, `e` an end), the name, and up to nine
-    /// columns more. A lock of which not all waiters are read tells until when one of them has said to be there.
+    /// Returns rows of: the kind (`t` time and server process, `r` lock, `w` waiter, `e` end), the
+    /// name, and up to nine more columns. A lock of which not all waiters are read also has the
+    /// latest deadline that any of its waiters has published.
     fn read(&self, question: &Question<'_>) -> String;
 
-    /// The time, in microseconds since 1970.
+    /// Returns the server's time, in microseconds since 1970.
     fn time(&self) -> String;
 
-    /// Makes rows for locks that have none.
+    /// Creates rows for locks that have none.
     fn begin(&self, names: &[&String], now: Time) -> String;
 
-    /// For [`RESERVED`] nobody changes these locks but who insists; and then [`Grammar::read`]. The `kept` of a reserved lock
-    /// is 2 more, and its `used` is in the future. It does not get another version by that, and its next write ends it.
-    /// No row of a lock is locked while rows are sent: who asked may have stopped.
+    /// Reserves these locks for [`RESERVED`], so that only a write that reserves too can change
+    /// them; then [`Dialect::read`]. A reservation adds 2 to `kept` and sets `used` in the future.
+    /// It does not change the version, and the next write ends it. The rows of the locks must not
+    /// be locked while rows are sent, because the client may have stopped.
     fn reserve_and_read(&self, question: &Question<'_>) -> Vec<String>;
 
-    /// Answers 1 in the last row if it was done.
+    /// Writes the change. Returns 1 in the last row if it was written.
     fn write(&self, change: &Change) -> String;
 
-    /// Words to be put before that.
+    /// SQL to put before a write.
     fn before_write(&self, _: &Change) -> &'static str {
         ""
     }
 
-    /// What is to follow a write some time, if it was done. Nobody waits for it, and nothing is wrong where it is not done.
+    /// A statement to run some time after a successful write. Nobody waits for it, and it may be
+    /// lost.
     fn behind(&self, _: &Change) -> Option<String> {
         None
     }
 
-    /// What is to follow a write that others are told of before it is on a disk: it changes as many rows as there are new ends
-    /// if all of it is still there, and has it on the disk when it answers. Nothing where a write is on the disk at once.
+    /// A statement after a write that others see before it is on the disk. It changes as many rows
+    /// as there are new ends if the write was not lost, and returns when the write is on the disk.
+    /// None if a write is on the disk when it returns.
     fn secure(&self, _: &Change) -> Option<String> {
         None
     }
 
-    /// What does not change about these waiters: of each its token and that.
+    /// Returns the notes of these waiters: rows of a token and a note.
     fn notes(&self, name: &str, tokens: &[Token]) -> String;
 
-    /// A waiter is not silent for so many milliseconds from now on. Changes as many rows as it waits in.
+    /// Records a waiter's heartbeat: it is not stale for this many milliseconds from now. Changes
+    /// one row for each queue that it waits in.
     fn heard(&self, names: &Names, token: &Token, millis: u64) -> String;
 
-    /// One row for each of these locks that the token waits for.
+    /// Returns one row for each of these locks that the token waits for.
     fn waits(&self, names: &Names, token: &Token) -> String;
 
-    /// One row for each of these locks, in order of name: what changes when anything does.
+    /// Returns the version of each of these locks, in order of name.
     fn versions(&self, names: &BTreeSet<String>) -> String;
 
-    /// The names of all locks of which there is anything to tell.
+    /// Returns the names of all locks that `status` should list.
     fn names(&self) -> String;
 
-    /// One row: what the database calls itself, with its version; 1 if it is a standby; and what is set so that a crash may
-    /// take back what was done, as a text, empty if nothing is; and what the user is that may do all there, if it is that.
+    /// Returns one row: product and version; 1 if the server is a standby; the settings that let a
+    /// crash undo a commit, or an empty text; and the user's role if it has all rights.
     fn survey(&self) -> String;
 
-    /// The settings of the server by which a commit waits until a standby has it: rows of a name and a value.
+    /// Returns the settings that make a commit wait for a standby: rows of a name and a value.
     fn acknowledgement(&self) -> String;
 
-    /// Whether it waits so. `setting` has the values.
+    /// Whether a commit waits for a standby, by the values that `setting` returns.
     fn is_acknowledged(&self, setting: &dyn Fn(&str) -> Option<String>) -> bool;
 
     /// How messages name these settings.
     fn acknowledged_by(&self) -> &'static str;
 
-    /// Removes all that is kept of a lock.
+    /// Deletes all rows of a lock.
     fn remove(&self, name: &str) -> Vec<String>;
 
-    /// Removes what is too old to keep.
-    fn tidy(&self) -> Vec<String>;
+    /// Deletes rows that are too old.
+    fn clean_up(&self) -> Vec<String>;
 
-    /// Whether the database has bells.
+    /// Whether the database has notification channels.
     fn has_bells(&self) -> bool;
 
-    /// Has the bell of a token ring on this connection from now on, if there are bells.
-    fn bell(&self, token: &Token) -> Option<String>;
+    /// Subscribes this connection to the token's notification channel, if there are channels.
+    fn wake_channel(&self, token: &Token) -> Option<String>;
 
-    /// Has this connection hold the latch of a token: a lock of the server that nothing but waking depends on. Nothing where
-    /// there are none; words to be put before a statement, as those of the next one.
-    fn hold_latch(&self, _: &Token) -> Option<String> {
+    /// SQL to put before a statement, so that this connection takes the token's advisory lock. Only
+    /// waking depends on that lock. None if the database has no advisory locks.
+    fn take_advisory_lock(&self, _: &Token) -> Option<String> {
         None
     }
 
-    /// Lets go of it, if this connection holds it: whoever sleeps there wakes.
-    fn drop_latch(&self) -> Option<String> {
+    /// SQL to put before a statement, so that this connection releases the advisory lock, which
+    /// wakes the waiters that sleep at it.
+    fn drop_advisory_lock(&self) -> Option<String> {
         None
     }
 
-    /// Sleeps for so long until the latch of a token is let go. Answers 1 if it was, 2 if nobody holds it, and 0 if it is held.
-    fn sleep_at_latch(&self, _: &Token, _: Duration) -> Option<String> {
+    /// Sleeps until the token's advisory lock is released, at most this long. Returns 1 if it was,
+    /// 2 if nobody holds it, and 0 if it is still held.
+    fn sleep_at_advisory_lock(&self, _: &Token, _: Duration) -> Option<String> {
         None
     }
 
-    /// These bytes.
+    /// A literal of these bytes.
     fn bytes(&self, bytes: &[u8]) -> String;
 
     fn list(&self, names: &mut dyn Iterator<Item = &str>) -> String {
@@ -163,12 +174,12 @@ pub trait Grammar {
     }
 }
 
-/// With commas between them.
+/// Joins with commas.
 pub fn join(parts: impl Iterator<Item = String>) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// How a mode is written: 0 for one holder, -1 for any number, else how many.
+/// A mode as a number: 0 exclusive, -1 shared, otherwise the number of slots.
 pub fn mode(mode: Mode) -> i64 {
     match mode {
         Mode::Exclusive => 0,
@@ -177,29 +188,30 @@ pub fn mode(mode: Mode) -> i64 {
     }
 }
 
-/// What a latch is named after. All who may look at the server see that, so it does not tell the token.
-pub fn latch(token: &Token) -> [u8; 8] {
+/// What a token's advisory lock is named after: a hash, because every user of the server can see
+/// the name.
+pub fn advisory_lock(token: &Token) -> [u8; 8] {
     let hash = digest(&SHA256, token.secret().as_bytes());
     hash.as_ref().first_chunk().copied().unwrap_or_default()
 }
 
-/// How a place is written.
+/// A place as a number.
 pub fn place(place: Place) -> u8 {
     match place {
         Place::Queued => 0,
-        Place::Parked => 1,
+        Place::Suspended => 1,
     }
 }
 
 impl Change {
-    /// What became of these rows.
+    /// The write that takes these rows to their new state.
     pub fn of(
         rows: Vec<(LockRow, Changed)>,
         now: Time,
         woken: &[Token],
-        insists: bool,
+        reserves: bool,
     ) -> Result<Self, serde_json::Error> {
-        let mut change = Self { woken: woken.to_vec(), insists, ..Self::default() };
+        let mut change = Self { woken: woken.to_vec(), reserves, ..Self::default() };
         for (row, changed) in rows {
             change.read.push((row.name.clone(), row.version));
             if changed == Changed::Yes {

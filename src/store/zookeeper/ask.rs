@@ -1,4 +1,5 @@
-//! How is an ensemble asked? Once more where a connection breaks, if that does no harm; and what its refusals mean.
+//! Sends requests to the ensemble, again after a broken connection if a repeat does no harm, and
+//! says what each refusal means.
 
 use super::Znodes;
 use super::jute::{Answer, Ask, Code};
@@ -7,10 +8,10 @@ use super::wire::Failure;
 use crate::clock::Moment;
 use crate::store::Error;
 
-/// How many broken connections one exchange may meet.
+/// Most broken connections that one exchange retries.
 pub(super) const BROKEN_MOST: u32 = 8;
 
-/// Whether something may be sent again on another connection.
+/// Whether a request may be sent again on another connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Again {
     Yes,
@@ -18,14 +19,14 @@ pub(super) enum Again {
 }
 
 impl Znodes {
-    /// What is asked between two operations has a time of its own.
+    /// Sets a new deadline for requests between two operations, if the last one has passed.
     pub(super) fn allow(&self) {
         if self.by.get().passed() {
             self.by.set(Moment::now().after(self.target.connect_timeout + self.target.op_timeout));
         }
     }
 
-    /// One round trip. What can be done twice is sent again where the connection turns out to be broken.
+    /// One round trip. With [`Again::Yes`], the requests are sent again if the connection breaks.
     pub(super) fn ask(&self, asks: &[Ask], again: Again) -> Result<Vec<Result<Answer, Code>>, Failure> {
         let mut broken = 0;
         loop {
@@ -50,24 +51,23 @@ impl Znodes {
         }
     }
 
-    /// What a refusal means.
+    /// Translates a refusal.
     pub(super) fn refused(&self, code: Code) -> Error {
         let shown = self.shown();
         match code {
             Code::NO_AUTH => Error::Denied(format!(
-                "{shown} denies this user a right that dlock needs: its nodes belong to somebody else, or {} is not his to \
-                 make nodes in; see docs/stores.md",
+                "{shown} denies this user a right that dlock needs: its nodes belong to another user, or this user may not make nodes in {}; see docs/stores.md",
                 self.target.chroot_shown()
             )),
             Code::AUTH_FAILED => Error::Denied(format!("{shown} refused the user name or the password")),
             Code::UNKNOWN => Error::Unfit(format!(
-                "{shown} does not know a request that dlock needs: it is older than ZooKeeper 3.5"
+                "{shown} lacks a request that dlock needs: it is older than ZooKeeper 3.5"
             )),
             Code::READ_ONLY => {
                 Error::Unavailable(format!("{shown} is read-only: it has lost the other servers"))
             }
-            Code::QUOTA => Error::Unavailable(format!("{shown}: a quota of its nodes is used up")),
-            Code::THROTTLED | Code::TIMEOUT => Error::Unavailable(format!("{shown} has too much to do")),
+            Code::QUOTA => Error::Unavailable(format!("{shown}: a quota of its nodes is exceeded")),
+            Code::THROTTLED | Code::TIMEOUT => Error::Unavailable(format!("{shown} is overloaded")),
             Code(code) => Error::Garbled(format!("{shown} answered with the error {code}")),
         }
     }

@@ -1,4 +1,5 @@
-//! Whose lease is over? That of a life that is gone, as soon as its end in the record has come as well.
+//! Decides which leases are over: those whose session node is gone and whose end by the record has
+//! passed.
 
 use super::Znodes;
 use super::jute::{Answer, Ask, Code};
@@ -10,11 +11,11 @@ use crate::store::engine::CatchUp;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A lease whose session lives lasts so long at the least.
-const LASTS: Duration = Duration::from_millis(500);
+/// A lease whose session lives is good for at least this time.
+const LIVE_LEASE: Duration = Duration::from_millis(500);
 
 impl Znodes {
-    /// Asks whether somebody lives.
+    /// The request that looks up a token's session node.
     pub(super) fn look(&self, token: &Token) -> Ask {
         Ask::Look { path: self.life_path(token), watch: false }
     }
@@ -28,8 +29,8 @@ impl Znodes {
         self.lives.borrow_mut().insert(token, is_there);
     }
 
-    /// Says of each hold whether its lease is over. See the beginning of the store's file. One's own is judged as others judge it,
-    /// unless its session has ended.
+    /// Judges each hold, as the store's header says. The caller's own hold is judged by the record
+    /// alone if its session has ended.
     pub(super) fn judge(&self, entries: &mut [LockNode], me: Option<&Token>, whom: CatchUp, now: Time) {
         let (lives, seen) = (self.lives.borrow(), self.heard.borrow());
         let mut believed = BTreeMap::new();
@@ -42,8 +43,9 @@ impl Znodes {
                 }
                 let Some(tracked) = entry.tracked.get(&token).copied() else { continue };
                 match lives.get(&token) {
-                    Some(true) => entry.record.lasts(&token, Due::after(now, LASTS)),
-                    // The clock of another leader may be behind: nobody waits for longer than a lease for that.
+                    Some(true) => entry.record.lasts(&token, Due::after(now, LIVE_LEASE)),
+                    // A new leader's clock may be behind. Nobody waits longer than one ttl for
+                    // that.
                     Some(false) => {
                         cap(&mut entry.record, &token, Due::after(now, Duration::from_millis(tracked.ttl)))
                     }
@@ -59,15 +61,15 @@ impl Znodes {
         drop((lives, seen));
         self.believed.replace(believed);
         let is_over = |me: &Token| entries.iter().any(|entry| node::is_over(&entry.record, me, now));
-        // A step that finds its own hold over writes that. Who only looks does not, and to others a life that was begun anew
-        // would be that of a holder.
+        // A transaction that finds the caller's hold over writes that. A plain read does not write,
+        // so it ends the caller's new session, whose node others would take for that of a holder.
         if whom == CatchUp::All && me.is_some_and(|me| self.is_anew(me) && is_over(me)) {
             self.session.borrow_mut().end();
             self.life.set(None);
         }
     }
 
-    /// Whether this life of a token may still be believed in, by the record alone.
+    /// Whether the token's lease is not over yet by the record.
     pub(super) fn is_believed(&self, token: &Token) -> bool {
         let now = self.stamp.get().map(|stamp| Time(stamp.lower(Moment::now())));
         let until = self.believed.borrow().get(token).copied();
@@ -75,11 +77,11 @@ impl Znodes {
     }
 }
 
-/// The hold ends then at the latest.
+/// Ends a hold at `latest`, if it would end later.
 fn cap(record: &mut Record, token: &Token, latest: Due) {
     if let Some(hold) = record.holds.get_mut(token).filter(|hold| hold.until > latest) {
         hold.until = latest;
-        // The lock lasts as long as its last hold.
+        // Recomputes the end of the lock from its holds.
         record.lasts(token, Due(0));
     }
 }

@@ -1,42 +1,43 @@
-//! What do the bytes mean that go to a ZooKeeper server and come back? Requests written and answers read, as jute has them:
-//! numbers of four and eight bytes with the highest first, and texts with their length before them.
+//! ZooKeeper's messages in jute encoding: integers of four and eight bytes, highest byte first, and
+//! strings with their length before them.
 
 mod answer;
 
 pub use answer::{event, head};
 
-/// What is asked.
+/// A request.
 #[derive(Debug, Clone)]
 pub enum Ask {
-    /// Makes a node that is there for good.
+    /// Creates a persistent node.
     Create {
         path: String,
         data: Vec<u8>,
     },
-    /// Makes a node that goes with the session.
+    /// Creates an ephemeral node.
     CreateForSession {
         path: String,
     },
     Delete {
         path: String,
     },
-    /// Replaces what a node holds, whatever its version.
+    /// Replaces a node's data, whatever its version.
     Set {
         path: String,
         data: Vec<u8>,
     },
-    /// The same, if it is of this version.
+    /// Replaces a node's data, if it has this version.
     SetIf {
         path: String,
         data: Vec<u8>,
         version: i32,
     },
-    /// Only within [`Ask::All`]: that it is there, and of this version if one is given.
+    /// Only within [`Ask::All`]: checks that a node exists and, if given, its version.
     Check {
         path: String,
         version: Option<i32>,
     },
-    /// Whether a node is there, and from when. With `watch` it is told when that changes, or what is in it.
+    /// Whether a node exists, and its [`Stat`]. With `watch`, watches its creation, changes and
+    /// end.
     Look {
         path: String,
         watch: bool,
@@ -44,22 +45,23 @@ pub enum Ask {
     Get {
         path: String,
     },
-    /// The names below a node.
+    /// Lists the names of a node's children.
     List {
         path: String,
     },
-    /// It is told when the node goes, and of nothing that is written to it.
+    /// Watches for a node's end, and not for writes to it: a watch of children, of which an
+    /// ephemeral node has none.
     WatchEnd {
         path: String,
     },
-    /// What is asked after this sees all that was done before.
+    /// Requests after this one see all earlier writes.
     Sync {
         path: String,
     },
-    /// All of these or none.
+    /// Does all of these or none.
     All(Vec<Self>),
     Ping,
-    /// Says who asks.
+    /// Logs in.
     Login {
         secret: Vec<u8>,
     },
@@ -67,29 +69,29 @@ pub enum Ask {
     Close,
 }
 
-/// What a server answers when it did what was asked.
+/// The answer to a request that was done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     Done,
     Stat(Stat),
     Data(Vec<u8>, Stat),
     Names(Vec<String>, Stat),
-    /// One for each of [`Ask::All`].
+    /// One answer for each request of [`Ask::All`].
     All(Vec<Self>),
 }
 
-/// What a server says of a node.
+/// State of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// When it was last written to, by the clock of the leader, in milliseconds since 1970.
+    /// Time of the last write, by the leader's clock, in milliseconds since 1970.
     pub mtime: u64,
-    /// How often it was written to.
+    /// Number of writes.
     pub version: i32,
-    /// The session with which it goes; 0 for none.
+    /// Session of an ephemeral node; 0 for none.
     pub owner: i64,
 }
 
-/// Why a server did not do what was asked.
+/// ZooKeeper's error code for a request that was not done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Code(pub i32);
 
@@ -110,39 +112,39 @@ impl Code {
     pub const THROTTLED: Self = Self(-127);
 }
 
-/// Who may do what with a new node: everybody everything, or only who made it.
+/// Access to a new node: for everybody, or only for its creator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     Everybody,
     Creator,
 }
 
-/// What a server answers to the first words.
+/// The server's answer to [`hello`].
 #[derive(Debug)]
 pub struct Welcome {
-    /// In milliseconds; none if there is no such session.
+    /// In milliseconds. None if the session does not exist.
     pub timeout: Option<u32>,
     pub session: i64,
     pub password: Vec<u8>,
 }
 
-/// What comes before an answer.
+/// Header of an answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Head {
     pub number: i32,
-    /// How far the server has come.
+    /// Newest zxid of the server.
     pub seen: i64,
     pub code: Code,
 }
 
-/// The numbers that an answer has that is to no question.
+/// Numbers (xid) in place of a request's: the frame is an event, or answers a ping or a login.
 pub const EVENT: i32 = -1;
 pub const PING: i32 = -2;
 pub const LOGIN: i32 = -4;
 
 const CREATED: i32 = 1;
 
-/// What a watch tells.
+/// Event of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     pub kind: Kind,
@@ -155,7 +157,7 @@ pub enum Kind {
     Changed,
 }
 
-/// A text that is being written.
+/// A message that is being written.
 #[derive(Default)]
 struct Writer(Vec<u8>);
 
@@ -183,7 +185,7 @@ impl Writer {
     }
 }
 
-/// The first words: which session is wanted, and how long it may be silent, in milliseconds.
+/// The first message: the wanted session, and its timeout in milliseconds.
 pub fn hello(seen: i64, timeout: i32, session: i64, password: &[u8]) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.int(0);
@@ -191,7 +193,7 @@ pub fn hello(seen: i64, timeout: i32, session: i64, password: &[u8]) -> Vec<u8> 
     writer.int(timeout);
     writer.long(session);
     writer.bytes(if password.is_empty() { &[0; 16] } else { password });
-    // Whether a server would do that has lost the others and answers from what it remembers.
+    // Whether a read-only server will do, which has lost the others.
     writer.flag(false);
     writer.framed()
 }
@@ -215,7 +217,7 @@ impl Ask {
         }
     }
 
-    /// The bytes of a question with that number.
+    /// The request's bytes, with this xid.
     pub fn framed(&self, number: i32, access: Access) -> Vec<u8> {
         let mut writer = Writer::default();
         writer.int(number);
@@ -279,7 +281,7 @@ impl Ask {
         }
     }
 
-    /// How many bytes it takes, about.
+    /// Approximate size in bytes.
     pub fn size(&self) -> usize {
         const AROUND: usize = 64;
         AROUND

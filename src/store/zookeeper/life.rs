@@ -1,4 +1,5 @@
-//! How does this process show that it lives? By a node that goes with its session, which it makes before it asks for a lock.
+//! This process's session node, which it creates before it asks for a lock and which goes with its
+//! session.
 
 use super::ask::BROKEN_MOST;
 use super::jute::{Answer, Ask, Code};
@@ -8,27 +9,28 @@ use crate::lock::Token;
 use crate::store::Error;
 use std::sync::atomic::AtomicBool;
 
-/// The token of this process.
+/// This process's token.
 pub(super) struct Mine {
     pub(super) token: Token,
     pub(super) is_given_up: AtomicBool,
 }
 
-/// The life of this process.
+/// This process's session node.
 #[derive(Clone, Copy)]
 pub(super) struct Life {
-    /// That of this session.
+    /// The session that it belongs to.
     pub(super) turn: u64,
-    /// The connection on which it is watched.
+    /// The connection that the watch on it is on.
     pub(super) dial: u64,
-    /// Somebody else has ended it.
+    /// Whether another process has deleted it.
     pub(super) was_ended: bool,
-    /// A lock was granted or renewed under it: the lease is this session. Of a session that came later the hold knows nothing.
+    /// Whether a lock was granted or renewed with it, so that this session is the lease. A later
+    /// session proves nothing for that hold.
     pub(super) holds: bool,
 }
 
 impl Znodes {
-    /// Sees to it that there is a session, and that this process has a life if it wants a lease.
+    /// Makes sure that there is a session, and the session node if this process wants a lease.
     pub(super) fn ensure(&self) -> Result<(), Error> {
         let mut has_base = false;
         let mut broken = 0;
@@ -64,7 +66,7 @@ impl Znodes {
                     self.make_base()?;
                     has_base = true;
                 }
-                // A reply that was lost, or the life of a session that has ended.
+                // Left by a session that has ended.
                 (Some(Err(Code::NODE_EXISTS)), Some(Ok(Answer::Stat(stat)))) if stat.owner != id => {
                     drop(self.ask(&[Ask::Delete { path }], Again::Yes)?);
                 }
@@ -75,7 +77,7 @@ impl Znodes {
                 (Some(Err(code)), _) if code != Code::NODE_EXISTS => return Err(self.refused(code)),
                 _ if self.by.get().passed() => {
                     return Err(Error::Unavailable(format!(
-                        "{}: others end this process' life",
+                        "{}: other clients keep deleting the session node of this process",
                         self.shown()
                     )));
                 }
@@ -84,8 +86,8 @@ impl Znodes {
         }
     }
 
-    /// Whether the session that this process has now is not the one of a hold of this token, if there is any: that one has ended,
-    /// and what was begun since bears out no lease that began before it.
+    /// Whether this process has lost the session that its hold of this token, if any, relies on. A
+    /// newer session proves nothing for a lease that began before it.
     pub(super) fn is_anew(&self, token: &Token) -> bool {
         self.is_own(token) && self.life.get().is_some_and(|life| life.was_ended || !life.holds)
     }

@@ -1,6 +1,7 @@
-//! How does a lock lie in znodes? One node holds its record. Its children are those who wait, whose names say all that must be
-//! known of each, and the last ends, in a ring of nodes that are written over. Whoever changes a lock changes its node, so
-//! that node's version is that of all of it. Reading and checking them: whoever may write there may have put anything there.
+//! A lock in znodes: naming, parsing and checks. One node has the record. Its children are the
+//! waiters, whose names say what is needed of each, and the last ends, in a ring that is written
+//! over. Every change writes the lock's node, so its version is the version of all of it. Anybody
+//! with write access may have put anything there, so everything is checked.
 
 use super::jute::{Ask, Stat};
 use crate::lock::{Mode, SLOTS_MAX, Token};
@@ -17,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 
 const FORMAT: u32 = 1;
-/// What stands for itself in the name of a node.
+/// Characters of a lock's name that are not percent-encoded in the name of its node.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
@@ -28,24 +29,25 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'=')
     .remove(b'~');
 
-/// What the node of a lock holds.
+/// The data of a lock's node.
 #[derive(Debug, Serialize, Deserialize)]
 struct Body<R, T> {
     format: u32,
-    /// How many ends there have been.
+    /// Number of ends so far.
     ends: u64,
-    /// Without those who wait, and without the log.
+    /// The record without waiters and log.
     record: R,
     tracked: T,
 }
 
-/// Whether nothing depends any more on the lock with this record. A holder's session may last although its record is old.
+/// Whether a lock with this record is unused. Its holder's session may last although the record is
+/// old.
 pub fn is_vacant(body: &[u8], now: Time) -> bool {
     let body = serde_json::from_slice::<Body<Record, serde::de::IgnoredAny>>(body);
     body.is_ok_and(|body| body.format == FORMAT && body.record.is_vacant(now))
 }
 
-/// What the node of one who waits holds, besides what its name says.
+/// The data of a waiter's node, besides what its name says.
 #[derive(Debug, Serialize, Deserialize)]
 struct WaiterData {
     since: u64,
@@ -59,11 +61,11 @@ struct WaiterData {
 pub struct LockNode {
     kept: Kept,
     pub path: String,
-    /// That of the node. None if there is none yet.
+    /// Version of the node. None if it does not exist yet.
     node_version: Option<i32>,
-    /// The nodes of ends that there are.
+    /// Names of the existing nodes of ends.
     ring: BTreeSet<String>,
-    /// It has changed since it was read.
+    /// Whether it is known to have changed since it was read.
     is_stale: bool,
 }
 
@@ -81,7 +83,7 @@ impl DerefMut for LockNode {
     }
 }
 
-/// What is to be written of one lock, and where its asker waits then.
+/// The requests that write a lock.
 pub struct Change {
     pub asks: Vec<Ask>,
     /// Whether the lock had no node.
@@ -99,13 +101,13 @@ impl LockNode {
         self.is_stale
     }
 
-    /// One who waits there no more.
+    /// Removes a waiter whose node is gone.
     pub fn drop_waiter(&mut self, at: usize) {
         self.queue.waiting.remove(at);
         self.is_stale = true;
     }
 
-    /// One as its node and the names below it tell it.
+    /// Parses a lock's node and the names of its children.
     pub fn parse(
         name: &str,
         path: String,
@@ -123,7 +125,9 @@ impl LockNode {
         lock.set_record(body.record, stat.mtime, now);
         for child in children {
             match child.strip_prefix("w-") {
-                Some(rest) => lock.queue.waiting.push(parse_waiter(rest).ok_or("a waiter has no such name")?),
+                Some(rest) => {
+                    lock.queue.waiting.push(parse_waiter(rest).ok_or("a waiter has an invalid name")?)
+                }
                 None => drop(lock.ring.insert(child)),
             }
         }
@@ -131,35 +135,35 @@ impl LockNode {
         Ok(lock)
     }
 
-    /// The node of one who waits.
+    /// Path of a waiter's node.
     pub fn waiter_path(&self, waiting: &Waiting) -> String {
         format!("{}/{}", self.path, waiter_name(waiting))
     }
 
-    /// The node of a token that waits.
+    /// Path of the node of a waiting token.
     pub fn path_of(&self, token: &Token) -> Option<String> {
         self.queue.find(token).map(|at| self.waiter_path(&self.queue.waiting[at]))
     }
 
-    /// Those who have left and may still live.
+    /// Released tokens that may still have a session.
     pub fn left(&self) -> impl Iterator<Item = &Token> {
         self.record.spent.keys().filter(|token| self.tracked.contains_key(*token))
     }
 
-    /// The nodes of its ends, the newest first.
+    /// Paths of the ends, newest first.
     pub fn end_paths(&self) -> Vec<String> {
         let numbers = (self.ends.saturating_sub(LOG_KEPT as u64)..self.ends).rev();
         let there = numbers.map(end_name).filter(|name| self.ring.contains(name));
         there.map(|name| format!("{}/{name}", self.path)).collect()
     }
 
-    /// Ends as they were read. One that cannot be read keeps nobody from the others.
+    /// Sets the ends. One that cannot be read is left out, so that the others can still be shown.
     pub fn set_log<'b>(&mut self, ends: impl Iterator<Item = &'b [u8]>) {
         self.log = ends.filter_map(|end| serde_json::from_slice(end).ok()).collect();
     }
 
-    /// Those whose nodes are worth reading before anybody asks for them: the first `front`, `me`, and the one before that, or
-    /// the last if that is where `me` may come to stand; and the newest of those that replace others.
+    /// Waiters to read in advance: the first `front`, `me` and its predecessor, or the last waiter
+    /// if `me` may join behind it, and the newest one of those that replace others.
     pub fn wanted(&self, front: usize, me: Option<&Token>) -> Vec<&Waiting> {
         let queued: Vec<&Waiting> =
             self.queue.waiting.iter().filter(|waiting| waiting.place == Place::Queued).collect();
@@ -182,8 +186,8 @@ impl LockNode {
         wanted
     }
 
-    /// Shows the law a waiter, of whom it is known when it was last heard of, in milliseconds. Answers the locks that it waits
-    /// for.
+    /// Shows the lock rules a waiter. `heard` is the time of its last heartbeat, in milliseconds.
+    /// Returns the locks that it waits for.
     pub fn show(
         &mut self,
         at: usize,
@@ -199,7 +203,7 @@ impl LockNode {
             check_number(number)?;
         }
         (waiting.since, waiting.silent) = (kept.since, kept.silent);
-        // Of one that is parked its name says it.
+        // The name of a suspended waiter's node has its value.
         if waiting.place == Place::Queued {
             waiting.forget = kept.forget;
         }
@@ -207,19 +211,19 @@ impl LockNode {
         let Kept { queue, name, tracked, .. } = &mut self.kept;
         queue.show(at, note, name, record, tracked, |_, waiter| {
             let Some(heard) = heard.filter(|_| !holds) else { return };
-            let (silent, forget) = terms(heard);
+            let (silent, forget) = deadlines(heard);
             waiter.silent = waiter.silent.max(silent);
             waiter.forget = waiter.forget.max(forget);
         })
     }
 
-    /// What is to be written, if this is to be as the law left it.
+    /// The requests that write the lock as the lock rules left it.
     pub fn change(mut self, now: Time) -> Result<Change, Error> {
         if self.node_version.is_none() && self.record == Record::default() {
             return Ok(Change { asks: Vec::new(), is_new: false });
         }
         let garbled = |error: serde_json::Error| Error::Garbled(error.to_string());
-        let (mut gone, mut come) = (BTreeSet::new(), Vec::new());
+        let (mut gone, mut added) = (BTreeSet::new(), Vec::new());
         let Changes { news, gone: left } = self.queue.changes(&self.record, &self.tracked);
         gone.extend(left.into_iter().map(waiter_name));
         let forgotten = self.queue.waiting.iter().filter(|waiting| waiting.is_forgotten(now));
@@ -237,10 +241,10 @@ impl LockNode {
             let path = format!("{}/{name}", self.path);
             if old_name.as_ref() == Some(&name) {
                 gone.remove(&name);
-                come.push(Ask::Set { path, data });
+                added.push(Ask::Set { path, data });
             } else {
                 gone.extend(old_name);
-                come.push(Ask::Create { path, data });
+                added.push(Ask::Create { path, data });
             }
         }
         (self.record.waiters, self.record.queue) = Default::default();
@@ -266,12 +270,12 @@ impl LockNode {
             None => Ask::Create { path, data },
         }];
         asks.extend(gone.into_iter().map(|name| Ask::Delete { path: format!("{}/{name}", self.path) }));
-        asks.extend(come);
+        asks.extend(added);
         asks.extend(ends);
         Ok(Change { asks, is_new: self.node_version.is_none() })
     }
 
-    /// Where a token waits then, as the law left it.
+    /// Path of a token's node in the queue, as the lock rules left it.
     pub fn place_of(&self, token: &Token) -> Option<String> {
         let ticket = self
             .record
@@ -283,7 +287,7 @@ impl LockNode {
         Some(self.waiter_path(&waiting))
     }
 
-    /// That it is as it was read.
+    /// A check that the lock has not changed since it was read.
     pub fn check(&self) -> Option<Ask> {
         let version = Some(self.node_version?);
         Some(Ask::Check { path: self.path.clone(), version })
@@ -296,7 +300,7 @@ impl LockNode {
     }
 }
 
-/// The name of a node for a lock.
+/// Name of a lock's node.
 pub fn lock_name(name: &str) -> String {
     match utf8_percent_encode(name, PLAIN).to_string() {
         name if name.bytes().all(|byte| byte == b'.') => name.replace('.', "%2E"),
@@ -304,12 +308,12 @@ pub fn lock_name(name: &str) -> String {
     }
 }
 
-/// The lock of a node of that name.
+/// The lock of a node with this name.
 pub fn name_of(node: &str) -> Option<String> {
     percent_decode_str(node).decode_utf8().ok().map(Into::into)
 }
 
-/// The name of the node of one who waits.
+/// Name of a waiter's node.
 fn waiter_name(waiting: &Waiting) -> String {
     let token = String::from_utf8_lossy(&waiting.token);
     let mode = match waiting.mode {
@@ -319,7 +323,7 @@ fn waiter_name(waiting: &Waiting) -> String {
     };
     let place = match waiting.place {
         Place::Queued => "q".into(),
-        Place::Parked => format!("p{}", waiting.forget),
+        Place::Suspended => format!("p{}", waiting.forget),
     };
     format!("w-{:016x}-{token}-{mode}-{place}", waiting.ticket)
 }
@@ -338,7 +342,7 @@ fn parse_waiter(rest: &str) -> Option<Waiting> {
     };
     let (place, forget) = match (place.split_at_checked(1)?, place) {
         (_, "q") => (Place::Queued, 0),
-        (("p", forget), _) => (Place::Parked, number(forget)?),
+        (("p", forget), _) => (Place::Suspended, number(forget)?),
         _ => return None,
     };
     let mut waiting = Waiting::new(token.secret().as_bytes().try_into().ok()?, ticket, mode, place);
@@ -346,32 +350,32 @@ fn parse_waiter(rest: &str) -> Option<Waiting> {
     parts.next().is_none().then_some(waiting)
 }
 
-/// The name of the node of the end with that number.
+/// Name of the node of an end.
 fn end_name(number: u64) -> String {
     format!("e{:02}", number % LOG_KEPT as u64)
 }
 
-/// The error for what is not understood.
+/// The error for data that is not understood.
 pub fn garbled(shown: &str, name: &str, path: &str, why: &str) -> Error {
     Error::Garbled(format!(
-        "{shown}: what is kept of the lock {name:?} is not dlock's, or damaged ({why}); it was left as it is: delete the node \
+        "{shown}: the record of the lock {name:?} is not dlock's, or damaged ({why}); it was not changed: delete the node \
          {path} with all below it when nothing runs under its lock"
     ))
 }
 
-/// Whether a hold's own end by the record lies behind.
+/// Whether a hold's end by the record has passed.
 pub fn is_over(record: &Record, token: &Token, now: Time) -> bool {
     let hold = record.holds.get(token).filter(|hold| hold.phase != Phase::Cooling);
     hold.is_some_and(|hold| hold.confirmed && hold.until.passed(now))
 }
 
-/// Until when those who know that they hold the lock are to be believed by the record.
+/// The holders with a confirmed grant, and the ends of their leases by the record.
 pub fn believed(record: &Record) -> impl Iterator<Item = (&Token, Due)> {
     let confirmed = record.holds.iter().filter(|(_, hold)| hold.confirmed && hold.phase != Phase::Cooling);
     confirmed.map(|(token, hold)| (token, hold.until))
 }
 
-/// Until when one is to be believed, and remembered, who was heard of then, in milliseconds.
-fn terms(heard: u64) -> (Due, Due) {
+/// When a waiter with this last heartbeat, in milliseconds, becomes stale and is forgotten.
+fn deadlines(heard: u64) -> (Due, Due) {
     (Due(heard.saturating_add(millis(SILENCE))), Due(heard.saturating_add(millis(TICKET_KEPT))))
 }

@@ -1,4 +1,4 @@
-//! Where is what kept? All of it below one node, and who makes that.
+//! The paths of dlock's nodes, all below one node, and their creation.
 
 use super::jute::{Ask, Code};
 use super::{Again, Znodes, node};
@@ -27,12 +27,13 @@ impl Znodes {
         format!("{}/{}", self.locks(), node::lock_name(name))
     }
 
-    /// The life of a token. Its name is no secret: it is shown to whoever asks a server for its sessions.
+    /// A token's session node. The name is a hash, because any client can list a server's sessions
+    /// and their nodes.
     pub(super) fn life_path(&self, token: &Token) -> String {
         format!("{}/lives/{}", self.base(), Sha1::from(token.secret()).digest())
     }
 
-    /// Makes the nodes that all locks lie below. Those that are there stay as they are.
+    /// Creates the nodes above all locks. Existing ones stay as they are.
     pub(super) fn make_base(&self) -> Result<(), Error> {
         let (base, mut paths) = (self.base(), Vec::new());
         for (at, _) in base.match_indices('/').skip(1) {
@@ -41,7 +42,8 @@ impl Znodes {
         paths.extend([base.clone(), self.locks(), format!("{base}/lives"), self.clock()]);
         let asks: Vec<Ask> = paths.into_iter().map(|path| Ask::Create { path, data: Vec::new() }).collect();
         let answers = self.ask(&asks, Again::Yes)?;
-        // What was refused above may be there all the same; what is missing at the end is what counts.
+        // A node above may exist although this user may not create it. Only the last one must be
+        // there.
         let refused = answers.iter().filter_map(|answer| answer.as_ref().err());
         let Some(code) = refused.copied().find(|code| *code != Code::NODE_EXISTS) else { return Ok(()) };
         if matches!(answers.last(), Some(Ok(_) | Err(Code::NODE_EXISTS))) {
@@ -49,8 +51,7 @@ impl Znodes {
         }
         Err(match code {
             Code::NO_AUTH => Error::Denied(format!(
-                "{}: there is no {base} yet, and this user may not make it: have an administrator make {} and give this user \
-                 all rights to it, as docs/stores.md says",
+                "{}: there is no {base} yet, and this user may not make it: have an administrator make {} and grant this user all rights on it, as docs/stores.md says",
                 self.shown(),
                 self.target.chroot_shown()
             )),

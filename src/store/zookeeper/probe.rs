@@ -1,4 +1,5 @@
-//! Can this ensemble hold locks? Asks each server what it is, and makes, reads and removes nodes as a lock would.
+//! Checks whether an ensemble can hold locks: asks each server for its version and mode, and
+//! creates, reads and deletes nodes like those of a lock.
 
 use super::jute::{Answer, Ask, Code};
 use super::wire::say;
@@ -11,13 +12,13 @@ use crate::store::engine::Adapter as _;
 use crate::store::probe::{Ensemble, Member, Offset};
 use std::time::{Duration, SystemTime};
 
-/// How often it is asked.
+/// Most round trips that are measured.
 const ASKED: usize = 50;
-/// Asking ends after this time, whatever it found.
+/// Time after which no further round trip is measured.
 const WITHIN: Duration = Duration::from_secs(1);
 
 impl ZooKeeperStore {
-    /// Looks at the ensemble.
+    /// Examines the ensemble.
     pub fn probe(mut self, by: Moment) -> Ensemble {
         let members = self.adapter.members(by);
         let refreshed = self.adapter.refresh(by);
@@ -43,7 +44,7 @@ impl Znodes {
         target.servers.iter().map(|server| (server.to_string(), ask(server))).collect()
     }
 
-    /// Fastest first, and the clock as the last write has told it.
+    /// Round trips, fastest first, and the offset of the leader's clock by the last write.
     fn round_trips(&self) -> Result<(Vec<Duration>, Option<Offset>), Error> {
         let mut round_trips = Vec::new();
         let end = Moment::now().after(WITHIN);
@@ -58,7 +59,7 @@ impl Znodes {
 
     fn tried(&self) -> Result<Option<()>, Error> {
         let token = Token::random()
-            .map_err(|error| Error::Unavailable(format!("no randomness from the system: {error}")))?;
+            .map_err(|error| Error::Unavailable(format!("the system gave no random bytes: {error}")))?;
         let path = self.lock_path(&format!("dlock.probe:{}", token.secret()));
         let below = format!("{path}/e00");
         let asks = [
@@ -85,7 +86,7 @@ impl Znodes {
     }
 }
 
-/// The clock of the leader against this machine's.
+/// Offset of the leader's clock from this machine's. None if the stamp is older than a minute.
 fn offset(stamp: Stamp) -> Option<Offset> {
     let ago = Moment::now().since(stamp.sent);
     let theirs = SystemTime::UNIX_EPOCH + Duration::from_millis(stamp.at) + ago;

@@ -1,5 +1,5 @@
-//! What is there? The nodes of the locks in one round trip, and in another one what they tell to be wanted of those who wait
-//! and hold. All of it is judged before it is given to the law.
+//! Reads locks: their nodes in one round trip, and in a second one the waiters' and session nodes
+//! that the lock rules need. Before the lock rules see the holds, they are judged.
 
 use super::jute::{Answer, Ask, Code, Stat};
 use super::node::{self, LockNode};
@@ -14,15 +14,16 @@ use crate::store::engine::{CatchUp, granted_alone};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Of so many who hold or have left it is looked at once whether they live.
+/// Up to this many holders are all looked up; with more, only those whose lease is over by the
+/// record. Also the most released tokens that one read looks up.
 const HOLDERS: usize = 8;
-/// So many of a queue are read at once where several of them may be granted the lock.
+/// Waiters read at the head of a queue where several of them may be granted the lock.
 const FRONT: usize = 3;
-/// Who waits reads so many of the last ends: enough to tell how long a run mostly takes.
+/// Ends that a waiter reads: enough to estimate how long a run takes.
 const ENDS: usize = 16;
 
 impl Znodes {
-    /// The locks as they are, and the time, which was read before.
+    /// The locks, and the time, which was read before them.
     pub(super) fn read(
         &self,
         names: &BTreeSet<String>,
@@ -35,7 +36,7 @@ impl Znodes {
         loop {
             if std::mem::replace(&mut is_again, true) && self.by.get().passed() {
                 return Err(Error::Unavailable(format!(
-                    "{}: others change the lock all the time",
+                    "{}: other processes change the lock all the time",
                     self.shown()
                 )));
             }
@@ -63,8 +64,9 @@ impl Znodes {
             {
                 return Err(self.refused(code));
             }
-            let Some(stamp) = self.stamp.get() else { return Err(self.silent_clock()) };
-            // Nothing was written later than that clock shows. Who reads the times in a record is not to find them ahead of it.
+            let Some(stamp) = self.stamp.get() else { return Err(self.clock_unknown()) };
+            // The time must not be before that of any write, or a reader would find a record's
+            // times in the future.
             let written = answers[first..].iter().filter_map(|answer| match answer {
                 Ok(Answer::Data(_, stat)) => Some(stat.mtime.saturating_mul(1000)),
                 _ => None,
@@ -79,13 +81,14 @@ impl Znodes {
             self.uncertain.set(Duration::from_micros(upper.saturating_sub(now.0)));
             if let (Some(mine), Some(mut life)) = (mine, life) {
                 if life.turn != self.session.borrow().turn() {
-                    // That session has ended meanwhile, and its life with it.
+                    // That session has ended meanwhile, and its node with it.
                     self.life.set(None);
                     continue;
                 }
                 match &answers[first - 1] {
                     Ok(Answer::Stat(_)) => {
-                        // Had it connected anew in between, it would be watched on a later one. Then it looks once more.
+                        // `dial` was read before the request. If a reconnect came in between, the
+                        // numbers differ, and the waiter looks again.
                         life.dial = dial;
                         self.lives.borrow_mut().insert(mine.token.clone(), true);
                     }
@@ -94,11 +97,11 @@ impl Znodes {
                 self.life.set(Some(life));
             }
             let Some(mut entries) = self.parse(names, answers.split_off(first), now)? else {
-                // It was changed between the two questions.
+                // The lock was changed between the two requests.
                 continue;
             };
             if !self.fetch(&mut entries, me, whom, now)? {
-                // Somebody has left since.
+                // A waiter has left since.
                 continue;
             }
             self.must_sync.set(false);
@@ -107,7 +110,8 @@ impl Znodes {
         }
     }
 
-    /// What is to be asked about these locks, and how much of it comes before them. `stamps` is whether the clock is asked.
+    /// The requests for these locks, and how many others come before them. With `stamps`, one of
+    /// those reads the leader's clock.
     fn asks(&self, names: &BTreeSet<String>, whom: CatchUp, stamps: bool) -> (Vec<Ask>, usize) {
         let mut asks = Vec::with_capacity(2 * names.len() + 3);
         if stamps {
@@ -128,11 +132,11 @@ impl Znodes {
         (asks, first)
     }
 
-    fn silent_clock(&self) -> Error {
-        Error::Garbled(format!("{} does not tell the time", self.shown()))
+    fn clock_unknown(&self) -> Error {
+        Error::Garbled(format!("{} does not give its time", self.shown()))
     }
 
-    /// None if what was read of a lock does not belong together.
+    /// None if the answers for a lock are of two versions.
     fn parse(
         &self,
         names: &BTreeSet<String>,
@@ -160,7 +164,8 @@ impl Znodes {
         Ok(Some(entries))
     }
 
-    /// Reads what will be wanted of those who wait and hold: a round trip for all of it. False if one of them has left since.
+    /// Reads in one round trip what the lock rules need to know of waiters and holders. Returns
+    /// false if a waiter has left since.
     fn fetch(
         &self,
         entries: &mut [LockNode],
@@ -170,7 +175,8 @@ impl Znodes {
     ) -> Result<bool, Error> {
         let is_all = whom == CatchUp::All && me.is_none();
         let is_single = entries.len() == 1;
-        // Whoever was granted the lock starts its job when it has confirmed that. It knows what its own node says.
+        // A waiter that only confirms its grant needs no other waiter, and remembers its own node:
+        // so its job starts sooner.
         let confirms =
             |entry: &LockNode| me.filter(|me| is_single && granted_alone(&entry.record, me).is_some());
         if let [entry] = &mut *entries
@@ -182,7 +188,7 @@ impl Znodes {
         let (mut asks, mut notes, mut lives, mut ends) =
             (Vec::new(), Vec::new(), BTreeSet::new(), Vec::new());
         for (at, entry) in entries.iter().enumerate() {
-            let parked = entry.queue.waiting.iter().filter(|_| is_all);
+            let suspended = entry.queue.waiting.iter().filter(|_| is_all);
             let confirms = confirms(entry).is_some();
             let front = match (is_all, entry.queue.is_for_one()) {
                 (true, _) => usize::MAX,
@@ -190,7 +196,7 @@ impl Znodes {
                 (false, true) if is_single => 1,
                 (false, _) => FRONT,
             };
-            for waiting in entry.wanted(front, me).into_iter().chain(parked) {
+            for waiting in entry.wanted(front, me).into_iter().chain(suspended) {
                 let is_known =
                     |token: &Token| notes.contains(&(at, token.clone())) || entry.notes.contains_key(token);
                 let Some(token) = waiting.token().filter(|token| !is_known(token)) else { continue };
@@ -204,7 +210,7 @@ impl Znodes {
                 entry.tracked.contains_key(**token) && (is_few || node::is_over(&entry.record, token, now))
             };
             lives.extend(held.iter().filter(asked).map(|token| (*token).clone()));
-            // Those who have left are forgotten when they are gone.
+            // Released tokens are dropped from the record once their session has ended.
             lives.extend(entry.left().filter(|_| !confirms).take(HOLDERS).cloned());
             if whom == CatchUp::All {
                 for path in entry.end_paths().into_iter().take(if is_all { LOG_KEPT } else { ENDS }) {
@@ -249,8 +255,8 @@ impl Znodes {
         Ok(true)
     }
 
-    /// What the node of one who waits tells, besides what it holds: when it was last heard of, and if it is this process',
-    /// where that makes itself heard.
+    /// Notes what a waiter's node tells: its last heartbeat and, if the waiter is this process, the
+    /// node to write the next heartbeat to.
     pub(super) fn saw(&self, entry: &mut LockNode, token: Token, data: Vec<u8>, stat: Stat) {
         let mut heard = self.heard.borrow_mut();
         let last = heard.entry(token.clone()).or_default();
@@ -265,12 +271,13 @@ impl Znodes {
         entry.notes.insert(token, data);
     }
 
-    /// What was read before is of another step.
+    /// Forgets what the last operation has looked up.
     pub(super) fn forget_seen(&self) {
         self.lives.borrow_mut().clear();
         self.heard.borrow_mut().clear();
     }
-    /// Lets the law see one who waits, whom it has asked for.
+
+    /// Shows the lock rules a waiter.
     pub(super) fn show_waiter(
         &self,
         entry: &mut LockNode,
@@ -284,7 +291,7 @@ impl Znodes {
             let mut answers = self.ask(&asks, Again::Yes)?.into_iter();
             match answers.next() {
                 Some(Ok(Answer::Data(data, stat))) => self.saw(entry, token.clone(), data, stat),
-                // It has left since, so nothing of this can be written.
+                // The waiter has left since, so this transaction cannot be written.
                 Some(Err(Code::NO_NODE)) => {
                     entry.drop_waiter(waiter);
                     return Ok(Vec::new());
@@ -295,7 +302,7 @@ impl Znodes {
             let is_there = matches!(answers.next(), Some(Ok(Answer::Stat(_))));
             self.lives.borrow_mut().insert(token.clone(), is_there);
         }
-        // One whose life is gone is not heard any more, whenever it last was.
+        // The heartbeats of a waiter whose session has ended no longer count.
         let is_there = self.lives.borrow().get(&token).copied().unwrap_or(false);
         let heard = self.heard.borrow().get(&token).copied().filter(|_| is_there);
         let data = entry.notes.get(&token).cloned().unwrap_or_default();

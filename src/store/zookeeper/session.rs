@@ -1,6 +1,7 @@
-//! How does one keep a session although servers come and go? A session is known to all servers of an ensemble: whoever loses
-//! the connection goes on with it at another one, as long as it has not been silent for longer than its timeout. Here is which
-//! server to ask, who one is there, and when a session is another one.
+//! Keeps a session although servers come and go. All servers of an ensemble know a session: a
+//! client that loses its connection goes on with the session at another server, until the session's
+//! timeout ends. This module chooses the server, logs in, and notices when a session was replaced
+//! by a new one.
 
 use super::jute::{Access, Answer, Ask, Code, Event, hello};
 use super::wire::{Connection, Failure};
@@ -9,30 +10,30 @@ use crate::rules::millis;
 use crate::store::Error;
 use crate::store::net::password::{self, Password};
 use crate::store::net::tls::Tls;
-use crate::store::net::{self, Address, alarm};
+use crate::store::net::{self, Address, interrupt};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the session of one who only asks something may be silent.
-const BRIEFLY: Duration = Duration::from_secs(10);
-/// The first pause between two rounds over all servers where none of them serves: they may be choosing a leader. Each one
-/// after it is twice as long.
+/// Timeout of a session that is no lease.
+const BRIEF_TIMEOUT: Duration = Duration::from_secs(10);
+/// First pause between two rounds through all servers when none serves: they may be electing a
+/// leader. It doubles after each round.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The longest of these pauses.
+/// Longest of these pauses.
 const PAUSE_MOST: Duration = Duration::from_millis(500);
-/// A session says so many times within its timeout that it lives, at least.
-const SIGNS: u32 = 4;
+/// Least number of signs of life within a session's timeout.
+const PINGS_PER_TIMEOUT: u32 = 4;
 
-/// Which ensemble, and how to get into it.
+/// An ensemble and the login for it.
 #[derive(Clone)]
 pub struct Target {
     /// Its servers; at least one.
     pub servers: Vec<Address>,
-    /// User and password; what is made then is its own.
+    /// User and password. The nodes that dlock creates then belong to this user.
     pub login: Option<(String, Password)>,
-    /// The node below which everything is, without a slash at its end; empty for the root.
+    /// The node above all of dlock's nodes, without a slash at its end; empty for the root.
     pub chroot: String,
-    /// Set where it is spoken to over TLS.
+    /// Set if the servers are reached over TLS.
     pub tls: Option<Tls>,
     /// How messages name the store.
     pub shown: String,
@@ -45,42 +46,44 @@ impl Target {
         if self.login.is_some() { Access::Creator } else { Access::Everybody }
     }
 
-    /// How messages name the node below which everything is.
+    /// How messages name the chroot.
     pub fn chroot_shown(&self) -> &str {
         if self.chroot.is_empty() { "/" } else { &self.chroot }
     }
 }
 
-/// How long a session is to be.
+/// The wanted length of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Length {
-    /// As long as the servers like.
+    /// Any length that the servers grant.
     Brief,
-    /// Just so long: it is a lease.
+    /// Exactly this length, because it is a lease.
     Lease(Duration),
 }
 
-/// A session, or what will be one.
+/// A session, or the means to begin one.
 pub struct Session {
     target: Arc<Target>,
     length: Length,
-    /// 0 as long as there is none.
+    /// Id of the session; 0 while there is none.
     id: i64,
     password: Vec<u8>,
-    /// How long it may be silent, as agreed.
+    /// The timeout that the server has granted.
     timeout: Duration,
-    /// Which one it is of those that this has had.
+    /// Counts the sessions. A new number means that the last session and its nodes are gone.
     turn: u64,
-    /// Which connection it is.
+    /// Counts the connections. A new number means that no watch is left.
     dial: u64,
+    /// Newest zxid that a server has told.
     seen: i64,
-    /// The number of the last question. A server tells by session and number which question a commit answers, and a question that a
-    /// broken connection left behind may be committed later: with numbers that begin anew, it would answer another one.
+    /// The last request's number (xid). Servers match a commit to a request by session and xid, and
+    /// may commit a request of a broken connection late. If xids started again with each
+    /// connection, such a commit would answer another request.
     number: i32,
-    line: Option<Connection>,
-    /// Which server to try next.
+    connection: Option<Connection>,
+    /// Index of the server to try next.
     next: usize,
-    /// Whose it is; a copy in a process that was forked has nothing to end.
+    /// The process that owns the session. A forked copy must not end it.
     process: u32,
 }
 
@@ -93,23 +96,23 @@ impl Session {
             length: Length::Brief,
             id: 0,
             password: Vec::new(),
-            timeout: BRIEFLY,
+            timeout: BRIEF_TIMEOUT,
             turn: 0,
             dial: 0,
             seen: 0,
             number: 0,
-            line: None,
+            connection: None,
             next,
             process: std::process::id(),
         }
     }
 
-    /// Which session it is. Another number means that what went with the former one is gone.
+    /// Number of the session. Another number means that the nodes of the last one are gone.
     pub const fn turn(&self) -> u64 {
         self.turn
     }
 
-    /// Which connection it is. Another number means that no watch is left.
+    /// Number of the connection. Another number means that no watch is left.
     pub const fn dial(&self) -> u64 {
         self.dial
     }
@@ -119,10 +122,10 @@ impl Session {
     }
 
     pub const fn is_connected(&self) -> bool {
-        self.line.is_some()
+        self.connection.is_some()
     }
 
-    /// How long it is to be from now on. One of another length is ended.
+    /// Sets the length. A session of another length is ended.
     pub fn set_length(&mut self, length: Length) {
         if self.length != length {
             self.end();
@@ -130,14 +133,14 @@ impl Session {
         }
     }
 
-    /// What watches have told on this connection.
+    /// Takes the events of this connection's watches.
     pub fn events(&mut self) -> Vec<Event> {
-        self.line.as_mut().map(|line| line.events.drain(..).collect()).unwrap_or_default()
+        self.connection.as_mut().map(|connection| connection.events.drain(..).collect()).unwrap_or_default()
     }
 
     /// Connects, if it is not connected.
     pub fn connect(&mut self, by: Moment) -> Result<(), Failure> {
-        if self.line.is_some() {
+        if self.connection.is_some() {
             return Ok(());
         }
         let count = self.target.servers.len();
@@ -150,10 +153,11 @@ impl Session {
                 Err(failure) => {
                     untried -= 1;
                     if untried == 0 {
-                        if count == 1 || by.left() <= PAUSE || alarm::pause(pause).is_err() {
+                        if count == 1 || by.left() <= PAUSE || interrupt::pause(pause).is_err() {
                             return Err(failure);
                         }
-                        // Servers that choose a leader hang up at once, on each of a crowd.
+                        // During an election, servers close each new connection at once, so the
+                        // pause grows.
                         pause = (pause * 2).min(PAUSE_MOST).min(by.left() / 8).max(PAUSE);
                         untried = count;
                     }
@@ -162,7 +166,7 @@ impl Session {
         }
     }
 
-    /// Tries one server.
+    /// Tries the next server.
     fn try_next(&mut self, by: Moment) -> Result<(), Failure> {
         let target = Arc::clone(&self.target);
         let server = &target.servers[self.next % target.servers.len()];
@@ -172,14 +176,14 @@ impl Session {
             _ => format!("{} at {server}", target.shown),
         };
         let wanted = match self.length {
-            Length::Brief => BRIEFLY,
+            Length::Brief => BRIEF_TIMEOUT,
             Length::Lease(ttl) => ttl,
         };
         loop {
             let wanted_ms = i32::try_from(millis(wanted)).unwrap_or(i32::MAX);
             let hello = hello(self.seen, wanted_ms, self.id, &self.password);
             let reached = Moment::now().after(target.connect_timeout).min(by);
-            let (mut line, welcome) = Connection::begin(
+            let (mut connection, welcome) = Connection::begin(
                 &shown,
                 server,
                 target.tls.as_ref(),
@@ -190,9 +194,11 @@ impl Session {
             )?;
             let Some(timeout) = welcome.timeout else {
                 if self.id == 0 {
-                    return Err(Failure::Broken(Error::Unavailable(format!("{shown} begins no session"))));
+                    return Err(Failure::Broken(Error::Unavailable(format!(
+                        "{shown} did not start a session"
+                    ))));
                 }
-                // It has ended: what was silent for too long begins anew.
+                // The session has expired. Begin a new one.
                 self.id = 0;
                 self.password.clear();
                 continue;
@@ -205,53 +211,53 @@ impl Session {
             if let Length::Lease(ttl) = self.length
                 && millis(ttl) != u64::from(timeout)
             {
-                line.close();
+                connection.close();
                 self.id = 0;
                 return Err(Failure::Refused(unfit_ttl(&target.shown, ttl, self.timeout)));
             }
             if let Some((user, password)) = &target.login {
                 password::log_in(&shown, Some(password), by, |text| {
-                    line.log_in(format!("{user}:{}", text.unwrap_or_default()).into_bytes(), by)
+                    connection.log_in(format!("{user}:{}", text.unwrap_or_default()).into_bytes(), by)
                 })?;
             }
-            self.line = Some(line);
+            self.connection = Some(connection);
             self.dial += 1;
             return Ok(());
         }
     }
 
-    /// One round trip; connects before it, if it is not connected.
+    /// One round trip. Connects first, if it is not connected.
     pub fn ask(&mut self, asks: &[Ask], by: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
         self.connect(by)?;
-        let Some(line) = &mut self.line else { return Ok(Vec::new()) };
-        let answers = line.ask(asks, by);
-        self.seen = self.seen.max(line.seen());
-        self.number = line.number();
+        let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
+        let answers = connection.ask(asks, by);
+        self.seen = self.seen.max(connection.seen());
+        self.number = connection.number();
         if answers.is_err() {
-            self.line = None;
+            self.connection = None;
         }
         answers
     }
 
-    /// Sleeps until a watch tells something (true), or until then.
+    /// Sleeps until a watch reports something (true), or until `until` (false).
     pub fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
-        let Some(line) = &mut self.line else { return Ok(true) };
-        let heard = line.listen(self.timeout / SIGNS, until);
+        let Some(connection) = &mut self.connection else { return Ok(true) };
+        let heard = connection.listen(self.timeout / PINGS_PER_TIMEOUT, until);
         if heard.is_err() {
-            self.line = None;
+            self.connection = None;
         }
         heard
     }
 
-    /// Goes to another server the next time, with the same session.
+    /// Drops the connection. The next request goes to another server, in the same session.
     pub fn hang_up(&mut self) {
-        self.line = None;
+        self.connection = None;
     }
 
-    /// Ends the session, and what goes with it.
+    /// Ends the session, and so its nodes.
     pub fn end(&mut self) {
-        if let Some(line) = self.line.take() {
-            line.close();
+        if let Some(connection) = self.connection.take() {
+            connection.close();
         }
         self.id = 0;
         self.password.clear();
@@ -266,14 +272,13 @@ impl Drop for Session {
     }
 }
 
-/// The error for a ttl that no session there has.
+/// The error for a ttl that the servers grant to no session.
 fn unfit_ttl(shown: &str, ttl: Duration, granted: Duration) -> Error {
     use humantime::format_duration;
     let (bound, set) =
         if granted > ttl { ("at least", "minSessionTimeout") } else { ("at most", "maxSessionTimeout") };
     Error::Unfit(format!(
-        "{shown}: a lease there is a session, which lasts {bound} {} and not --ttl {}; take such a --ttl, or have {set} \
-         changed",
+        "{shown}: a lease there is a session, which lasts {bound} {}, not --ttl {}; use such a --ttl, or have {set} changed",
         format_duration(granted),
         format_duration(ttl)
     ))

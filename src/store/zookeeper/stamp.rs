@@ -1,32 +1,32 @@
-//! What time is it? The leader stamps what it writes, and from there one counts on: how far, and how well.
+//! The leader's clock, counted on from the stamp of the last write, with bounds for the error.
 
 use super::jute::{Answer, Ask, Code};
 use crate::clock::Moment;
 use std::time::Duration;
 
-/// So long one counts on from a stamp of the leader's clock.
+/// Longest time to count on from a stamp of the leader's clock.
 pub(super) const STAMP_GOOD: Duration = Duration::from_secs(2);
-/// Two clocks that do not run alike differ by one part in so many, at the most.
+/// Most that two clocks may drift apart: one part in this many.
 const DRIFT: u32 = 100;
 
-/// What the clock of the leader showed.
+/// A reading of the leader's clock.
 #[derive(Clone, Copy)]
 pub(super) struct Stamp {
-    /// In milliseconds since 1970.
+    /// The time, in milliseconds since 1970.
     pub(super) at: u64,
-    /// It was read between these.
+    /// The leader read its clock between these two moments.
     pub(super) sent: Moment,
     pub(super) heard: Moment,
 }
 
 impl Stamp {
-    /// No later than that clock shows at a moment, in microseconds since 1970.
+    /// Lower bound of the leader's time at a moment, in microseconds since 1970.
     pub(super) fn lower(self, now: Moment) -> u64 {
         let passed = now.since(self.heard);
         (self.at * 1000).saturating_add(micros(passed - passed / DRIFT))
     }
 
-    /// No earlier.
+    /// Upper bound of the same.
     pub(super) fn upper(self, now: Moment) -> u64 {
         let passed = now.since(self.sent);
         (self.at * 1000 + 1000).saturating_add(micros(passed + passed / DRIFT))
@@ -37,7 +37,7 @@ fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// When the leader did what was asked, if it tells.
+/// The leader's time of a write, if the answer has it.
 pub(super) fn stamped(ask: &Ask, answer: &Result<Answer, Code>) -> Option<u64> {
     match (ask, answer.as_ref().ok()?) {
         (

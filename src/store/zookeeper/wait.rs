@@ -1,5 +1,5 @@
-//! How does one wait? Whoever stands before one is watched for its end, and the own life for being written to. Meanwhile one
-//! writes to the own places, so that others know that one is there.
+//! Waiting in a queue. The waiter watches for the end of its predecessor's session node and for a
+//! write to its own, and writes heartbeats to its nodes in the queues.
 
 use super::jute::{Answer, Ask, Event, Kind};
 use super::life::Life;
@@ -10,15 +10,16 @@ use crate::clock::Moment;
 use crate::lock::{Names, Token};
 use std::cell::Cell;
 
-/// The life of another process.
+/// The session node of another process.
 pub struct Watch {
     pub(super) path: String,
-    /// The connection on which its end is told.
+    /// The connection that the watch is on.
     pub(super) dial: Cell<u64>,
 }
 
 impl Znodes {
-    /// Sets the watches that the last connection had. Whether something has happened meanwhile.
+    /// Sets the watches again after a reconnect. Returns whether one of the nodes has gone
+    /// meanwhile.
     fn arm<'a>(&self, others: impl Iterator<Item = &'a Watch>) -> Result<bool, Failure> {
         self.session.borrow_mut().connect(self.by.get())?;
         let dial = self.session.borrow().dial();
@@ -34,7 +35,8 @@ impl Znodes {
         Ok(answers.iter().any(Result::is_err))
     }
 
-    /// Whether the own life is still watched. If it is not, it may have been written to without anybody being told.
+    /// Whether this process's session node is still watched. If not, a write to it may have been
+    /// missed.
     fn is_watched(&self) -> bool {
         let session = self.session.borrow();
         let is_same = |life: Life| life.turn == session.turn() && life.dial == session.dial();
@@ -68,7 +70,8 @@ impl Znodes {
         }
     }
 
-    /// Writes to the own places. Whether all of them are still there, and nothing has happened.
+    /// Writes a heartbeat to this process's nodes in the queues. Returns whether all of them are
+    /// still there and no watch has reported anything.
     pub(super) fn beat(&self, names: &Names) -> Result<bool, Failure> {
         let mut places = self.places.borrow_mut();
         let known = names.iter().map(|name| places.get(name.as_str()));

@@ -1,14 +1,15 @@
-//! How does one speak to a ZooKeeper server in bounded time? One connection: dialled, and used under deadlines that cover a
-//! whole exchange. Questions are sent together, and answered in order; what a watch tells comes in between, and is kept until
-//! somebody asks for it.
+//! A connection to a ZooKeeper server, in bounded time: one deadline covers a whole exchange.
+//! Requests are sent in one batch and answered in order. Events of watches come in between, and are
+//! kept until the caller takes them.
 //!
-//! After any failure a connection is of no use any more: a late answer would answer the wrong question.
+//! After any failure the connection is dropped: a late answer would be taken for the answer to the
+//! next request.
 
 use super::jute::{self, Access, Answer, Ask, Code, Event, Head, Welcome};
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::net::alarm;
 use crate::store::net::failure::{is_end, unreachable};
+use crate::store::net::interrupt;
 use crate::store::net::password::Refusal;
 use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
 use crate::store::net::tls::{Session as TlsSession, Tls};
@@ -17,23 +18,24 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
-/// No answer is longer, nor are those to all that is asked together: so much say the nodes of ten thousand who wait, each with a
-/// command of a thousand characters; or the names of a hundred thousand locks.
+/// Most bytes of an answer, and of the answers to one batch. That is enough for the nodes of ten
+/// thousand waiters, each with a command of a thousand characters, or for the names of a hundred
+/// thousand locks.
 const ANSWER_MOST: usize = 32 << 20;
-/// What watches have told and nobody has asked for is at most so much: nobody watches as many nodes.
+/// Most events that are kept. No process watches as many nodes.
 const EVENTS_MOST: usize = 16 * 1024;
 const READ_SIZE: usize = 16 * 1024;
-/// What has begun to come is there within this time.
+/// Time for the rest of a frame that has begun to arrive.
 const REST_WITHIN: Duration = Duration::from_secs(1);
 
 /// What went wrong in an exchange.
 #[derive(Debug)]
 pub enum Failure {
-    /// The connection is of no use any more. It may be worth trying another one at once.
+    /// The connection is broken. A new one may work at once.
     Broken(Error),
     /// There was no answer in time.
     Silent(Error),
-    /// It would not do it.
+    /// The server refused.
     Refused(Error),
 }
 
@@ -60,7 +62,7 @@ impl From<Failure> for Error {
     }
 }
 
-/// One connection.
+/// A connection to a server.
 pub struct Connection {
     store: String,
     stream: Stream,
@@ -68,20 +70,20 @@ pub struct Connection {
     access: Access,
     inbox: Vec<u8>,
     taken: usize,
-    /// How much was taken since something was asked.
-    come: usize,
+    /// Bytes of answers since the last request.
+    received: usize,
     number: i32,
-    /// How far the server has come, as far as it said.
+    /// Newest zxid that the server has told.
     seen: i64,
-    /// What watches have told.
+    /// Events of watches.
     pub events: VecDeque<Event>,
-    /// When something was last sent.
+    /// Time of the last send.
     sent: Moment,
-    /// Whether it was asked for a sign of life, and gave none yet.
+    /// Whether a ping is unanswered.
     is_pinged: bool,
 }
 
-/// What a server answers to one of its words for administrators, over a connection for that alone.
+/// Sends a four-letter command, on a connection of its own, and returns the answer.
 pub fn say(
     store: &str,
     address: &Address,
@@ -102,15 +104,15 @@ pub fn say(
         .and_then(|()| channel.flush())
         .map_err(|error| unreachable(store, &error))?;
     match channel.take(64 * 1024).read_to_end(&mut said) {
-        // Not all say goodbye in TLS before they hang up.
+        // Some servers close without a TLS close_notify.
         Err(error) if said.is_empty() => Err(unreachable(store, &error)),
         _ => Ok(String::from_utf8_lossy(&said).into_owned()),
     }
 }
 
 impl Connection {
-    /// Reaches the server by the first of these moments, and has said the first words by the second one. `number` is that of the
-    /// last question of the session, over whatever connection.
+    /// Connects by `reached`, and begins the session by `by`. `number` is the last xid of the
+    /// session, over all its connections.
     pub fn begin(
         store: &str,
         address: &Address,
@@ -135,7 +137,7 @@ impl Connection {
             access,
             inbox: Vec::new(),
             taken: 0,
-            come: 0,
+            received: 0,
             number,
             seen: 0,
             events: VecDeque::new(),
@@ -148,7 +150,8 @@ impl Connection {
         Ok((connection, welcome))
     }
 
-    /// Says who asks. It is not said whether the password is right: each has an identity of its own.
+    /// Logs in with the scheme `digest`. The server does not check the password: user and password
+    /// together are the identity.
     pub fn log_in(&mut self, secret: Vec<u8>, by: Moment) -> Result<(), Failure> {
         let bytes = Ask::Login { secret }.framed(jute::LOGIN, self.access);
         self.send(&bytes, by)?;
@@ -168,9 +171,9 @@ impl Connection {
         }
     }
 
-    /// Asks all of these together, and answers in order what became of each.
+    /// Sends requests in one batch and returns their answers in order.
     pub fn ask(&mut self, asks: &[Ask], by: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
-        self.come = 0;
+        self.received = 0;
         let (mut bytes, mut numbers) = (Vec::new(), Vec::with_capacity(asks.len()));
         for ask in asks {
             numbers.push(self.next_number());
@@ -194,7 +197,8 @@ impl Connection {
             }
             return match head.code {
                 Code(0) => ask.answer(rest).ok_or_else(|| self.not_zookeeper()),
-                // The session is another server's now, or is no more: what is asked next is not answered here.
+                // The session has moved to another server or has ended. This connection answers no
+                // further request.
                 Code::SESSION_MOVED | Code::SESSION_EXPIRED | Code::CONNECTION_LOSS => {
                     Err(Failure::Broken(unreachable(&self.store, &ErrorKind::ConnectionAborted.into())))
                 }
@@ -203,7 +207,7 @@ impl Connection {
         }
     }
 
-    /// Keeps what is no answer.
+    /// Returns an answer, and keeps an event.
     fn sort<'f>(&mut self, frame: &'f [u8]) -> Result<Option<(Head, &'f [u8])>, Failure> {
         let (head, rest) = jute::head(frame).ok_or_else(|| self.not_zookeeper())?;
         match head.number {
@@ -226,24 +230,24 @@ impl Connection {
         }
     }
 
-    /// How far the server has come, as far as it said.
+    /// Newest zxid that the server has told.
     pub const fn seen(&self) -> i64 {
         self.seen
     }
 
-    /// The number of the last question.
+    /// The last xid.
     pub const fn number(&self) -> i32 {
         self.number
     }
 
-    /// Ends the session, and waits for nothing.
+    /// Ends the session, without waiting for the answer.
     pub fn close(mut self) {
         let bytes = Ask::Close.framed(self.number.wrapping_add(1), self.access);
         self.send(&bytes, Moment::now().after(Duration::from_millis(20))).ok();
     }
 
-    /// Sleeps until a watch has told something (true), or until then. It says often enough that it lives: at least as often as
-    /// `each`.
+    /// Sleeps until an event has come (true), or until `until` or an interrupt (false). Sends a
+    /// ping at least once per `each`.
     pub fn listen(&mut self, each: Duration, until: Moment) -> Result<bool, Failure> {
         loop {
             if !self.events.is_empty() {
@@ -263,14 +267,14 @@ impl Connection {
                 self.send(&bytes, Moment::now().after(each))?;
                 continue;
             }
-            if until.passed() || alarm::is_raised() {
+            if until.passed() || interrupt::is_raised() {
                 return Ok(false);
             }
             self.wait(next.min(until)).map_err(|error| self.failure(&error))?;
         }
     }
 
-    /// Waits until something has come, at the most until then, and takes it in.
+    /// Waits for data until `until`, and reads it.
     fn wait(&mut self, until: Moment) -> io::Result<()> {
         let is_there = match &mut self.tls {
             Some(session) => session.has_more()?,
@@ -293,14 +297,13 @@ impl Connection {
         sent.map_err(|error| self.failure(&error))
     }
 
-    /// Waits for the next frame of those that answer what was asked together, whatever comes in between.
+    /// Waits for the next frame during an exchange, and counts its bytes.
     fn asked_frame(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
         let frame = self.frame(by)?;
-        self.come += frame.len();
-        if self.come > ANSWER_MOST { Err(self.not_zookeeper()) } else { Ok(frame) }
+        self.received += frame.len();
+        if self.received > ANSWER_MOST { Err(self.not_zookeeper()) } else { Ok(frame) }
     }
 
-    /// Waits for the next frame.
     fn frame(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
         loop {
             if let Some(frame) = self.take()? {
@@ -310,7 +313,7 @@ impl Connection {
         }
     }
 
-    /// The next frame, if it is there.
+    /// The next frame, if all of it has arrived.
     fn take(&mut self) -> Result<Option<Vec<u8>>, Failure> {
         let rest = &self.inbox[self.taken..];
         let Some((length, behind)) = rest.split_first_chunk() else { return Ok(None) };
@@ -345,7 +348,7 @@ impl Connection {
     }
 
     fn not_zookeeper(&self) -> Failure {
-        let what = "what answers there does not speak the protocol of ZooKeeper";
+        let what = "the server there does not speak the protocol of ZooKeeper";
         Failure::Refused(Error::Garbled(format!("{}: {what}", self.store)))
     }
 }

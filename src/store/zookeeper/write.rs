@@ -1,4 +1,4 @@
-//! How is a step written, and where does this process wait after it?
+//! Writes a transaction, and remembers this process's nodes in the queues.
 
 use super::jute::{Answer, Ask, Code};
 use super::life::Life;
@@ -11,10 +11,10 @@ use crate::store::Error;
 use crate::store::engine::{Changed, Written};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A step is not larger than a server takes (`jute.maxbuffer`).
-const STEP_MOST: usize = 1_000_000;
+/// Most bytes of a transaction: a server's default `jute.maxbuffer`, less some room.
+const TRANSACTION_MOST: usize = 1_000_000;
 
-/// The node of this process in a queue, as it was read or written last.
+/// This process's node in a queue, as it was last read or written.
 pub(super) struct Place {
     pub(super) path: String,
     pub(super) data: Vec<u8>,
@@ -22,7 +22,7 @@ pub(super) struct Place {
 }
 
 impl Znodes {
-    /// All of it or nothing, and only if nobody else has changed any of it since it was read.
+    /// Writes everything or nothing; nothing if any of it has changed since it was read.
     pub(super) fn write_step(
         &self,
         entries: Vec<(LockNode, Changed)>,
@@ -40,7 +40,7 @@ impl Znodes {
         let life = self.life.get().filter(|life| !life.was_ended);
         let life = life.filter(|_| asker.as_ref().is_some_and(|asker| self.is_own(asker)));
         if let (Some(_), Some(asker)) = (life, &asker) {
-            // What is granted, renewed or waited for counts only as long as this session does.
+            // A grant, a renewal or a wait counts only while this session lasts.
             all.push(Ask::Check { path: self.life_path(asker), version: None });
         }
         let mut holds = false;
@@ -71,11 +71,11 @@ impl Znodes {
             all.extend(change.asks);
         }
         if all.iter().all(|ask| matches!(ask, Ask::Check { .. })) {
-            // There was nothing, and there is nothing to keep.
+            // The locks had no nodes and need none.
             return Ok(Written::Yes);
         }
-        // Those who are known to live are woken by the write itself. If one has died since, nothing is written, and who is
-        // next is seen anew.
+        // The same transaction wakes the waiters whose sessions are known to live. If one has ended
+        // since, nothing is written, and the next waiter is chosen again.
         let woken = woken.iter().filter(|token| !onlookers.contains(*token));
         let is_alive = |token: &&Token| lives.get(*token).copied().unwrap_or_default();
         let (alive, others): (Vec<_>, Vec<_>) =
@@ -84,14 +84,14 @@ impl Znodes {
         let wake = |token: &Token| Ask::Set { path: self.life_path(token), data: Vec::new() };
         all.extend(alive.into_iter().map(wake));
         let size: usize = all.iter().map(Ask::size).sum();
-        if size > STEP_MOST {
+        if size > TRANSACTION_MOST {
             return Ok(Written::too_large(self.shown()));
         }
         let mut asks = vec![Ask::All(all)];
         asks.extend(others.into_iter().map(wake));
         let answer = match self.ask(&asks, Again::No) {
             Ok(answers) => answers.into_iter().next(),
-            // Whether it was done shows when it is tried again: if it was, the versions are others.
+            // The write may have been done. If it was, the retry finds other versions.
             Err(Failure::Broken(_)) => {
                 self.must_sync.set(true);
                 return Ok(Written::Conflict);
@@ -106,7 +106,7 @@ impl Znodes {
                     self.keep_places(places, all, &answers);
                 }
                 if let Some(life) = life.filter(|_| holds) {
-                    // It was there when that was written, so the lease is its session from then on.
+                    // The session node existed at the write, so this session is now the lease.
                     self.life.set(Some(Life { holds, ..life }));
                 }
                 Ok(Written::Yes)
@@ -118,7 +118,7 @@ impl Znodes {
                 self.must_sync.set(true);
                 Ok(Written::Conflict)
             }
-            // The lock may be everybody's, and the life of one of them his own.
+            // The lock may be open to everybody, and a waiter's session node to its owner only.
             Some(Err(Code::NO_AUTH)) if wakes_with_it => {
                 self.wakes_apart.set(true);
                 Ok(Written::Conflict)
@@ -128,13 +128,13 @@ impl Znodes {
         }
     }
 
-    /// Where this process waits after a step that has written these.
+    /// Remembers this process's nodes in the queues after a write.
     fn keep_places(&self, places: BTreeMap<String, Option<String>>, asks: Vec<Ask>, answers: &[Answer]) {
         let mut known = self.places.borrow_mut();
         let mut written: BTreeMap<String, (Vec<u8>, i32)> = BTreeMap::new();
         for (ask, answer) in asks.into_iter().zip(answers) {
             match (ask, answer) {
-                // Of a node that it makes it tells no version: it is the first.
+                // A create within a transaction returns no version; the first is 0.
                 (Ask::Create { path, data }, Answer::Done) => drop(written.insert(path, (data, 0))),
                 (Ask::Set { path, data }, Answer::Stat(stat)) => {
                     drop(written.insert(path, (data, stat.version)));

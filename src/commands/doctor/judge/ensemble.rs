@@ -1,24 +1,24 @@
-//! Does this ensemble of ZooKeeper hold locks? One of its servers may be down; whether enough are left shows when a node is
-//! written.
+//! Judges a ZooKeeper ensemble. Some of its servers may be down; whether enough are left shows when
+//! a node is written.
 
 use super::{Criteria, bad, of_clock, of_round_trips, ok, unreachable, warn};
 use crate::output::doctor::Finding;
 use crate::store::probe::{Ensemble, Member};
 
-/// The lease of a run is its session, which no clock ends. A script has none.
-const MIND_CLOCK: &str = "locks of `dlock run` are not affected, but those of `dlock acquire`, fences after another server became the leader";
+/// The lease of a run is its session, which no wall clock ends. A script's hold has no session.
+const CLOCK_EFFECT: &str = "locks of `dlock run` are not affected; those of `dlock acquire` are, and fences after a change of the leader";
 
 pub(super) fn of_ensemble(ensemble: &Ensemble, criteria: &Criteria) -> Vec<Finding> {
     let servers = ensemble.members.iter().map(|(name, said)| match said {
         Ok(member) => of_member(name, member),
-        Err(error) => warn("server", error.to_string(), "start it, or name the servers that there are"),
+        Err(error) => warn("server", error.to_string(), "start it, or take it out of the URL"),
     });
     let mut findings: Vec<Finding> = servers.collect();
     match &ensemble.answers {
         Ok((round_trips, clock)) => {
             findings.push(ok("reachable", "yes"));
             findings.push(of_round_trips(round_trips, criteria));
-            findings.extend(clock.map(|clock| of_clock(clock, MIND_CLOCK)));
+            findings.extend(clock.map(|clock| of_clock(clock, CLOCK_EFFECT)));
         }
         Err(error) => {
             findings.push(unreachable(error));
@@ -29,8 +29,8 @@ pub(super) fn of_ensemble(ensemble: &Ensemble, criteria: &Criteria) -> Vec<Findi
         Ok(Some(())) => ok("rights", "all that locks need; tested with temporary nodes, now removed"),
         Ok(None) => warn(
             "rights",
-            "there are no nodes of dlock's yet, so nothing was tried; the first run makes them, if it may",
-            "run something there once",
+            "there are no nodes of dlock yet, so nothing was tested; the first run makes them, if its user may",
+            "run a job once",
         ),
         Err(error) => bad("rights", error.to_string(), "docs/stores.md has the nodes and the rights"),
     });
@@ -38,18 +38,19 @@ pub(super) fn of_ensemble(ensemble: &Ensemble, criteria: &Criteria) -> Vec<Findi
 }
 
 fn of_member(name: &str, member: &Member) -> Finding {
-    let unsaid = "it does not say";
+    let unsaid = "unknown";
     let (version, mode) =
         (member.version.as_deref().unwrap_or(unsaid), member.mode.as_deref().unwrap_or(unsaid));
     let found = format!("{name}: version {version}, role {mode}");
     if mode != "standalone" && may_forget(version) {
-        let advice = "take ZooKeeper 3.8.5, 3.9.4 or later: where servers fail together, this version can lose what it has acknowledged";
+        let advice = "use ZooKeeper 3.8.5, 3.9.4 or later: if several servers fail at once, this version can lose acknowledged writes";
         return warn("server", found, advice);
     }
     ok("server", found)
 }
 
-/// Several servers of this version can lose writes: ZOOKEEPER-4785, mended in 3.8.5 and 3.9.2, and ZOOKEEPER-4925 in 3.9.3.
+/// Several servers of this version can lose writes: ZOOKEEPER-4785, fixed in 3.8.5 and 3.9.2, and
+/// ZOOKEEPER-4925 in 3.9.3.
 fn may_forget(version: &str) -> bool {
     let numbers: Vec<u32> = version.split('.').map_while(|number| number.parse().ok()).collect();
     let [major, minor, patch] = numbers[..] else { return false };
@@ -62,7 +63,7 @@ mod tests {
     use crate::output::doctor::Verdict;
 
     #[test]
-    fn versions_that_lose_writes_are_warned_of() {
+    fn versions_that_lose_writes_get_a_warning() {
         let judged = |version: &str, mode: &str| {
             let member = Member { version: Some(version.into()), mode: Some(mode.into()) };
             of_member("zk1", &member).verdict

@@ -1,19 +1,19 @@
-//! Do these masters hold locks together? A master is one of many here: it may forget everything when it restarts, for then
-//! it does not count until all leases that it may have forgotten are over. What counts is how many do.
+//! Judges the masters of a quorum. A master may forget everything when it restarts: it does not
+//! count until all leases that it may have forgotten are over. What matters is how many count.
 
 use super::{Criteria, bad, of_node, of_replicas, ok, span, warn};
 use crate::output::doctor::{Finding, Verdict};
 use crate::store::probe::{Info, Node, Role};
 use std::time::Duration;
 
-/// A server tells its uptime in whole seconds, which may be one too many.
+/// A server reports its uptime in whole seconds, which may be one too many.
 const UPTIME_CUT: Duration = Duration::from_secs(1);
 
 /// Whether a master counts for locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Counts {
     Yes,
-    /// From then on.
+    /// After this time.
     In(Duration),
     No,
 }
@@ -28,7 +28,7 @@ pub(super) fn of_masters(nodes: &[Node], criteria: &Criteria) -> Vec<Finding> {
         sound += usize::from(is_sound);
         findings.extend(of_master);
     }
-    // Then what is wrong with the others refuses nobody a lock.
+    // With a sound majority, faults of the others refuse no lock.
     let worst = if sound > nodes.len() / 2 { Verdict::Warn } else { Verdict::Bad };
     findings.iter_mut().for_each(|finding| finding.verdict = finding.verdict.min(worst));
     findings
@@ -54,9 +54,9 @@ fn of_majority(counts: &[Counts]) -> Finding {
         return ok("quorum", found);
     }
     if now >= majority {
-        return warn("quorum", found, "look at the others: none of these may be lost");
+        return warn("quorum", found, "see the lines of the others: no further master may fail");
     }
-    // When the last of a majority does.
+    // The time until a majority counts.
     let mut waits: Vec<_> = counts
         .iter()
         .filter_map(|counts| match counts {
@@ -70,9 +70,9 @@ fn of_majority(counts: &[Counts]) -> Finding {
         Some(wait) => bad(
             "quorum",
             format!("{found}: every lock is refused for {} more", span(*wait)),
-            "wait; or set a shorter --max-lease on every machine, if no lease is that long",
+            "wait; or set a shorter --max-lease on every machine, if all leases are shorter",
         ),
-        None => bad("quorum", format!("{found}: every lock is refused"), "see the others"),
+        None => bad("quorum", format!("{found}: every lock is refused"), "see the lines of the masters"),
     }
 }
 
@@ -80,11 +80,11 @@ fn of_master(node: &Node, counts: Counts, criteria: &Criteria) -> Vec<Finding> {
     let more = |info: &Info| vec![of_replicas(info), of_uptime(info, counts, criteria)];
     let without_info = bad(
         "info",
-        "this user may not ask for INFO, so nobody knows how long this master has been up: it does not count",
+        "this user may not use INFO, so the uptime of this master is unknown: it does not count",
         "give it +info (ACL SETUSER)",
     );
     // A majority knows the last fence, whatever the clocks say.
-    of_node(node, criteria, more, without_info, "locks are not affected, but fences where masters forget")
+    of_node(node, criteria, more, without_info, "locks are not affected; fences are, if masters forget")
 }
 
 fn of_uptime(info: &Info, counts: Counts, criteria: &Criteria) -> Finding {
@@ -94,7 +94,7 @@ fn of_uptime(info: &Info, counts: Counts, criteria: &Criteria) -> Finding {
             "uptime",
             format!("{found}: it may have forgotten locks that are still held, so it does not count yet"),
             format!(
-                "wait until it has run for {}, that is --max-lease: {} more",
+                "wait until it has run for {} (--max-lease): {} more",
                 span(criteria.max_lease),
                 span(left)
             ),

@@ -1,4 +1,4 @@
-//! What is judged how.
+//! Which facts lead to which findings.
 
 use super::*;
 use crate::store::probe::Facts;
@@ -48,7 +48,7 @@ fn survey(facts: Facts) -> Survey {
     Survey::Servers { nodes: vec![Node { name: "h:6379".into(), facts: Ok(facts) }], failover: None }
 }
 
-/// What is not ok, as check and verdict; each with its advice.
+/// The findings that are not ok, as check and verdict. Checks that exactly these have advice.
 fn complaints(survey: &Survey, criteria: &Criteria) -> Vec<(&'static str, Verdict)> {
     let findings = judge(survey, criteria);
     for finding in &findings {
@@ -61,12 +61,12 @@ fn complaints(survey: &Survey, criteria: &Criteria) -> Vec<(&'static str, Verdic
 }
 
 #[test]
-fn a_good_server_has_no_complaint() {
+fn good_server_has_no_complaint() {
     assert_eq!(complaints(&survey(facts()), &criteria()), []);
 }
 
 #[test]
-fn what_a_server_says_of_itself() {
+fn facts_of_info_are_judged() {
     let cases: [(Info, &[(&str, Verdict)]); 13] = [
         (Info { version: "6.2.0".into(), ..info() }, &[("version", Verdict::Warn)]),
         (Info { version: String::new(), ..info() }, &[("version", Verdict::Warn)]),
@@ -94,7 +94,7 @@ fn what_a_server_says_of_itself() {
 }
 
 #[test]
-fn the_round_trip_against_what_a_renewal_gets() {
+fn round_trip_is_compared_with_renewal_attempt() {
     // A sixteenth of 30 s is more than the op-timeout of 1 s; a sixteenth of 500 ms is 31 ms.
     let short = Criteria { ttl: ms(500), ..criteria() };
     for (criteria, slowest, expected) in [
@@ -187,7 +187,7 @@ fn directories() {
 }
 
 #[test]
-fn etcd_that_ends_what_is_kept_is_warned_of() {
+fn etcd_that_ends_live_leases_gets_a_warning() {
     let judged = |version: &str, members| {
         let database = Database {
             round_trips: vec![ms(1); 50],
@@ -198,7 +198,7 @@ fn etcd_that_ends_what_is_kept_is_warned_of() {
             standbys: None,
             forgets_by: vec![],
             tried: Ok(Tried::Done),
-            bell: Bell::Heard,
+            wake_up: WakeUp::Works,
             almighty: None,
         };
         complaints(&Survey::Database(Ok(database)), &criteria())
@@ -214,7 +214,7 @@ fn etcd_that_ends_what_is_kept_is_warned_of() {
         "etcd 3.5.13",
         "etcd 3.6.0",
         "PostgreSQL 15.3",
-        "etcd (only its root user is told which)",
+        "etcd (only its root user can see the version)",
     ] {
         assert_eq!(judged(version, Some(3)), [], "{version}");
     }

@@ -1,5 +1,6 @@
-//! What does a dlock leave that is killed between two records? Each kill here leaves the files as a SIGKILL would, after
-//! a number of records have been put in their places. Every number there is, and random histories with such kills.
+//! Tests what a dlock leaves that is killed between two records. Each kill leaves the files as a
+//! SIGKILL would after a number of records were put in place. The tests play every such number, and
+//! random histories with such kills.
 
 use super::*;
 use std::fmt::Write as _;
@@ -9,7 +10,8 @@ fn exclusive(place: &Place, keys: &[&str]) -> Result<Process> {
 }
 
 impl Process {
-    /// Does it, and is killed before it puts a certain record in its place. Whether it got that far.
+    /// Runs `does`, and is killed before it puts this record in place. Returns whether it got that
+    /// far.
     fn is_killed_at(&mut self, record: usize, does: impl FnOnce(&mut Self) -> Result<()>) -> Result<bool> {
         self.store.adapter.killed_before = Some(record);
         let result = does(self);
@@ -21,8 +23,9 @@ impl Process {
     }
 }
 
-/// Whatever was cut off: with the killed dead, each of the locks is to be had, and no one has it.
-fn ensure_all_is_well(place: &Place, keys: &[&str]) -> Result<()> {
+/// Whatever was cut off: once the killed processes are dead, each lock can be taken, alone and
+/// together.
+fn ensure_all_can_be_taken(place: &Place, keys: &[&str]) -> Result<()> {
     for key in keys {
         let mut one = exclusive(place, &[*key])?;
         one.granted_soon().with_context(|| format!("{key} alone"))?;
@@ -35,20 +38,20 @@ fn ensure_all_is_well(place: &Place, keys: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn a_grant_cut_off_is_nobodys() -> Result<()> {
+fn a_grant_that_is_cut_off_makes_no_holder() -> Result<()> {
     for record in 0..3 {
         let place = Place::new()?;
         let mut killed = exclusive(&place, &["a", "b", "c"])?;
         assert!(killed.is_killed_at(record, |killed| killed.acquire(Patience::None).map(drop))?);
         assert_eq!(place.store()?.prove(&killed.names, &killed.token, by())?, None);
         killed.die();
-        ensure_all_is_well(&place, &["c", "a", "b"])?;
+        ensure_all_can_be_taken(&place, &["c", "a", "b"])?;
     }
     Ok(())
 }
 
 #[test]
-fn a_release_cut_off_is_finished_by_the_guard() -> Result<()> {
+fn the_guard_finishes_a_release_that_is_cut_off() -> Result<()> {
     for record in 0..3 {
         let place = Place::new()?;
         let mut killed = exclusive(&place, &["a", "b", "c"])?;
@@ -61,7 +64,7 @@ fn a_release_cut_off_is_finished_by_the_guard() -> Result<()> {
         if record > 0 {
             assert_eq!(
                 late.acquire(Patience::Queue)?,
-                Acquired::Spent,
+                Acquired::Released,
                 "a request that was still on its way"
             );
         }
@@ -70,7 +73,7 @@ fn a_release_cut_off_is_finished_by_the_guard() -> Result<()> {
         assert!(matches!(guard.leave(&names, &token, &ended(), by())?, Left::Released { .. }));
         next.served()?;
         next.leave()?;
-        ensure_all_is_well(&place, &["a", "b", "c"])?;
+        ensure_all_can_be_taken(&place, &["a", "b", "c"])?;
         let outcomes: Vec<_> = place.view("b")?.log.iter().map(|end| end.outcome).collect();
         assert_eq!(outcomes, [Outcome::Released; 3]);
     }
@@ -78,7 +81,7 @@ fn a_release_cut_off_is_finished_by_the_guard() -> Result<()> {
 }
 
 #[test]
-fn a_release_cut_off_with_nobody_left_is_finished_by_whoever_comes() -> Result<()> {
+fn the_next_process_finishes_a_release_that_is_cut_off() -> Result<()> {
     for record in 0..2 {
         let place = Place::new()?;
         let mut killed = exclusive(&place, &["a", "b"])?;
@@ -89,14 +92,14 @@ fn a_release_cut_off_with_nobody_left_is_finished_by_whoever_comes() -> Result<(
         killed.die();
         next.served()?;
         next.leave()?;
-        ensure_all_is_well(&place, &["a", "b"])?;
+        ensure_all_can_be_taken(&place, &["a", "b"])?;
     }
     Ok(())
 }
 
-/// The one whose step it was dies, the one that was granted some of its locks lives.
+/// The process that released is killed; the one that was granted some of the locks lives.
 #[test]
-fn a_handover_cut_off_reaches_the_next_all_the_same() -> Result<()> {
+fn a_grant_to_a_waiter_that_is_cut_off_still_reaches_it() -> Result<()> {
     for record in 0..3 {
         let place = Place::new()?;
         let mut killed = exclusive(&place, &["a", "b", "c"])?;
@@ -118,9 +121,9 @@ fn a_handover_cut_off_reaches_the_next_all_the_same() -> Result<()> {
     Ok(())
 }
 
-/// Granted some, it dies before it knows.
+/// A waiter that was granted some of its locks dies before it knows.
 #[test]
-fn half_a_grant_to_a_dead_one_goes_on() -> Result<()> {
+fn half_a_grant_to_a_dead_waiter_goes_to_the_next() -> Result<()> {
     let place = Place::new()?;
     let mut killed = exclusive(&place, &["a", "b"])?;
     killed.granted()?;
@@ -137,7 +140,7 @@ fn half_a_grant_to_a_dead_one_goes_on() -> Result<()> {
 }
 
 #[test]
-fn a_waiter_cut_off_is_in_nobodys_way() -> Result<()> {
+fn a_waiter_that_is_cut_off_blocks_nobody() -> Result<()> {
     for record in 0..2 {
         let place = Place::new()?;
         let (mut a, mut b) = (exclusive(&place, &["a"])?, exclusive(&place, &["b"])?);
@@ -148,14 +151,14 @@ fn a_waiter_cut_off_is_in_nobodys_way() -> Result<()> {
         killed.die();
         a.leave()?;
         b.leave()?;
-        ensure_all_is_well(&place, &["a", "b"])?;
+        ensure_all_can_be_taken(&place, &["a", "b"])?;
     }
     Ok(())
 }
 
-/// It lives, and stands in one of its two queues only: those who look from the one and the other must come to an end.
+/// A live waiter stands in only one of its two queues. Operations on either lock must still end.
 #[test]
-fn half_a_waiter_that_lives_sends_nobody_in_circles() -> Result<()> {
+fn a_waiter_in_only_one_of_its_queues_makes_no_endless_loop() -> Result<()> {
     let place = Place::new()?;
     let mut holder = exclusive(&place, &["a", "b"])?;
     holder.granted()?;
@@ -172,7 +175,7 @@ fn half_a_waiter_that_lives_sends_nobody_in_circles() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be_written_changes_nothing_anywhere() -> Result<()> {
+fn a_write_that_fails_changes_no_record() -> Result<()> {
     let place = Place::new()?;
     let mut holder = exclusive(&place, &["a", "b"])?;
     holder.granted()?;
@@ -203,7 +206,7 @@ enum Deed {
 #[derive(Debug, Clone)]
 enum Event {
     Do(usize, Deed),
-    /// Killed before a record; whether its guard gives back.
+    /// Killed before a record; and whether its guard releases the token.
     Killed(usize, Deed, usize, Guard),
     Revoke(usize, When),
     Pass(u64),
@@ -236,7 +239,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 1..60)
 }
 
-/// What each wants, all history long: a set of locks as bits, and how.
+/// What each process wants in the whole history: a set of locks as bits, and the mode.
 fn wants() -> impl Strategy<Value = Vec<(usize, Mode)>> {
     let mode = prop_oneof![
         4 => Just(Mode::Exclusive),
@@ -247,7 +250,7 @@ fn wants() -> impl Strategy<Value = Vec<(usize, Mode)>> {
     prop::collection::vec((1..1usize << KEYS.len(), mode), MANY)
 }
 
-/// What one that holds relies on.
+/// What a holder counts on.
 struct Belief {
     mode: Mode,
     slot: Option<u32>,
@@ -284,7 +287,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Whoever `who` may not hold with must have stopped to rely on it.
+    /// Records the hold of `who`. Fails if another process counts on a hold that excludes it.
     fn believe(&mut self, who: usize, slot: Option<u32>, from: Duration) -> Result<()> {
         let process = &self.processes[who];
         let belief = Belief {
@@ -310,7 +313,8 @@ impl World<'_> {
         match deed {
             Deed::Acquire(patience) => match self.processes[who].acquire(*patience)? {
                 Acquired::Granted(grant) => {
-                    // One of several that were granted it together may hear of it after a later one.
+                    // One of several that were granted it together may learn of it after a later
+                    // one.
                     let again = self.beliefs[who].is_some() || self.processes[who].mode != Mode::Exclusive;
                     for name in &self.processes[who].names.clone() {
                         let last = self.fences.entry(name.as_str().to_owned()).or_default();
@@ -319,7 +323,7 @@ impl World<'_> {
                     }
                     self.believe(who, grant.slot, before)?;
                 }
-                Acquired::Spent | Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) => {
+                Acquired::Released | Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) => {
                     self.end(who)?;
                 }
                 Acquired::Waiting(_) => self.beliefs[who] = None,
@@ -329,7 +333,8 @@ impl World<'_> {
                 let renewal = process.renew()?;
                 let slot = self.beliefs[who].as_ref().and_then(|belief| belief.slot);
                 match renewal {
-                    // Also one that was granted the locks and has not asked yet may be renewed; it relies on nothing.
+                    // A process that was granted the locks and has not asked yet may be renewed
+                    // too; it counts on nothing.
                     Renewal::Renewed if self.beliefs[who].is_some() => self.believe(who, slot, before)?,
                     Renewal::Renewed | Renewal::Asked | Renewal::Superseded => {}
                     Renewal::Revoked | Renewal::NotHeld => self.beliefs[who] = None,
@@ -388,7 +393,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Nobody dies any more, and all go on asking: each is served once.
+    /// Nobody dies any more and all keep asking: each is granted its locks once.
     fn serve_all(&mut self) -> Result<()> {
         let mut left: BTreeSet<usize> = (0..MANY).collect();
         for _ in 0..40 {

@@ -1,5 +1,5 @@
-//! Does a holder keep its lease, and a waiter its place, by what they say in their own files alone? And what if somebody
-//! removes those?
+//! Tests that a holder keeps its lease and a waiter its place by their life files alone, and what
+//! happens if somebody removes these.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn record(place: &Place) -> Result<Vec<u8>> {
 }
 
 #[test]
-fn a_renewal_changes_no_record_and_is_seen_by_all() -> Result<()> {
+fn a_renewal_writes_no_record_and_is_seen_by_all() -> Result<()> {
     let place = Place::new()?;
     let mut holder = place.holder()?;
     let before = record(&place)?;
@@ -35,9 +35,9 @@ fn a_renewal_changes_no_record_and_is_seen_by_all() -> Result<()> {
     Ok(())
 }
 
-/// The lease was over, and nobody else had come: the record decides.
+/// The lease was over before the renewal: the record decides.
 #[test]
-fn a_renewal_that_comes_too_late_is_no_renewal_of_ones_own() -> Result<()> {
+fn a_late_renewal_does_not_count() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut other) = (place.process()?, place.process()?);
     holder.granted()?;
@@ -50,7 +50,7 @@ fn a_renewal_that_comes_too_late_is_no_renewal_of_ones_own() -> Result<()> {
 }
 
 #[test]
-fn a_renewal_hears_what_an_operator_wants() -> Result<()> {
+fn a_renewal_returns_what_an_operator_wants() -> Result<()> {
     let place = Place::new()?;
     let mut holder = place.process()?;
     let fence = holder.granted()?;
@@ -71,7 +71,7 @@ fn a_renewal_hears_what_an_operator_wants() -> Result<()> {
 }
 
 #[test]
-fn a_heartbeat_changes_no_record_and_keeps_the_place() -> Result<()> {
+fn a_heartbeat_writes_no_record_and_keeps_the_place() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut first, mut second) = (place.process()?, place.process()?, place.process()?);
     holder.granted()?;
@@ -101,9 +101,9 @@ fn a_heartbeat_changes_no_record_and_keeps_the_place() -> Result<()> {
     Ok(())
 }
 
-/// As what cleans up temporary files does.
+/// As a program that cleans up temporary files does.
 #[test]
-fn a_removed_life_is_no_death() -> Result<()> {
+fn a_removed_life_file_is_no_death() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut waiter) = place.holder_and_waiter()?;
     for step in [STEP, STEP * 2] {
@@ -113,23 +113,24 @@ fn a_removed_life_is_no_death() -> Result<()> {
     std::fs::remove_file(place.life_of(&holder))?;
     std::fs::remove_file(place.life_of(&waiter))?;
     assert_eq!(waiter.waits()?, 0);
-    // The record says that the lease is over; the holder has said more, where nobody can read it any more.
+    // By the record the lease is over. The holder has published a later end, which nobody can read
+    // any more.
     waiter.store.adapter.boot.ahead = TTL + Duration::from_secs(1);
     assert_eq!(waiter.waits()?, 0);
     holder.store.adapter.boot.ahead = STEP * 3;
     assert_eq!(holder.renew()?, Renewal::Renewed);
     waiter.store.adapter.boot.ahead = STEP * 3 + TTL - Duration::from_secs(1);
     assert_eq!(waiter.waits()?, 0);
-    // Of one that can no longer be felt the lease alone tells.
+    // Without a life file only the lease shows that a holder is dead.
     holder.die();
     waiter.store.adapter.boot.ahead = STEP * 3 + TTL * 3;
     waiter.granted()?;
     Ok(())
 }
 
-/// A token that is handed over has no life, and a script asks with it no more.
+/// A token that was handed over has no life file, and a script acquires with it no more.
 #[test]
-fn what_scripts_gave_back_is_not_remembered_without_end() -> Result<()> {
+fn tokens_that_scripts_released_are_not_kept_for_ever() -> Result<()> {
     let place = Place::new()?;
     let mut sizes = Vec::new();
     for _ in 0..150 {
@@ -143,9 +144,10 @@ fn what_scripts_gave_back_is_not_remembered_without_end() -> Result<()> {
     Ok(())
 }
 
-/// A dead one that held several is dead at each of them, whoever finds it first, also after somebody cleaned up.
+/// A dead process that held several locks is found dead at each of them, in any order, also after a
+/// clean-up.
 #[test]
-fn a_dead_one_leaves_its_file_until_all_its_locks_have_reaped_it() -> Result<()> {
+fn a_life_file_remains_until_all_locks_have_reaped_its_owner() -> Result<()> {
     let place = Place::new()?;
     let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
     both.granted()?;
@@ -160,9 +162,9 @@ fn a_dead_one_leaves_its_file_until_all_its_locks_have_reaped_it() -> Result<()>
     Ok(())
 }
 
-/// A waiter is believed for longer than its lease may last.
+/// A waiter's heartbeat lasts longer than its lease will.
 #[test]
-fn what_a_waiter_has_said_is_no_lease() -> Result<()> {
+fn a_heartbeat_is_no_lease() -> Result<()> {
     let place = Place::new()?;
     let (mut holder, mut waiter, mut next) = (place.process()?, place.process()?, place.process()?);
     holder.granted()?;
@@ -176,9 +178,9 @@ fn what_a_waiter_has_said_is_no_lease() -> Result<()> {
     Ok(())
 }
 
-/// Although nobody else has come.
+/// Even if no other process has come.
 #[test]
-fn a_lease_that_is_over_is_not_made_again() -> Result<()> {
+fn a_lease_that_is_over_is_not_renewed() -> Result<()> {
     let place = Place::new()?;
     let mut holder = place.holder()?;
     holder.store.adapter.boot.ahead = TTL;

@@ -1,6 +1,7 @@
-//! Does a directory answer as the law does? Random histories of many who wait for the same few locks, on a clock that stands
-//! still between two steps: every answer is the law's, and so is all that can be seen, although the store shows the law few
-//! of those who wait.
+//! Tests that a directory answers as the lock rules do. Plays random histories of many waiters for
+//! the same few locks, on a clock that stands still between two steps. Each answer, and all that
+//! can be seen, must be that of the rules, although the store shows the rules only a few of the
+//! waiters.
 
 use super::*;
 use crate::rules::{ABSENCE, Due, LockTable, NewPause, Requested, Waiting};
@@ -73,13 +74,13 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// An answer without how long leases last: those in the way may have said more in their own files, which is looked up only
-/// where it decides something.
+/// An answer without the lengths of leases: the holders may have published later ends, which are
+/// read only if a decision depends on them.
 fn without_leases(answer: &Acquired) -> Acquired {
     let mut answer = answer.clone();
     if let Acquired::Waiting(Waiting { blocker, .. }) | Acquired::Busy(blocker) = &mut answer {
         blocker.left = None;
-        // Of several it is the one whose lease ends last.
+        // With several holders it is the one whose lease ends last.
         blocker.holder = blocker.holder.take().filter(|_| blocker.mode == Some(Mode::Exclusive));
         if let Some(holder) = &mut blocker.holder {
             holder.lease = Duration::ZERO;
@@ -91,13 +92,13 @@ fn without_leases(answer: &Acquired) -> Acquired {
     answer
 }
 
-/// A directory and the law, side by side.
+/// A directory and the rules, side by side.
 struct Sides<'a> {
     place: &'a Place,
     wants: &'a [Want],
     people: Vec<Process>,
     rules: LockTable,
-    /// Since the boot.
+    /// Time since boot.
     clock: Duration,
     began: Duration,
 }
@@ -123,7 +124,7 @@ impl<'a> Sides<'a> {
         Ok(store)
     }
 
-    /// Somebody else comes for the same locks.
+    /// A new process for the same locks.
     fn reborn(&self, who: usize) -> Result<Process> {
         let mut process = self.place.wants(&self.wants[who].keys, self.wants[who].mode)?;
         process.store.adapter.boot.fixed = Some(self.clock);
@@ -145,10 +146,10 @@ impl<'a> Sides<'a> {
                 let answer = process.store.acquire(&process.names, &ask, by())?;
                 let rules = self.rules.acquire(now, &process.names, &ask);
                 ensure!(without_leases(&answer) == without_leases(&rules), "{answer:?}, {rules:?}");
-                // Its process ends then.
+                // Then the process ends.
                 if matches!(
                     answer,
-                    Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Spent
+                    Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Released
                 ) {
                     let _ = self.rules.leave(now, &process.names, &process.token, &ended());
                     process.leave()?;
@@ -160,12 +161,14 @@ impl<'a> Sides<'a> {
                 let answer = process.store.renew(&process.names, &process.token, ms(ttl), by())?;
                 let rules = self.rules.renew(now, &process.names, &process.token, ms(ttl));
                 ensure!(answer == rules, "{answer:?}, {rules:?}");
-                // Whose renewal is refused has said first how long its job may go on.
+                // A holder publishes the new end of its lease before it learns that the renewal is
+                // refused.
                 for name in process.names.iter().filter(|_| rules == Renewal::Revoked) {
                     let record = self.rules.records.get_mut(name.as_str()).context("no record")?;
                     record.lasts(&process.token, Due::after(now, ms(ttl)));
                 }
-                // A renewal of one's own changes nothing for others, which the law's does: somebody else comes by.
+                // A renewal in the life file does not run the rules for others, but the rules' own
+                // renewal does. So another process runs them in both.
                 let (all, stranger) = (names_of(&KEYS)?, Token::random()?);
                 self.store()?.leave(&all, &stranger, &ended(), by())?;
                 let _ = self.rules.leave(now, &all, &stranger, &ended());
@@ -206,7 +209,8 @@ impl<'a> Sides<'a> {
                 let answer: Requested = self.store()?.request(&name, fence, &who, by())?;
                 ensure!(answer == self.rules.request(now, &name, fence, &who), "{answer:?}");
             }
-            // Silence is not played here: a waiter that the law is not shown falls silent when it is.
+            // Time does not pass far enough for a stale waiter: the store finds a waiter stale only
+            // when the rules see it.
             Event::Pass(span) if self.clock + ms(span) < self.began + ABSENCE => self.pass(ms(span)),
             Event::Pass(_) => {}
         }
@@ -225,7 +229,7 @@ impl<'a> Sides<'a> {
             let mut seen = self.store()?.inspect(&named(key)?, by())?;
             let rules = self.rules.records.get(named(key)?.as_str()).cloned().unwrap_or_default();
             let mut rules = rules.inspect(&named(key)?, self.now());
-            // Whose renewal was refused has said first how long it would go on.
+            // A holder may have published the end of a renewal that was refused.
             for seen in [&mut seen, &mut rules] {
                 seen.left = None;
                 seen.holders.iter_mut().for_each(|holder| holder.lease = Duration::ZERO);
@@ -256,7 +260,7 @@ proptest! {
         answers_as_the_rules_do(&wants, &events).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
     }
 
-    /// So many that wait for one lock that the law sees few of them.
+    /// So many waiters for one lock that the rules see only a few of them.
     #[test]
     fn a_long_queue_answers_as_the_rules_do(events in prop::collection::vec(event(), 20..80)) {
         let want = |who| Want { keys: vec!["a"], mode: Mode::Exclusive, replaces: who % 3 == 0, stays: who % 2 == 0 };
@@ -265,10 +269,10 @@ proptest! {
     }
 }
 
-/// A waiter whose grant was confirmed by its renewal stands among those who wait until its ticket is forgotten. What it says in
-/// its own file is how long its lease lasts, not when a waiter was heard of.
+/// A waiter whose renewal confirmed its grant stays among the waiters until its ticket lapses. What
+/// its life file has then is the end of its lease, not a heartbeat.
 #[test]
-fn a_holders_lease_is_no_sign_of_a_waiter() -> Result<()> {
+fn the_lease_of_a_holder_is_no_heartbeat() -> Result<()> {
     let place = Place::new()?;
     let want = Want { keys: vec!["a"], mode: Mode::Exclusive, replaces: false, stays: false };
     let wants = vec![want; PEOPLE];
@@ -281,7 +285,8 @@ fn a_holders_lease_is_no_sign_of_a_waiter() -> Result<()> {
     sides.play(&Event::Renew { who: 1, ttl: 30_000 })?;
     sides.play(&ask(2, Patience::Queue))?;
     for patience in [Patience::None, Patience::Queue] {
-        // Together longer than a silence, so the one who waits is there only because nobody could be heard.
+        // Together longer than [`SILENCE`], so the waiter remains only because nobody could be
+        // heard.
         sides.pass(ABSENCE + Duration::from_millis(100));
         sides.play(&ask(3, patience))?;
     }

@@ -1,4 +1,5 @@
-//! Is it kept when several hold one lock, and when one holds several? Shared locks, slots, and locks taken together.
+//! Tests that the rules are kept if several processes hold one lock, and if one process holds
+//! several: shared locks, slots, and locks that are taken together.
 
 use super::*;
 
@@ -10,7 +11,7 @@ fn slot(process: &mut Process) -> Result<Option<u32>> {
 }
 
 #[test]
-fn a_release_wakes_all_who_share_at_the_head_and_nobody_behind_an_exclusive_one() -> Result<()> {
+fn a_release_wakes_all_shared_waiters_before_an_exclusive_one() -> Result<()> {
     let place = Place::new()?;
     let mut writer = place.process()?;
     writer.granted()?;
@@ -47,7 +48,7 @@ fn a_release_wakes_all_who_share_at_the_head_and_nobody_behind_an_exclusive_one(
 }
 
 #[test]
-fn one_that_shares_dies_while_the_others_go_on() -> Result<()> {
+fn a_shared_holder_dies_and_the_others_go_on() -> Result<()> {
     let place = Place::new()?;
     let mut readers = place.many(3, Mode::Shared)?;
     for reader in &mut readers {
@@ -74,9 +75,9 @@ fn one_that_shares_dies_while_the_others_go_on() -> Result<()> {
     Ok(())
 }
 
-/// It stood behind the last of them only, until the lock was handed to all of them at once.
+/// The writer stood behind the last reader only, until all readers were granted the lock at once.
 #[test]
-fn who_becomes_the_head_learns_whom_it_waits_for() -> Result<()> {
+fn a_new_head_learns_which_holders_it_waits_for() -> Result<()> {
     let place = Place::new()?;
     let mut holder = place.holder()?;
     let mut readers = place.many(2, Mode::Shared)?;
@@ -101,7 +102,7 @@ fn who_becomes_the_head_learns_whom_it_waits_for() -> Result<()> {
 }
 
 #[test]
-fn slots_are_given_lowest_first_and_a_dead_ones_again() -> Result<()> {
+fn slots_are_given_lowest_first_and_reused_after_a_death() -> Result<()> {
     let place = Place::new()?;
     let mut workers = place.many(3, Mode::Slots(3))?;
     for (number, worker) in (0..).zip(&mut workers) {
@@ -124,7 +125,7 @@ fn slots_are_given_lowest_first_and_a_dead_ones_again() -> Result<()> {
 }
 
 #[test]
-fn a_slot_that_cools_has_no_life_and_keeps_nobody_busy() -> Result<()> {
+fn a_cooling_slot_has_no_liveness_and_wakes_nobody() -> Result<()> {
     let place = Place::new()?;
     let mut worker = place.wants(&["nightly"], Mode::Slots(1))?;
     let ask = Ask { min_hold: Duration::from_secs(20), ..worker.ask(Patience::None) };
@@ -145,7 +146,7 @@ fn a_slot_that_cools_has_no_life_and_keeps_nobody_busy() -> Result<()> {
 }
 
 #[test]
-fn locks_are_taken_and_given_back_together() -> Result<()> {
+fn locks_are_taken_and_released_together() -> Result<()> {
     let place = Place::new()?;
     let (mut both, mut a, mut b) = (
         place.wants(&["b", "a"], Mode::Exclusive)?,
@@ -177,7 +178,7 @@ fn locks_are_taken_and_given_back_together() -> Result<()> {
 }
 
 #[test]
-fn a_proof_is_none_of_the_dead_and_changes_nothing() -> Result<()> {
+fn a_dead_holder_has_no_proof_and_nothing_is_written() -> Result<()> {
     let place = Place::new()?;
     let mut both = place.wants(&["a", "b"], Mode::Exclusive)?;
     both.granted()?;
@@ -205,7 +206,7 @@ fn a_dead_holder_of_several_is_reaped_at_each_of_them() -> Result<()> {
 }
 
 #[test]
-fn a_dead_waiter_for_several_is_in_nobodys_way() -> Result<()> {
+fn a_dead_waiter_for_several_locks_blocks_nobody() -> Result<()> {
     let place = Place::new()?;
     let mut holder = place.wants(&["b"], Mode::Exclusive)?;
     holder.granted()?;
@@ -224,7 +225,7 @@ fn a_dead_waiter_for_several_is_in_nobodys_way() -> Result<()> {
 }
 
 #[test]
-fn who_was_silent_comes_back_to_its_place_in_every_queue() -> Result<()> {
+fn a_stale_waiter_comes_back_to_its_place_in_every_queue() -> Result<()> {
     let place = Place::new()?;
     let (mut a, mut b) = (place.wants(&["a"], Mode::Exclusive)?, place.wants(&["b"], Mode::Exclusive)?);
     a.granted()?;
@@ -262,7 +263,7 @@ fn who_was_silent_comes_back_to_its_place_in_every_queue() -> Result<()> {
 }
 
 #[test]
-fn a_lock_nobody_was_ever_granted_leaves_no_file() -> Result<()> {
+fn a_lock_that_was_never_granted_leaves_no_file() -> Result<()> {
     let place = Place::new()?;
     let mut holder = place.wants(&["a"], Mode::Exclusive)?;
     holder.granted()?;
@@ -278,7 +279,7 @@ fn a_lock_nobody_was_ever_granted_leaves_no_file() -> Result<()> {
 
 /// The wall clock was set between the beginnings of the two records.
 #[test]
-fn records_that_began_at_another_time_of_the_clock_agree_on_one() -> Result<()> {
+fn records_with_different_offsets_agree_on_one_time() -> Result<()> {
     let place = Place::new()?;
     let mut old = place.wants(&["a"], Mode::Shared)?;
     old.granted()?;
@@ -300,7 +301,8 @@ fn records_that_began_at_another_time_of_the_clock_agree_on_one() -> Result<()> 
     kept.lift(kept.offset + an_hour);
     assert_eq!(lease(&kept)?, before + Duration::from_secs(3600));
 
-    // Every time in it is an hour ahead of its clock now; lifted by another record, they stay that.
+    // Every time in it is now an hour ahead of its clock, and stays so when another record shifts
+    // it.
     behind.write(&directory, now)?.place(&directory)?;
     let left = place.view("a")?.left.context("held")?;
     assert!(left > Duration::from_secs(3600));
@@ -319,11 +321,11 @@ fn records_that_began_at_another_time_of_the_clock_agree_on_one() -> Result<()> 
 }
 
 #[test]
-fn a_crowd_that_crosses_neither_locks_itself_nor_overlaps() -> Result<()> {
+fn crossing_requests_neither_deadlock_nor_overlap() -> Result<()> {
     const KEYS: [&[&str]; 5] = [&["a", "b"], &["b", "a"], &["b", "c"], &["c", "a"], &["a", "b", "c"]];
     const MODES: [Mode; 3] = [Mode::Exclusive, Mode::Shared, Mode::Slots(2)];
     let place = Place::new()?;
-    // Who is in, by lock.
+    // The holders of each lock.
     let inside = Shared::new(BTreeMap::<String, Vec<(Mode, Option<u32>)>>::new());
     let served = AtomicU32::new(0);
     let turn = |number: usize| -> Result<()> {
@@ -365,7 +367,7 @@ fn a_crowd_that_crosses_neither_locks_itself_nor_overlaps() -> Result<()> {
             }
         }
         served.fetch_add(1, Ordering::SeqCst);
-        // Every fourth dies instead of giving back.
+        // Every fourth process dies instead of releasing its locks.
         if !number.is_multiple_of(4) {
             process.leave()?;
         }

@@ -1,5 +1,5 @@
-//! What can somebody do who may write the directory, or has put something there? Nothing to files elsewhere, and nothing
-//! to locks but those whose files it is.
+//! Tests what a user can do who may write the directory or has put something there: nothing to
+//! files elsewhere, and nothing to other locks than those whose files he changed.
 
 use super::*;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -11,7 +11,7 @@ fn fifo(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Makes something at a path that is no file of dlock's.
+/// Creates something at a path that is not a file of dlock's.
 type Put = fn(&Path) -> Result<()>;
 
 const STRANGE: [(&str, Put); 5] = [
@@ -27,7 +27,7 @@ const STRANGE: [(&str, Put); 5] = [
 ];
 
 #[test]
-fn what_is_no_file_of_dlocks_is_an_error_for_its_lock_only() -> Result<()> {
+fn a_foreign_file_is_an_error_for_its_lock_only() -> Result<()> {
     for (what, put) in STRANGE {
         for kind in STORE_FILES {
             let place = Place::new()?;
@@ -50,7 +50,7 @@ fn what_is_no_file_of_dlocks_is_an_error_for_its_lock_only() -> Result<()> {
 }
 
 #[test]
-fn a_record_that_never_ends_is_not_read() -> Result<()> {
+fn a_huge_record_is_not_read() -> Result<()> {
     let place = Place::new()?;
     File::create(place.path(FileRole::Record)?)?.set_len(2 << 30)?;
     let mut process = place.process()?;
@@ -60,9 +60,9 @@ fn a_record_that_never_ends_is_not_read() -> Result<()> {
     Ok(())
 }
 
-/// Whatever is put where dlock is going to write, nothing outside of the directory is changed or made.
+/// Whatever is put where dlock will write, nothing outside the directory is changed or created.
 #[test]
-fn nobody_is_led_elsewhere() -> Result<()> {
+fn links_lead_nowhere_outside_the_directory() -> Result<()> {
     let elsewhere = tempfile::tempdir()?;
     let (victim, unmade) = (elsewhere.path().join("victim"), elsewhere.path().join("unmade"));
     std::fs::write(&victim, "precious")?;
@@ -106,7 +106,7 @@ fn a_hard_link_is_not_written_to() -> Result<()> {
 }
 
 #[test]
-fn what_has_another_name_is_somebody_elses() -> Result<()> {
+fn files_with_other_names_stay() -> Result<()> {
     let place = Place::new()?;
     let at = |name: &str| place.directory.path().join(name);
     let hash = FileName::of("x", FileRole::Mutex).as_str().replace(".mutex", "");
@@ -142,7 +142,7 @@ fn a_directory_that_all_may_write_is_refused() -> Result<()> {
 }
 
 #[test]
-fn files_are_as_open_as_the_directory() -> Result<()> {
+fn files_have_the_rights_of_the_directory() -> Result<()> {
     for (directory, file) in [(0o700, 0o600), (0o755, 0o600), (0o2770, 0o660), (0o3770, 0o660)] {
         let place = Place::new()?;
         std::fs::set_permissions(place.directory.path(), std::fs::Permissions::from_mode(directory))?;
@@ -156,9 +156,9 @@ fn files_are_as_open_as_the_directory() -> Result<()> {
     Ok(())
 }
 
-/// Everything in a record has a bound.
+/// Every value in a record has bounds.
 #[test]
-fn a_forged_record_does_no_more_than_be_refused() -> Result<()> {
+fn a_forged_record_is_refused() -> Result<()> {
     let forge = |change: fn(&mut RecordFile)| -> Result<(Place, Result<View>)> {
         let place = Place::new()?;
         let (mut holder, mut waiter) = (place.process()?, place.process()?);

@@ -1,11 +1,14 @@
--- acquire.lua: phase one. Takes this master for the token if nobody has it, or extends the lease it has.
--- ARGV: token, ttl ms, owner, attempt, longest lease ms, for how long it has waited ms, patience ('none' or 'queue'), once
--- per ms (0: always), its other terms (of 'replaces' and 'stays').
--- Replies: {'granted', …, candidate} · {'busy', …, ahead, whose, blocker…} · {'behind', …, ahead}: it is free, and others
---          have waited longer · {'done', …, owner, fence, since ms, ended ms, due ms} ·
---          {'superseded', …, by whom}: one that came later replaces it · {'spent', …} · {'replica', …} · {'ageless', …} · {'young', …, ms until it counts}.
--- Why atomic: between seeing the lock free and taking it nobody may come in between.
--- The candidate is not remembered as a fence yet: only what a quorum agrees on is one (confirm.lua).
+-- acquire.lua: phase one. Takes this master for the token if it is free, or extends the token's
+-- lease.
+-- ARGV: token, ttl ms, owner, attempt, longest lease ms, how long it has waited ms, patience
+--        ('none' or 'queue'), --once-per ms (0: without), its other terms (of 'replaces' and
+--        'stays').
+-- Replies: {'granted', …, candidate} · {'busy', …, ahead, token of the holder, blocker…} ·
+--        {'behind', …, ahead}: it is free, but others have waited longer · {'done', …, owner,
+--        fence, since ms, ended ms, due ms} · {'superseded', …, owner of the newer run} · {'spent',
+--        …} · {'replica', …} · {'ageless', …} · {'young', …, ms until it counts}.
+-- Why atomic: no other client may come between the check and the grant. The candidate is not
+-- recorded as a fence yet: only the fence of a majority is one (confirm.lua).
 
 local token, ttl, owner, attempt, waited = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[6])
 local why = unfit(tonumber(ARGV[5]))
@@ -37,7 +40,7 @@ if not is_mine then
   ahead, others, refused = askers(lock, token, waited)
   local is_turn = ahead == 0 or refused and refused + FREE_FOR < ms
   is_mine = is_free and is_turn
-  -- Who gets what it wants when it first asks leaves nothing here.
+  -- A caller that gets the lock at its first request leaves no entry.
   if ARGV[7] == 'queue' and others < ASKERS and (waited > 0 or not is_mine) then
     note_turn(lock, token, int(ms - waited) .. ':' .. int(ms))
   end

@@ -1,6 +1,6 @@
--- forget.lua: makes what is wanted once in a while due again, as far as this master remembers.
+-- forget.lua: forgets the success that --once-per counts from, on this master.
 -- ARGV: none.
--- Replies: {'forgotten', …} · {'nothing', …}: nothing was done.
+-- Replies: {'forgotten', …} · {'nothing', …}: there was none.
 
 write_first()
 local lock = named()[1]

@@ -1,8 +1,8 @@
--- inspect.lua: what this master's records say of the lock. Writes nothing, so it works on a server that is out of
--- memory. An end that no operation has noticed yet is shown as if it had been.
+-- inspect.lua: this master's view of the lock. Writes nothing, so it works on a server that is out
+-- of memory. Ends that no operation has recorded yet are shown as if they were.
 -- ARGV: longest lease ms.
--- Reply: {'seen', …, {whose, blocker…}, last fence or '', {log…}, {field, total, …}, the last hold that succeeded, why it does not count or '',
---         ms until it does}.
+-- Reply: {'seen', …, {token of the holder, blocker…}, last fence or '', {log…}, {field, total, …},
+--        the last successful hold, why this master does not count or '', ms until it does}.
 -- Why atomic: holder and log are of one moment.
 
 local lock = named()[1]

@@ -1,16 +1,19 @@
--- leave.lua: gives this master back: for good, or to try again later.
--- ARGV: token, 'not-run', 'refused' (it did not wait), 'sent-home' (by one that came later) or how the hold ended (released, crashed, …), how the job ended
--- (JSON or ''), 'for-good' or the attempt that has failed, longest lease ms and '1' if the lock was asked for
--- with --once-per (of a hold that ran).
--- Replies: {'released', …, cooling ms} · {'already', …} · {'not-held', …}; of a hold that ran, and that it does not know, as
---          acquire.lua's for a master that does not count: it may have forgotten it, and has given it to nobody. (Who has it
---          by the record was given it before the restart: then it was lost.)
--- Why atomic: compare and delete. For good, the token is spent, and an acquire that is still on its way is refused
--- (I4). An attempt that failed takes back only itself and what came before it: it may arrive, on a connection of its
--- own, after the next attempt of the same token was granted and counted here.
+-- leave.lua: gives this master back: for good, or for another attempt later.
+-- ARGV: token, 'not-run', 'refused' (it did not wait), 'superseded' (a newer run superseded it) or
+--        how the hold ended (released, crashed, …), how the job ended (JSON or ''), 'for-good' or
+--        the attempt that failed, longest lease ms, and '1' if the lock was acquired with
+--        --once-per (for a hold that ran).
+-- Replies: {'released', …, cooling ms} · {'already', …} · {'not-held', …}; for a hold that ran and
+--        that this master does not know, also those of acquire.lua for a master that does not
+--        count: it may have forgotten the hold, and has granted the lock to nobody since. (If the
+--        record names another holder, that was granted the lock before the restart, so the hold was
+--        lost.)
+-- Why atomic: compare and delete. For good, the token is recorded as released, and a late acquire
+-- is refused (I4). A failed attempt takes back only itself and earlier attempts: on a connection of
+-- its own it may arrive after the next attempt of the same token was granted and counted here.
 
 local token, outcome, job, attempt = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local ran = outcome ~= 'not-run' and outcome ~= 'refused' and outcome ~= 'sent-home'
+local ran = outcome ~= 'not-run' and outcome ~= 'refused' and outcome ~= 'sent-superseded'
 write_first()
 local lock = named(token)[1]
 expire(lock)
@@ -30,7 +33,7 @@ elseif is_revoked_from(lock, token) then
   drop_hold(lock, token)
 end
 if outcome == 'refused' then tally(lock, { busy = 1 }) end
-if outcome == 'sent-home' then tally(lock, { superseded = 1 }) end
+if outcome == 'sent-superseded' then tally(lock, { superseded = 1 }) end
 if not attempt then
   local has_waited = forget_turn(lock, token)
   if has_waited and outcome == 'not-run' and what == 'not-held' then tally(lock, { ['given-up'] = 1 }) end

@@ -1,9 +1,10 @@
--- master.lua: what a script of a quorum starts with besides record.lua: whether the word of this one of the masters counts.
--- No master knows of the others; what their answers mean together is decided in quorum.rs. There is no queue and no wake.
+-- master.lua: the part that scripts of a quorum add to record.lua: whether this master counts. No
+-- master knows of the others; quorum.rs decides what their answers mean together. There is no queue
+-- and no wake.
 --
--- Every reply begins: what, now us, run id. The run id tells whether two of the masters are one.
+-- Every reply begins with: what, now us, run id. Two masters with the same run id are one server.
 
--- A user without the right to INFO gets an error here, and no age.
+-- Without the permission for INFO this is an error, and the uptime stays unknown.
 local function info(section)
   local text = redis.pcall('INFO', section)
   return type(text) == 'string' and text or ''
@@ -14,8 +15,9 @@ local run_id = string.match(server, 'run_id:(%x+)') or ''
 
 local function answer(what, ...) return { what, int(us), run_id, ... } end
 
--- Why this master's word does not count, if it does not. One that has been up for less than the longest lease may have
--- forgotten a lock that is still held. Both readings behind the uptime are cut to seconds: it may be one too many.
+-- Why this master does not count; nil if it does. If it has been up for less than the longest
+-- lease, it may have forgotten a lock that is still held. The uptime is the difference of two times
+-- cut to seconds, so it may be one second too long.
 local function unfit(longest)
   local role = string.match(info('replication'), 'role:(%a+)')
   local uptime = tonumber(string.match(server, 'uptime_in_seconds:(%-?%d+)'))
@@ -25,13 +27,13 @@ local function unfit(longest)
   if missing > 0 then return answer('young', int(missing)) end
 end
 
--- FENCE has what a quorum has agreed on, as far as this master knows.
+-- FENCE is the last fence of a majority that this master knows of.
 local function remember_fence(lock, fence)
   write_fence(lock, math.max(last_fence(lock), tonumber(fence)))
 end
 
--- The fence that the quorum has agreed on for this hold, if this master was told.
+-- The fence of the majority for this hold; '0' if this master was not told yet.
 local function agreed(hold) return hold.confirmed and hold.fence or '0' end
 
--- What is in the way, behind whose it is.
+-- The token of the holder, then what blocks a caller.
 local function obstacle(lock) return lock.token or '', unpack(blocker(lock, 'exclusive')) end

@@ -1,5 +1,5 @@
--- pause.lua: has this master granted to nobody for a while, or ends that. Who has it goes on.
--- ARGV: who does it (JSON; '' ends it), for how long ms.
+-- pause.lua: pauses the lock on this master, or ends the pause. Holders keep it.
+-- ARGV: operator (JSON; '' ends the pause), for how long ms.
 -- Replies: {'paused', …} · {'open', …}: what it was before.
 
 write_first()

@@ -1,6 +1,7 @@
 -- prove.lua: whether the token has this master. Writes nothing.
 -- ARGV: token, longest lease ms.
--- Replies: {'held', …, fence (0: not told yet), lease ms} · {'not-held', …}, and as acquire.lua's for a master that does not count.
+-- Replies: {'held', …, fence (0: not told yet), lease ms} · {'not-held', …}, and those of
+--        acquire.lua for a master that does not count.
 -- Why atomic: lock key and record are of one moment.
 
 local token = ARGV[1]

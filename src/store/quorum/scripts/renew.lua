@@ -1,9 +1,11 @@
 -- renew.lua: extends the lease of the token that the lock key names, and of no other.
--- ARGV: token, ttl ms, longest lease ms, fence (0: as it is here).
--- Replies: {'renewed', …, fence (0: not told yet), held for us, cooling left ms, owner, who asked it to end or '', word} · {'missing', …}:
---          nobody has this master, nor had it after that fence, so it may be won back · {'not-held', …} · {'revoked', …},
---          and as acquire.lua's for a master that does not count.
--- Why atomic: compare and extend. A master whose answers came too late to be counted at the grant learns the fence here.
+-- ARGV: token, ttl ms, longest lease ms, fence (0: the recorded one).
+-- Replies: {'renewed', …, fence (0: not told yet), held for us, cooling left ms, owner, owner who
+--        asked it to end or '', word} · {'missing', …}: this master is free, and was granted to
+--        nobody after that fence, so it may be won back · {'not-held', …} · {'revoked', …}, and
+--        those of acquire.lua for a master that does not count.
+-- Why atomic: compare and extend. A master whose answers came too late to be counted at the grant
+-- learns the fence here.
 
 local token, ttl, fence = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4])
 write_first()

@@ -1,7 +1,7 @@
--- request.lua: asks the hold with this fence to end. It hears of it by its next renewal.
--- ARGV: fence, who asks (JSON).
+-- request.lua: asks the hold with this fence to end. Its holder learns of it by its next renewal.
+-- ARGV: fence, operator (JSON).
 -- Replies: {'asked', …} · {'gone', …}.
--- Why atomic: it acts on the hold that was shown, not on one that came in between.
+-- Why atomic: it acts on the hold that was shown, not on a later one.
 
 write_first()
 local lock = named()[1]

@@ -1,8 +1,8 @@
--- revoke.lua: takes this master away from whoever has it.
--- ARGV: 'safe' or 'now', who does it (JSON).
--- Replies: {what was there, …, left ms, whose, blocker as it was…}, what being 'free', 'hold', 'cooling', 'revoked',
--- 'foreign' (left alone) or 'foreign-deleted'.
--- Why atomic: it acts on the hold that it shows, not on one that came in between.
+-- revoke.lua: takes this master away from its holder.
+-- ARGV: 'safe' or 'now', operator (JSON).
+-- Replies: {what was there, …, left ms, token of the holder, blocker as it was…}, with what of
+--        'free', 'hold', 'cooling', 'revoked', 'foreign' (left alone) or 'foreign-deleted'.
+-- Why atomic: it acts on the hold that it shows, not on a later one.
 
 local now, by = ARGV[1] == 'now', ARGV[2]
 write_first()
@@ -18,7 +18,7 @@ if lock.kind == 'exclusive' then
     finish(lock, token, 'expired')
     free(lock)
   elseif not hold.confirmed then
-    -- Somebody is trying to get a majority and has not got it: no job runs under this, and it may try again.
+    -- An attempt without a majority yet: no job runs under it, and it may try again.
     what = 'free'
     drop_hold(lock, token)
   else

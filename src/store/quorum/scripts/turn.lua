@@ -1,21 +1,25 @@
--- turn.lua: whose turn it is on this master. Nobody stands in a queue here, for the masters could not agree on one. But who
--- waits asks every half second (LOOK in quorum.rs) and says for how long it has waited, and what is free is not given to
--- one that has waited less than another who still asks. Several masters may take different ones for the first, so it is
--- bounded: who does not ask any more counts for ASKS_WITHIN, and a lock that is free waits for nobody longer than FREE_FOR.
+-- turn.lua: which waiter is next on this master. There is no queue, because the masters could not
+-- agree on one. But a waiter asks every half second (LOOK in quorum.rs) and tells how long it has
+-- waited, and a free lock is not granted to a caller that has waited less than another one that
+-- still asks. Several masters may take different waiters for the first, so this is bounded: a
+-- waiter that no longer asks counts for ASKS_WITHIN, and a free lock waits for nobody longer than
+-- FREE_FOR.
 --
--- dlock.turn:{tag}:L  HASH  token -> <since when it waits>:<when it last asked>, of up to 64; '#free' -> when somebody
---                           was first refused what was free. It is gone when nobody has asked for TURN_KEPT.
+-- dlock.turn:{tag}:L is a HASH: token -> <since when it waits>:<when it last asked>, of up to 64;
+-- '#free' -> when a caller was first refused although the lock was free. It expires TURN_KEPT after
+-- the last request.
 
 local ASKS_WITHIN, FREE_FOR, TURN_KEPT, ASKERS = 1500, 3000, 10000, 64
--- Who came together is taken as it comes: what is said of a wait is older by the way to each of the masters.
+-- Waits that differ by less count as equal: the time waited is older by the way to each master.
 local TOGETHER = 100
 
 local function turn_key(lock) return key_of('turn', lock) end
 
--- How many have waited longer than `waited` and still ask; how many ask in all; and when what was free was first refused.
+-- How many have waited longer than `waited` and still ask; how many ask in all; and when a caller
+-- was first refused although the lock was free.
 local function askers(lock, token, waited)
   local flat, ahead, others, refused, gone = redis.pcall('HGETALL', turn_key(lock)), 0, 0, nil, {}
-  -- Not what this script writes.
+  -- Another program wrote this.
   if #flat > 4 * ASKERS then
     redis.call('DEL', turn_key(lock))
     return 0, 0
@@ -41,5 +45,5 @@ local function note_turn(lock, field, value)
   redis.call('PEXPIRE', turn_key(lock), TURN_KEPT)
 end
 
--- Whether the token was among those who ask.
+-- Removes the token. Returns whether it was there.
 local function forget_turn(lock, token, ...) return redis.pcall('HDEL', turn_key(lock), token, ...) == 1 end

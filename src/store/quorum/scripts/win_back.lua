@@ -1,8 +1,10 @@
--- win_back.lua: gives this master to a hold that lives on the others, or tells it the fence of one that it has. Sent
--- before the hold's deadline only, after one of them has vouched for it.
+-- win_back.lua: gives this master to a hold that lives on the others, or tells it the fence of a
+-- hold that it has. Sent only before the hold's deadline, and after one of the others has confirmed
+-- the hold.
 -- ARGV: token, ttl ms, longest lease ms, fence, held for us, cooling left ms, owner, 'stays' or ''.
--- Replies: {'won', …} · {'not-held', …}, and as acquire.lua's for a master that does not count.
--- Why atomic: compare and take. A greater fence is that of a later grant: then the hold is over, whatever it believes.
+-- Replies: {'won', …} · {'not-held', …}, and those of acquire.lua for a master that does not count.
+-- Why atomic: compare and take. A greater fence is that of a later grant: then the hold is over,
+-- whatever its holder knows.
 
 local token, ttl, fence, held, cooling, owner =
   ARGV[1], tonumber(ARGV[2]), ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
@@ -14,7 +16,7 @@ if why then return why end
 local is_spent = redis.call('EXISTS', spent_key(lock, token)) == 1
 if lock.kind == 'free' and not is_spent and last_fence(lock) <= tonumber(fence) then
   lock.kind, lock.token = 'exclusive', token
-  -- Not of an attempt, so none of those that failed takes it back.
+  -- Without an attempt, so that no failed attempt takes it back.
   lock.holds[token] = { phase = 'held', slot = '', fence = fence, since = int(math.max(us - held, 0)), cool = cooling > 0 and ms + cooling or 0,
      waited = '0', owner = owner, asked = '', word = ARGV[8] }
 elseif not is_held_by(lock, token) then

@@ -1,26 +1,26 @@
-//! What does the server's reply say, if it is one? RESP2, as Redis speaks it to who asks for nothing newer. The parser of
-//! the `redis` crate believes every length that it is told, and holds what comes without end; here a reply has a
-//! bound, in memory and in depth, whoever sends it. In time it is bounded by what the bytes come from.
+//! Parses RESP2, which Redis speaks to clients that ask for nothing newer. The parser of the
+//! `redis` crate believes every length and buffers without limit; here a reply is bounded in memory
+//! and in depth, whoever sends it. The time is bounded by the stream.
 
 use crate::store::net::streams::{Channel, Inbox};
 use redis::Value;
 use std::io::{self, ErrorKind};
 use std::mem::size_of;
 
-/// How much memory one reply may take. The greatest that is true tells of a queue of some ten thousand waiters.
+/// Most memory for one reply. The largest real one lists some ten thousand waiters.
 const REPLY_MAX: usize = 32 * 1024 * 1024;
-/// How long a line may be.
+/// Longest line.
 const LINE_MAX: usize = 64 * 1024;
-/// How deep arrays may be in one another. The replies of the scripts are three deep, those of a server four.
+/// Deepest nesting of arrays. The replies of the scripts are three deep, those of a server four.
 const DEPTH_MAX: usize = 8;
 
 /// Why there is no reply.
 #[derive(Debug)]
 pub enum Failure {
     Io(io::Error),
-    /// It is longer than any that is true.
+    /// It is longer than any real reply.
     TooLong,
-    /// It is no reply.
+    /// It is not RESP.
     NotRedis,
 }
 
@@ -34,7 +34,8 @@ pub fn read(inbox: &mut Inbox, channel: Channel<'_>) -> Result<Value, Failure> {
     Reading { inbox, channel, room: REPLY_MAX, line: Vec::new() }.value(0)
 }
 
-/// How many fields the reply to come has, if it is an array whose length has arrived whole. Nothing is taken.
+/// The number of fields of the next reply, if it is an array and its length has arrived. Consumes
+/// nothing.
 pub fn length(inbox: &mut Inbox, mut channel: Channel<'_>) -> io::Result<Option<usize>> {
     if inbox.is_empty() {
         inbox.fill(&mut channel)?;
@@ -47,7 +48,7 @@ pub fn length(inbox: &mut Inbox, mut channel: Channel<'_>) -> io::Result<Option<
 struct Reading<'a> {
     inbox: &'a mut Inbox,
     channel: Channel<'a>,
-    /// How much more memory the reply may take.
+    /// Memory that the reply may still take.
     room: usize,
     /// The last line that was read, without its end.
     line: Vec<u8>,
@@ -68,7 +69,7 @@ impl Reading<'_> {
             b'-' => error(line),
             b':' => number(line).map(Value::Int),
             _ => match (kind, usize::try_from(number(line)?)) {
-                // A length below zero: there is nothing.
+                // A negative length is nil.
                 (_, Err(_)) => Ok(Value::Nil),
                 (b'$', Ok(length)) => self.bytes(length).map(Value::BulkString),
                 (_, Ok(_)) if depth == DEPTH_MAX => Err(Failure::NotRedis),
@@ -118,7 +119,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// So many bytes, and the end of their line.
+    /// Reads this many bytes, and the end of their line.
     fn bytes(&mut self, length: usize) -> Result<Vec<u8>, Failure> {
         self.take_room(length)?;
         let (mut bytes, whole) = (Vec::new(), length + 2);
@@ -138,7 +139,7 @@ fn number(line: &[u8]) -> Result<i64, Failure> {
     std::str::from_utf8(line).ok().and_then(|line| line.parse().ok()).ok_or(Failure::NotRedis)
 }
 
-/// Which error it is, the crate knows.
+/// Parses an error reply by the crate, which knows the codes.
 fn error(line: &[u8]) -> Result<Value, Failure> {
     let whole = [b"-".as_slice(), String::from_utf8_lossy(line).as_bytes(), b"\r\n"].concat();
     redis::parse_redis_value(&whole).map_err(|_| Failure::NotRedis)

@@ -1,4 +1,4 @@
-//! Is what has arrived seen, wherever it waits: in the kernel, inside TLS, or behind the reply before it?
+//! Replies are seen wherever they wait: in the kernel, inside TLS, or behind the reply before.
 
 use super::*;
 use crate::store::net::tls::{Files, Tls};
@@ -18,7 +18,7 @@ type Outcome<T = ()> = Result<T, Box<dyn Any>>;
 /// Long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(20);
 
-/// What the server of a test does with a client's stream.
+/// The thread of a test's server.
 type Served = JoinHandle<io::Result<()>>;
 
 fn target(listener: &TcpListener, tls: Option<Tls>) -> Outcome<Target> {
@@ -38,8 +38,8 @@ fn soon() -> Moment {
     Moment::now().after(LONG)
 }
 
-/// Reads until what was sent contains this.
-fn hear(stream: &mut impl Read, what: &[u8]) -> io::Result<()> {
+/// Reads until `what` was received.
+fn read_until(stream: &mut impl Read, what: &[u8]) -> io::Result<()> {
     let (mut heard, mut byte) = (Vec::new(), [0]);
     while !heard.windows(what.len()).any(|window| window == what) {
         stream.read_exact(&mut byte)?;
@@ -54,7 +54,7 @@ fn a_reply_behind_the_greeting() -> Outcome {
     let target = target(&listener, None)?;
     let server: Served = thread::spawn(move || {
         let (mut stream, _) = listener.accept()?;
-        hear(&mut stream, b"BLPOP\r\n")?;
+        read_until(&mut stream, b"BLPOP\r\n")?;
         stream.write_all(b"+OK\r\n$2\r\nhi\r\n")?;
         stream.read_exact(&mut [0; 1])
     });
@@ -67,7 +67,7 @@ fn a_reply_behind_the_greeting() -> Outcome {
     Ok(())
 }
 
-/// A certificate for 127.0.0.1 on both ends of the line.
+/// A certificate for 127.0.0.1, for server and client.
 fn both_ends(directory: &tempfile::TempDir) -> Outcome<(Arc<ServerConfig>, Tls)> {
     let issued = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
     let ca = directory.path().join("ca.pem");
@@ -80,7 +80,7 @@ fn both_ends(directory: &tempfile::TempDir) -> Outcome<(Arc<ServerConfig>, Tls)>
     Ok((Arc::new(server), Tls::read(Files { ca: Some(ca), ..Files::default() }, "the server")?))
 }
 
-/// Tickets make the descriptor readable and are no reply; two replies in one packet are two.
+/// TLS tickets make the descriptor readable, but are no reply; two replies in one packet are two.
 #[test]
 fn records_that_wait_inside_tls() -> Outcome {
     let directory = tempfile::tempdir()?;
@@ -92,7 +92,7 @@ fn records_that_wait_inside_tls() -> Outcome {
         let (mut stream, _) = listener.accept()?;
         let mut session = ServerConnection::new(config).map_err(io::Error::other)?;
         let mut both = rustls::Stream::new(&mut session, &mut stream);
-        hear(&mut both, b"BLPOP\r\n")?;
+        read_until(&mut both, b"BLPOP\r\n")?;
         both.write_all(b"+OK\r\n")?;
         both.flush()?;
         going.recv().map_err(io::Error::other)?;
@@ -124,7 +124,7 @@ fn records_that_wait_inside_tls() -> Outcome {
     Ok(())
 }
 
-/// What one who is asked for a reply sends without end, after this.
+/// The error of a client whose server sends `begin` and then `more` without end.
 fn flood(begin: &'static [u8], more: &'static [u8]) -> Outcome<Error> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let target = Target { password: None, ..target(&listener, None)? };
@@ -143,7 +143,7 @@ fn flood(begin: &'static [u8], more: &'static [u8]) -> Outcome<Error> {
     answer.err().ok_or_else(|| "a flood is no answer".into())
 }
 
-/// Whatever a server sends, it is bounded, and long before the time is over.
+/// The limit is reached long before the deadline.
 #[test]
 fn no_reply_is_endless() -> Outcome {
     let floods: [(&[u8], &[u8]); 6] = [
@@ -163,7 +163,7 @@ fn no_reply_is_endless() -> Outcome {
     Ok(())
 }
 
-/// More can be asked for as soon as it is known how much an answer tells.
+/// The next request can be sent as soon as the number of fields is known.
 #[test]
 fn how_many_fields_there_are_is_known_before_they_come() -> Outcome {
     let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -171,7 +171,7 @@ fn how_many_fields_there_are_is_known_before_they_come() -> Outcome {
     let server: Served = thread::spawn(move || {
         let (mut stream, _) = listener.accept()?;
         stream.write_all(b"*2\r\n:1\r\n")?;
-        hear(&mut stream, b"PING\r\n")?;
+        read_until(&mut stream, b"PING\r\n")?;
         stream.write_all(b":2\r\n+PONG\r\n")?;
         stream.read_exact(&mut [0; 1])
     });

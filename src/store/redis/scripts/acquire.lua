@@ -1,26 +1,27 @@
--- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (law: LockTable::acquire).
--- ARGV: token, ttl ms, min-hold ms, patience ('none' or 'queue'), connection to wake, 'first' or 'again',
---       mode ('exclusive', 'shared', 'slots/<n>'), owner, once per ms (0: always),
---       its other terms (of 'replaces' and 'stays'), for how long it has asked ms; last, as of all scripts, what the
---       locks' names begin with.
--- Replies: {'granted', now us, fence, waited ms, slot or ''} · {'waiting', now us, ahead, next ms, at, blocker…}
---          {'busy', now us, at, blocker…} · {'done', now us, at, owner, fence, since ms, ended ms, due ms}
---          {'superseded', now us, at, by whom} · {'spent', now us}. `at`: which of the
---          locks it is, from 0.
--- Why atomic: between seeing the locks free and taking them nobody may come in between, a newcomer must not overtake,
--- and of several locks one has all or none.
+-- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (rules:
+-- LockTable::acquire).
+-- ARGV: token, ttl ms, min-hold ms, patience ('none' or 'queue'), connection to wake, 'first' or
+--        'again', mode ('exclusive', 'shared', 'slots/<n>'), owner, --once-per ms (0: without), its
+--        other terms (of 'replaces' and 'stays'), how long it has asked ms; last, as in all
+--        scripts, the prefix of the locks' names.
+-- Replies: {'granted', now us, fence, waited ms, slot or ''} · {'waiting', now us, ahead, next ms,
+--        at, blocker…} · {'busy', now us, at, blocker…} · {'done', now us, at, owner, fence, since
+--        ms, ended ms, due ms} · {'superseded', now us, at, owner of the newer run} · {'spent', now
+--        us}. `at`: index of the lock, from 0.
+-- Why atomic: no other client may come between the check and the grant, a newcomer must not
+-- overtake, and of several locks a caller gets all or none.
 
 local token, ttl, min_hold, patience, connection, mode, owner, once_per =
   ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8], tonumber(ARGV[9])
 local terms, waited = terms_of(ARGV[10]), tonumber(ARGV[11])
 
--- A first acquire may be refused by a server that is out of memory: no job runs yet.
+-- A server that is out of memory may refuse a first acquire: no job runs yet.
 if ARGV[6] ~= 'first' then write_first() end
 
 local function cool_from(since) return min_hold > 0 and math.floor(since / 1000) + min_hold or 0 end
 
--- A waiter makes itself heard: it gets a ticket, or comes back to its old one.
-local function hear(locks, came)
+-- Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.
+local function record_heartbeat(locks, came)
   local ticket, since
   for _, lock in ipairs(locks) do
     local w = redis.call('HMGET', waiter_key(lock, token), 'ticket', 'since')
@@ -47,20 +48,21 @@ local function hear(locks, came)
   end
 end
 
--- The silent ones directly before a waiter are passed over, or nobody would notice before they are the head.
-local function park_silent_before(locks, work)
+-- Suspends the stale waiters directly before this one; else nobody would notice them before they
+-- are the head.
+local function suspend_stale_before(locks, work)
   for _, lock in ipairs(locks) do
     while true do
       local rank = redis.call('ZRANK', lock.QUEUE, token)
       if not rank or rank == 0 then break end
       local before = redis.call('ZRANGE', lock.QUEUE, rank - 1, rank - 1)[1]
       if heard(lock, before) then break end
-      park(lock, before, work)
+      suspend(lock, before, work)
     end
   end
 end
 
--- How many stand before it, at most in any of its queues, and when it is to ask again.
+-- How many waiters are before it (the most in any of its queues), and when it should ask again.
 local function place(locks)
   local most, next = 0, HEARTBEAT
   for _, lock in ipairs(locks) do
@@ -72,7 +74,7 @@ local function place(locks)
       next = math.min(next, w and left(silent_at(lock, w.silent)) or 0)
     elseif lock.kind == 'foreign' then
       next = math.min(next, FOREIGN_LOOK)
-    -- One that admits may lack a slot in common with the others.
+    -- A lock that admits the waiter may lack a slot in common with its other locks.
     elseif lock.slots or not admits(lock, mode) then
       next = math.min(next, tonumber(blocker(lock, mode)[3]))
     end
@@ -80,7 +82,8 @@ local function place(locks)
   return most, next
 end
 
--- What is in the way: of the first of the locks that does not admit, or that others wait for, else of the first.
+-- What blocks the caller, at the first lock that does not admit it or has other waiters; if there
+-- is none, at the first lock.
 local function answer(what, locks, ...)
   local at = 1
   for i = #locks, 1, -1 do
@@ -93,7 +96,7 @@ local function answer(what, locks, ...)
   return r
 end
 
--- The hold of the token, where the kind of the lock has one by that name.
+-- The token's hold, if the lock has one by its kind.
 local function recorded(lock, token)
   if lock.kind == 'exclusive' and lock.token ~= token or lock.kind == 'free' then return nil end
   return hold_of(lock, token)
@@ -101,7 +104,7 @@ end
 
 local function granted(hold) return { 'granted', int(us), hold.fence, hold.waited, hold.slot } end
 
--- Takes a waiter out of these queues for good. Whoever is the head now is told (`news`).
+-- Takes a waiter out of these queues for good. `news` collects the locks that have a new head.
 local function remove(locks, waiter, news)
   for _, lock in ipairs(locks) do
     if redis.call('ZRANK', lock.QUEUE, waiter) == 0 then news[#news + 1] = lock end
@@ -110,20 +113,21 @@ local function remove(locks, waiter, news)
   end
 end
 
--- Whoever finds done what it wants the locks for goes home.
-local function go_home(locks)
+-- Answers 'done' if --once-per skips this run, and takes the caller out of its queues.
+local function leave_superseded(locks)
   local was, news = done(locks, once_per), {}
   if not was then return nil end
   remove(locks, token, news)
   locks[was.at].changed = true
   tally(locks[was.at], { done = 1 })
-  serve(worklist(locks), token)
+  grant_next(worklist(locks), token)
   for _, lock in ipairs(news) do wake_head(lock) end
   tell()
   return { 'done', int(us), int(was.at - 1), told(was) }
 end
 
--- When it came: by its place, or where that is forgotten, and it replaces others, by what it says itself.
+-- When the caller came: by its place in a queue. If that is forgotten, by how long it says that it
+-- has asked.
 local function arrival(locks)
   for _, lock in ipairs(locks) do
     local since = tonumber(redis.call('HGET', waiter_key(lock, token), 'since') or '')
@@ -132,20 +136,21 @@ local function arrival(locks)
   return us - waited * 1000
 end
 
-local function send_home(lock, whom)
+local function supersede(lock, whom)
   lock.changed = true
   tally(lock, { superseded = 1 })
   spend(lock, whom, 's')
 end
 
--- The newest wins: one that came before it and is on the same terms is sent home, before its job has begun. If it is not the
--- newest, it is sent home itself: then this answers by whom.
+-- The newest run with --replace wins. If a newer one than the caller has come, the caller is
+-- superseded, and the answer is returned. Otherwise the caller becomes the newest, and supersedes
+-- the one before it if that still waits or has not confirmed its grant.
 local function supersede(locks, came, work, news)
   for at, lock in ipairs(locks) do
     local newest = superseded_by(lock, token, came)
     if newest then
       remove(locks, token, news)
-      send_home(lock, token)
+      supersede(lock, token)
       return { 'superseded', int(us), int(at - 1), newest.owner }
     end
   end
@@ -161,14 +166,14 @@ local function supersede(locks, came, work, news)
         if hold and not hold.confirmed then drop_hold(other, old.token) end
         work[#work + 1] = other.rest
       end
-      send_home(lock, old.token)
+      supersede(lock, old.token)
       wake(w.names[1], old.token, w.wake)
     end
   end
 end
 
--- Asks all who hold the locks to end, but those who said that they stay; nobody where it is paused, for then nobody would
--- run.
+-- Asks the holders to end, except those with --no-replace. While a lock is paused none is asked,
+-- because nobody would run then.
 local function replace(locks, came)
   for _, lock in ipairs(locks) do
     if (lock.kind == 'exclusive' or is_many(lock)) and not pause_of(lock) then
@@ -201,10 +206,10 @@ for _, lock in ipairs(locks) do
     redis.call('EXISTS', lock.QUEUE, waiter_key(lock, token), key_of('pause', lock)) == 0
 end
 
--- Where nobody waits the way through the queue would lead to the same grant, with twice the commands.
+-- Without waiters the way through the queue would lead to the same grant, with twice the commands.
 if alone then
-  local home = go_home(locks)
-  if home then return home end
+  local superseded = leave_superseded(locks)
+  if superseded then return superseded end
   local hold = { slot = slot_for(locks, mode), ['until'] = ms + ttl, cool = cool_from(us), confirmed = true,
     waited = '0', owner = owner, word = terms.word }
   grant(locks, mode, token, hold)
@@ -215,8 +220,8 @@ end
 
 local news = {}
 if not held_everywhere(locks, token) then
-  -- A hold that was revoked, or has lost one of its locks, is over, and its token good for nothing but to leave. A grant
-  -- that nobody has heard of is forgotten with the lock it lost.
+  -- A hold that was revoked or has lost one of its locks is over, and its token is good only for
+  -- leave. An unconfirmed grant that has lost a lock is dropped, and its token may acquire again.
   for _, lock in ipairs(locks) do
     local hold = recorded(lock, token)
     if hold and hold.confirmed then return { 'spent', int(us) } end
@@ -224,15 +229,15 @@ if not held_everywhere(locks, token) then
   for _, lock in ipairs(locks) do
     if recorded(lock, token) then drop_hold(lock, token) end
   end
-  local home = go_home(locks)
-  if home then return home end
+  local superseded = leave_superseded(locks)
+  if superseded then return superseded end
   local work, came = worklist(locks), terms.replaces and arrival(locks) or us
   local superseded = terms.replaces and supersede(locks, came, work, news)
   if not superseded and patience == 'queue' then
-    hear(locks, came)
-    park_silent_before(locks, work)
+    record_heartbeat(locks, came)
+    suspend_stale_before(locks, work)
   end
-  serve(work, token)
+  grant_next(work, token)
   if superseded then
     for _, lock in ipairs(news) do wake_head(lock) end
     tell()
@@ -250,8 +255,8 @@ if not held_everywhere(locks, token) then
   if terms.replaces and not held_everywhere(locks, token) then replace(locks, came) end
   for _, lock in ipairs(news) do wake_head(lock) end
 elseif mode ~= 'exclusive' then
-  -- The step before may have granted it to as many as one step grants.
-  serve(worklist(locks), token)
+  -- The operation before may have stopped at GRANTED_AT_ONCE.
+  grant_next(worklist(locks), token)
 end
 if held_everywhere(locks, token) then
   local hold

@@ -1,17 +1,20 @@
--- inspect.lua: what the records say of locks (law: Record::inspect). Writes nothing, so it works on a replica and on
--- a server that is out of memory. An end that no operation has noticed yet is shown as if it had been.
--- ARGV: how many of the last ends are wanted; 0: nor the last one that succeeded.
--- Reply: {'seen', now us, {lock…}, …}: the locks in the order in which they were named, and of these as many as it takes
---        no long script to tell of, at least one. A lock: state, mode or '', left ms or '', type of a foreign value or '',
---        last fence or '', {holder, …}, {owner, mode, since us, '1' if it replaces others, …}, {log…}, {field, total, …},
---        the last hold that succeeded: {owner, fence, since ms, ended ms}, the pause or ''. A list that is empty is ''. A
---        holder is what is recorded of it, JSON as in HOLD.
+-- inspect.lua: the views of locks (rules: Record::inspect). Writes nothing, so it works on a
+-- replica and on a server that is out of memory. Ends that no operation has recorded yet are shown
+-- as if they were.
+-- ARGV: how many of the last ends to return; with 0 also not the last success.
+-- Reply: {'seen', now us, {lock…}, …}: the locks in the order of the request, and only as many as a
+--        short script can read, at least one. A lock: state, mode or '', left ms or '', type of a
+--        foreign value or '', last fence or '', {holder, …}, {owner, mode, since us, '1' if it
+--        replaces others, …}, {log…}, {field, total, …}, the last successful hold {owner, fence,
+--        since ms, ended ms}, the pause or ''. An empty list is ''. A holder is its record, JSON as
+--        in HOLD.
 -- Why atomic: holders, queue and log of a lock are of one moment.
 
--- What one script tells of at most, for others wait meanwhile: 64 locks, each as much as 16 holds, waiters or ends.
+-- Limit for one script, because other clients wait meanwhile: 64 locks, each as much as 16 holds,
+-- waiters or ends.
 local ENOUGH, ENDS = 1024, tonumber(ARGV[1])
 
--- An empty array takes a server four times as long as an empty text.
+-- A server needs four times as long for an empty array as for an empty text.
 local function list(all) return all[1] and all or '' end
 
 local function seen(lock)
@@ -58,7 +61,7 @@ local reply, told = { 'seen', int(us) }, 0
 for i = 1, #KEYS, PARTS do
   local one, weight = seen(lock_at(i))
   reply[#reply + 1] = one
-  -- What is kept the collector of Lua goes over again and again.
+  -- Lua's garbage collector would visit it again and again.
   book = {}
   told = told + 16 + weight
   if told >= ENOUGH then break end

@@ -1,9 +1,12 @@
--- leave.lua: gives back whatever the token has, holds or a place in the queues, and marks it spent (law: LockTable::leave).
--- ARGV: token, 'not-run' or how the hold ended (released, crashed, …), how the job ended (JSON or ''), '1' if the lock was
---       asked for with --once-per.
--- Replies: {'released', now us, cooling ms} · {'dequeued', now us} · {'already', now us} · {'not-held', now us}.
--- Why atomic: compare and delete; the next waiter is granted the lock in the same step, so it is never idle; and the
--- spent mark refuses an acquire that is still on its way (I4).
+-- leave.lua: gives back everything that the token has (holds, places in queues), and records it as
+-- released (rules: LockTable::leave).
+-- ARGV: token, 'not-run' or how the hold ended (released, crashed, …), how the job ended (JSON or
+--        ''), '1' if the lock was acquired with --once-per.
+-- Replies: {'released', now us, cooling ms} · {'dequeued', now us} · {'already', now us} ·
+--        {'not-held', now us}.
+-- Why atomic: compare and delete. The next waiter is granted the lock in the same script, so the
+-- lock is never idle. The released token is refused from then on, so a late acquire changes nothing
+-- (I4).
 
 local token, outcome, job = ARGV[1], ARGV[2], ARGV[3]
 write_first()
@@ -17,7 +20,7 @@ end
 
 local queued, released, cooling, news = false, false, 0, {}
 for _, lock in ipairs(locks) do
-  -- Who holds and has confirmed waits no more.
+  -- A confirmed holder no longer waits.
   local held = is_held_by(lock, token)
   if not (held and hold_of(lock, token).confirmed) and redis.call('DEL', waiter_key(lock, token)) == 1 then
     queued = true
@@ -44,10 +47,11 @@ local answer = queued and 'dequeued' or 'not-held'
 if released then answer = 'released' elseif spent then answer = spent == '1' and 'already' or 'not-held' end
 if queued and not released and not spent then tally(locks[1], { ['given-up'] = 1 }) end
 if not spent or spent ~= '1' and released then
-  -- One is enough to refuse the token; each that was held tells by it that it was used a moment ago.
+  -- One mark is enough to refuse the token. Each lock that was held gets one, because `watch`
+  -- learns from it that the lock was used a moment ago.
   for i = 1, released and #locks or 1 do spend(locks[i], token, released and '1' or '0') end
 end
-serve(worklist(locks), token)
+grant_next(worklist(locks), token)
 for _, lock in ipairs(news) do wake_head(lock) end
 tell()
 return { answer, int(us), int(cooling) }

@@ -1,5 +1,5 @@
--- look.lua: what a script that only looks starts with besides. An end that no operation has noticed yet is shown as if it
--- had been: who holds the lock now, and what the log and the totals would say.
+-- look.lua: the second part of scripts that only read. Ends that no operation has recorded yet are
+-- shown as if they were: in the holders, the log and the totals.
 
 local function last_success(lock)
   local s = success_of(lock)
@@ -8,9 +8,10 @@ end
 
 reads_all = true
 
--- The last `ends` of the log; the totals, fields and numbers; the holds that live, and those that were revoked; how
--- many are recorded, and when the last of those ends that the lock key bears out. A field of the totals may come more
--- than once, and then they add up (times: the last one counts).
+-- Returns the last `ends` of the log; the totals, as fields and numbers; the live holds; the
+-- revoked holds; how many holds are recorded; and when the last of those that the lock key confirms
+-- ends. A field of the totals may come more than once, and then they add up (times: the last one
+-- counts).
 local function look(lock, ends)
   if lock['until'] and ms >= lock['until'] then lock.kind, lock['until'], lock.slots, lock.token = 'free' end
   local log = ends > 0 and redis.call('LRANGE', key_of('log', lock), 0, ends - 1) or {}

@@ -1,8 +1,10 @@
--- probe.lua: whether this user may do, on this server, what the other scripts do (doctor). Not a part of the protocol.
--- KEYS: a lock key and a derived key that nobody else uses. ARGV: none.
--- Reply: {command, what the server said, …}, of what was refused.
--- Why a script: a right may be missing inside a script only, and what is tried here is gone when it ends. The keys expire
--- by themselves in any case. What is left is a list under the derived key, for a BLPOP to take.
+-- probe.lua: whether this user may run on this server the commands of the other scripts (doctor).
+-- Not a part of the protocol.
+-- KEYS: a lock key and a derived key that nobody else uses.
+-- ARGV: none.
+-- Reply: {command, what the server said, …} for each refused command.
+-- Why a script: a permission may be missing inside scripts only. The keys are deleted at its end
+-- and expire in any case, except for a list under the derived key, which a BLPOP then takes.
 
 local L, D = KEYS[1], KEYS[2]
 local refused = {}

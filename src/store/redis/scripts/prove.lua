@@ -1,7 +1,8 @@
--- prove.lua: whether the token holds all of these locks, and how (law: LockTable::prove). Writes nothing.
+-- prove.lua: whether and how the token holds all of these locks (rules: LockTable::prove). Writes
+-- nothing.
 -- ARGV: token.
 -- Replies: {'held', now us, mode, slot or '', fence, lease ms} · {'not-held', now us}.
--- Why atomic: of several locks one holds all at one moment or none.
+-- Why atomic: several locks are held all at one moment, or not.
 
 local token, proof = ARGV[1], nil
 for _, lock in ipairs(named(token)) do

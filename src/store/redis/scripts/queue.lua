@@ -1,16 +1,18 @@
--- queue.lua: what a script that changes something on a single server starts with besides: who waits, and `serve`, the step
--- that each of them ends with. The twin of src/rules.rs; the names are the same there. What lies in Redis is told in
--- record.lua.
+-- queue.lua: the second part of each script that changes something on a single server: the queue,
+-- and `grant_next`, which each of them runs at its end. A Lua port of src/rules.rs, with mostly the
+-- same names. record.lua describes the keys.
 --
--- Why in the same script: the decision, the grant to the next and its wake are one atomic step (I3, I9).
+-- Why in the same script: the decision, the next grant and its wake are one atomic operation (I3,
+-- I9).
 
--- What the names of the locks that are asked for begin with.
+-- The prefix of the locks' names.
 local PREFIX = ARGV[#ARGV]
 
 local function gone_by(since_us) return math.max(ms - math.floor(since_us / 1000), 0) end
 
--- Whether one more may hold it in this mode, the queue aside, and whether it is paused or not. Where the key says that
--- several hold it and nobody is known to, the server has lost who does: then nobody may before the key itself runs out.
+-- Whether one more may hold it in this mode, regardless of queue and pause. If the lock key says
+-- that several hold the lock and no hold is recorded, the server has lost the holds: nobody is
+-- admitted before the key itself expires.
 local function has_room(lock, mode)
   if lock.kind == 'free' then return true end
   if lock.kind ~= mode or not is_many(lock) then return false end
@@ -21,7 +23,8 @@ local function admits(lock, mode) return has_room(lock, mode) and not pause_of(l
 
 local function is_open(lock) return lock.kind == 'free' or has_room(lock, lock.kind) end
 
--- The slot to give: the lowest that is free in all of the locks; nothing if there is none, '' where the mode has none.
+-- The lowest slot that is free in all of the locks; nil if there is none, '' if the mode has no
+-- slots.
 local function slot_for(locks, mode)
   local slots = tonumber(string.match(mode, '^slots/(%d+)$'))
   if not slots then return '' end
@@ -35,7 +38,7 @@ local function slot_for(locks, mode)
         taken[i] = taken[i] or holders[i]
         known = known or holders[i]
       end
-      -- An eviction has taken who has which slot, and not that there are holders: as in `admits`, nobody may then.
+      -- An eviction has removed the slots of the holders: as in `admits`, nobody may be admitted.
       if not known then return nil end
     end
   end
@@ -45,7 +48,8 @@ local function slot_for(locks, mode)
   return nil
 end
 
--- One fence for all of the locks: greater than every earlier one of each. `hold` has what is particular to this grant.
+-- Grants all of these locks under one fence, greater than every earlier one of each. `hold` has
+-- what is particular to this grant.
 local function grant(locks, mode, token, hold)
   local fence = us
   for _, lock in ipairs(locks) do fence = math.max(fence, last_fence(lock) + 1) end
@@ -53,7 +57,7 @@ local function grant(locks, mode, token, hold)
   for _, lock in ipairs(locks) do
     write_fence(lock, fence)
     if lock.kind == 'free' then
-      -- What an eviction has left of earlier holds must not count.
+      -- The rest of earlier, partly evicted holds must not count.
       if mode ~= 'exclusive' then redis.call('DEL', lock.HOLD, due_key(lock), kept_key(lock)) end
       lock.kind, lock['until'], lock.count = mode, nil, nil
       lock.slots = tonumber(string.match(mode, '^slots/(%d+)$'))
@@ -66,14 +70,15 @@ local function grant(locks, mode, token, hold)
   end
 end
 
-local function wake(home, token, connection)
+local function wake(superseded, token, connection)
   if not connection then return end
-  local key = 'dlock.wake:' .. home .. ':' .. token .. ':' .. connection
+  local key = 'dlock.wake:' .. superseded .. ':' .. token .. ':' .. connection
   redis.call('LPUSH', key, '1')
   redis.call('PEXPIRE', key, 2 * SILENCE)
 end
 
--- Whether this is the rest of a lock that whoever asks could have asked for: no script follows a name elsewhere.
+-- Whether this is the rest of a lock that the caller could have named: no script follows a name
+-- elsewhere.
 local function is_rest(rest)
   local tag, full = string.match(type(rest) == 'string' and rest or '', '^{([^}]*)}:(.+)$')
   if not tag or string.sub(full, 1, #PREFIX) ~= PREFIX or string.sub(full, 1, 6) == 'dlock.' then return false end
@@ -86,13 +91,14 @@ local function is_mode(mode)
   return mode == 'exclusive' or mode == 'shared' or slots and slots >= 1 and slots <= SLOTS_MAX
 end
 
--- On which terms a lock is wanted, besides once in a while: it replaces others, it stays once it has it.
+-- The terms of an acquire, without --once-per: whether it replaces others, and the word for its
+-- hold.
 local function terms_of(text)
   return { replaces = string.find(text or '', 'replaces', 1, true) ~= nil,
     word = string.find(text or '', 'stays', 1, true) and 'stays' or '' }
 end
 
--- What a waiter's record says; nothing if it is none. Others may write there, too.
+-- The record of a waiter; nil if it is not valid. Other programs may write there, too.
 local function waiter_of(lock, token)
   local w = redis.pcall('HMGET', waiter_key(lock, token), 'mode', 'names', 'since', 'owner', 'wake', 'silent',
     'once-per', 'terms')
@@ -108,33 +114,34 @@ local function waiter_of(lock, token)
     silent = tonumber(w[6]), once_per = tonumber(w[7]) or 0, terms = terms_of(w[8]) }
 end
 
--- The head is told when the lock will be free earlier than it was told before, or when it has just become the head.
+-- Wakes the head, because the lock will be free earlier than it knows, or because it has just
+-- become the head.
 local function wake_head(lock)
   local head = redis.call('ZRANGE', lock.QUEUE, 0, 0)[1]
   local w = head and waiter_of(lock, head)
   if w then wake(w.names[1], head, w.wake) end
 end
 
--- An absence that is noticed is written down, or the dead would be waited for again and again.
+-- Writes down that a gap was noticed; else dead waiters would be excused again and again.
 local function write_absence(lock, last)
   local a = absence(lock)
   a.is_news = false
-  -- Nothing depends on what somebody else has put there.
+  -- Nothing depends on another program's value here.
   if not a.is_ours then redis.call('DEL', key_of('heard', lock)) end
   redis.call('HSET', key_of('heard', lock), 'last', int(last), 'from', int(a.from), 'back', int(a.back),
     'before', int(a.before))
   redis.call('PEXPIRE', key_of('heard', lock), TICKET_KEPT)
 end
 
--- What the record of a waiter says, if it is heard of.
+-- The record of a waiter, if it is not stale.
 local function heard(lock, token)
   if absence(lock).is_news then write_absence(lock, lock.absence.last) end
   local w = waiter_of(lock, token)
   return w and silent_at(lock, w.silent) > ms and w or nil
 end
 
--- Takes a waiter out of all its queues; its tickets are kept. The other locks that it waited for are looked at again.
-local function park(lock, token, work)
+-- Takes a waiter out of all its queues, and retains its ticket. Its other locks go on the worklist.
+local function suspend(lock, token, work)
   lock.changed = true
   redis.call('ZREM', lock.QUEUE, token)
   local w = waiter_of(lock, token)
@@ -152,28 +159,31 @@ local function opened(names)
   return locks
 end
 
--- The first in the queue that is heard of, and what its record says.
+-- The first waiter in the queue that is not stale, and its record. Suspends the stale ones before
+-- it.
 local function head_of(lock, work)
   while true do
     local head = redis.call('ZRANGE', lock.QUEUE, 0, 0)[1]
     local w = head and heard(lock, head)
     if w or not head then return head, w end
-    park(lock, head, work)
+    suspend(lock, head, work)
   end
 end
 
--- Whether the head of a queue came before somebody.
+-- Whether the head of a queue has an earlier ticket.
 local function is_before(lock, token, ticket)
   local head, its_ticket = extreme(lock.QUEUE, 0)
   return its_ticket < ticket or its_ticket == ticket and head < token
 end
 
--- Grants the head of one queue its locks, if it is the head of all its queues and all its locks admit it.
-local function serve_one(at, token, w, work, caller)
+-- Grants the head of one queue its locks, if it is the head of all its queues and all its locks
+-- admit it. Returns whether it left the queue.
+local function grant_head(at, token, w, work, caller)
   local mode, names, locks = w.mode, w.names, {}
   if w.once_per > 0 and done(opened(names), w.once_per) then
-    -- It is told when it asks. Until then it keeps its ticket: what is done may be forgotten before.
-    park(at, token, work)
+    -- The job is done already; the waiter learns that when it asks. Until then it keeps its ticket,
+    -- because the success may be forgotten before.
+    suspend(at, token, work)
     if token ~= caller then wake(names[1], token, w.wake) end
     return true
   end
@@ -181,13 +191,13 @@ local function serve_one(at, token, w, work, caller)
   for _, rest in ipairs(names) do
     local lock = open(rest)
     if lock ~= at then
-      -- Before the other queue is looked at: one that is silent there is taken out of both.
+      -- Before the other queue is read: a stale waiter there is taken out of both.
       ticket = ticket or select(2, extreme(at.QUEUE, 0))
       expire(lock)
       local first = head_of(lock, work)
       if first ~= token then
-        -- Only to an earlier ticket, so this ends: one whose place in this queue was lost is not first here, and two of
-        -- them would send each other round.
+        -- Go on only to an earlier ticket, so that this ends. If this waiter's place in that queue
+        -- was lost, it is never the first there, and two such waiters would send each other round.
         if first and is_before(lock, token, ticket) then work[#work + 1] = rest end
         return false
       end
@@ -207,25 +217,27 @@ local function serve_one(at, token, w, work, caller)
   return true
 end
 
--- Whether so many who wait for one of its locks were served in this step that the next step is to go on.
+-- Whether this operation has granted one of the waiter's locks so often that the next operation
+-- must go on.
 local function is_enough(w)
   for _, rest in ipairs(w.names) do
     local lock = book[rest]
-    if lock and (lock.served or 0) >= GRANTED_AT_ONCE then return true end
+    if lock and (lock.granted_here or 0) >= GRANTED_AT_ONCE then return true end
   end
   return false
 end
 
--- The second half of settle: park the silent, and grant to whoever is now entitled. `caller` needs no wake.
-local function serve(work, caller)
+-- Suspends stale waiters at the head, and grants the locks to the waiters that are next. `caller`
+-- needs no wake.
+local function grant_next(work, caller)
   local i = 1
   while work[i] do
     local lock = open(work[i])
     expire(lock)
     while is_open(lock) do
       local head, w = head_of(lock, work)
-      if not head or is_enough(w) or not serve_one(lock, head, w, work, caller) then break end
-      for _, rest in ipairs(w.names) do book[rest].served = (book[rest].served or 0) + 1 end
+      if not head or is_enough(w) or not grant_head(lock, head, w, work, caller) then break end
+      for _, rest in ipairs(w.names) do book[rest].granted_here = (book[rest].granted_here or 0) + 1 end
     end
     i = i + 1
   end
@@ -237,15 +249,16 @@ local function worklist(locks)
   return work
 end
 
--- The last step of every script that changes something: whoever watches a lock that did change is woken.
+-- Runs at the end of every script that changes something: wakes the watchers of the locks that
+-- changed.
 local function tell()
   for rest, lock in pairs(book) do
     if lock.changed then
-      -- Nothing depends on what somebody else has put there.
+      -- Nothing depends on another program's value here.
       local watchers = redis.pcall('ZRANGEBYSCORE', key_of('watch', lock), '(' .. int(ms), '+inf')
       for _, token in ipairs(watchers) do
         wake(rest, token, 'watch')
-        -- One wake says it all, to one that looks seldom too.
+        -- One element is enough, also for a watcher that reads seldom.
         redis.call('LTRIM', 'dlock.wake:' .. rest .. ':' .. token .. ':watch', 0, 0)
       end
     end

@@ -1,36 +1,46 @@
--- record.lua: what every script starts with, of a single server and of a master of a quorum: the records of locks as they
--- lie in Redis, how a hold ends, and what is kept of that. The twin of src/rules/record.rs; the names are the same there.
--- Who waits is told in queue.lua.
+-- record.lua: the first part of every script, of a single server and of a master of a quorum: the
+-- records of locks in Redis, how a hold ends, and what is recorded of that. A Lua port of
+-- src/rules/record.rs, with mostly the same names. Waiters are in queue.lua.
 --
--- In front of it stand constants of src/rules.rs (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT, TICKET_KEPT, SPENT_KEPT,
--- GRANTED_AT_ONCE, FOREIGN_LOOK, WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST, PAUSE_MOST, HISTORY_KEPT, times in ms;
--- BOUNDS), and how the two arrangements differ (src/store/redis/script.rs): RECORD, the kind of key in which a hold is
--- recorded, a name of its own for each, so that neither takes the other's for its own; PARTS, how many keys are named for
--- each lock; EXCLUSIVE_ONLY, whether other locks are none of ours.
+-- Constants of src/rules.rs stand before it (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT,
+-- TICKET_KEPT, SPENT_KEPT, GRANTED_AT_ONCE, FOREIGN_LOOK, WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST,
+-- PAUSE_MOST, HISTORY_KEPT, times in ms; BOUNDS), and the differences between the two arrangements
+-- (src/store/redis/script.rs). RECORD is the kind of key in which a hold is recorded: each
+-- arrangement has its own, so that neither takes the other's holds for its own. PARTS is the number
+-- of keys declared for each lock. With EXCLUSIVE_ONLY, shared locks and slots count as foreign.
 --
--- KEYS, for each lock asked for, in order of name: nine on a single server, on a master of a quorum those with a star:
--- L, the lock key *       STRING  the holder's token, or a marker: dlock/shared:<until>, dlock/slots/<n>:<until>,
---                                 dlock/cooling:<until>, dlock/revoked:<until>
--- dlock.hold:{tag}:L *    HASH    token -> JSON [phase, slot, fence, since, until, cool, confirmed, waited, owner,
---                                 asked, attempt, word]: the attempt where it is a quorum's, dlock.quorum:{tag}:L; the
---                                 word is 'stays', 'superseded' or '';
---                                 #<slot> -> token, of a lock with slots
--- dlock.due:{tag}:L       ZSET    shared, slots: the tokens that hold, by their end
--- dlock.kept:{tag}:L      ZSET    shared, slots: the tokens that cool or were revoked, by their end
--- dlock.queue:{tag}:L     ZSET    token by ticket: the waiters that are heard of
--- dlock.fence:{tag}:L *   STRING  the last fence
--- dlock.log:{tag}:L *     LIST    the last ends, newest first
--- dlock.stat:{tag}:L *    HASH    totals: waited.<bucket>, held.<bucket>, busy, given-up, end.<outcome>, last.<outcome>, …
--- dlock.watch:{tag}:L     ZSET    token of one who is to be woken when something changes, by when that ends
--- and, named from these, dlock.heard:{tag}:L HASH (when waiters were heard of), dlock.done:{tag}:L
--- STRING (the last hold that succeeded of those asked for with --once-per: JSON [owner, fence, since ms, ended ms]), dlock.pause:{tag}:L
--- STRING (who has paused it: JSON [owner, since ms, until ms]),
--- dlock.newest:{tag}:L STRING (who came last of those that replace others: JSON [owner, came us, token]),
--- dlock.waiter:{tag}:L:<token> HASH, dlock.spent:{tag}:L:<token> STRING, and for the first of its locks
--- dlock.wake:{tag}:L:<token>:<connection> LIST. All lie in the slot of L, and all locks of one hold in one slot.
+-- KEYS, for each lock in the request, in order of name: nine on a single server, on a master of a
+-- quorum those with a star:
+--   L, the lock key *     STRING  the holder's token, or a marker: dlock/shared:<until>,
+--                                 dlock/slots/<n>:<until>, dlock/cooling:<until>,
+--                                 dlock/revoked:<until>
+--   dlock.hold:{tag}:L *  HASH    token -> JSON [phase, slot, fence, since, until, cool,
+--                                 confirmed, waited, owner, asked, attempt, word]. On a master
+--                                 of a quorum it is dlock.quorum:{tag}:L, and attempt is set.
+--                                 The word is 'stays', 'superseded' or ''.
+--                                 #<slot> -> token, if the lock has slots
+--   dlock.due:{tag}:L     ZSET    shared, slots: the tokens that hold, by their end
+--   dlock.kept:{tag}:L    ZSET    shared, slots: the cooling and revoked tokens, by their end
+--   dlock.queue:{tag}:L   ZSET    token by ticket: the waiters that are not suspended
+--   dlock.fence:{tag}:L * STRING  the last fence
+--   dlock.log:{tag}:L *   LIST    the last ends, newest first
+--   dlock.stat:{tag}:L *  HASH    totals: waited.<bucket>, held.<bucket>, busy, given-up,
+--                                 end.<outcome>, last.<outcome>, …
+--   dlock.watch:{tag}:L   ZSET    token of a watcher, by when its watch ends
+-- Keys that the scripts compute from these:
+--   dlock.heard:{tag}:L   HASH    when heartbeats arrived
+--   dlock.done:{tag}:L    STRING  the last successful hold acquired with --once-per:
+--                                 JSON [owner, fence, since ms, ended ms]
+--   dlock.pause:{tag}:L   STRING  the pause: JSON [owner, since ms, until ms]
+--   dlock.newest:{tag}:L  STRING  the newest caller with --replace: JSON [owner, came us, token]
+--   dlock.waiter:{tag}:L:<token>  HASH
+--   dlock.spent:{tag}:L:<token>   STRING
+--   dlock.wake:{tag}:L:<token>:<connection>  LIST, for the first of the locks
+-- All of them lie in the slot of L, and all locks of one hold lie in one slot.
 --
--- The server's clock is read once, here: on Redis 7.0 it moves within a script. Expiries are set and judged by that one
--- reading (PEXPIREAT), so that a lock is never over for one line of a script and not for the next.
+-- The server's clock is read once, here, because on Redis 7.0 it moves within a script. Expiries
+-- are set (PEXPIREAT) and judged by that one reading, so that a lock is not over for one line of a
+-- script and held for the next.
 
 local clock = redis.call('TIME')
 local us = clock[1] * 1000000 + clock[2]
@@ -39,17 +49,17 @@ local ms = math.floor(us / 1000)
 local function int(n) return string.format('%.0f', n) end
 local function left(until_ms) return math.max(until_ms - ms, 0) end
 
--- A number that a record has as text; nothing where somebody else wrote there what dlock does not.
+-- A number stored as text; nil if it is not one that dlock writes.
 local function number_in(text)
   local number = type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
   return number and number < 2 ^ 53 and number or nil
 end
 
--- An out-of-memory server refuses a script at its first write that may need memory, but never one that has written
--- already (I14). This write needs none.
+-- An out-of-memory server refuses a script at its first write that may need memory, but never one
+-- that has already written (I14). This write needs none.
 local function write_first() redis.call('PEXPIRE', KEYS[2], HISTORY_KEPT) end
 
--- A lock is known by its rest, what follows the kind in the names of its keys: {tag}:L.
+-- A lock is identified by its rest, the part of its key names after the kind: {tag}:L.
 local book = {}
 local function key_of(kind, lock) return 'dlock.' .. kind .. ':' .. lock.rest end
 local function waiter_key(lock, token) return key_of('waiter', lock) .. ':' .. token end
@@ -57,8 +67,8 @@ local function due_key(lock) return key_of('due', lock) end
 local function kept_key(lock) return key_of('kept', lock) end
 local function spent_key(lock, token) return key_of('spent', lock) .. ':' .. token end
 
--- Nothing is granted to the token any more; `was` is '1' if it has given something back, 's' if one that came later has
--- sent it home, else '0'.
+-- Records the token as released: it is refused from now on. `was` is '1' if it gave something back,
+-- 's' if a newer run with --replace superseded it, else '0'.
 local function spend(lock, token, was) redis.call('SET', spent_key(lock, token), was, 'PX', SPENT_KEPT) end
 
 local function due_of(hold)
@@ -67,8 +77,8 @@ local function due_of(hold)
   return hold['until']
 end
 
--- What somebody made something else of is no hold; the lock key still says until when the lock is held. One look at the
--- text tells of eight fields what they are.
+-- A record that another program has changed is no hold; the lock key still tells until when the
+-- lock is held. One match checks eight fields.
 local RECORDED = '^%["%l+","%d*","%d+","%d+","%d+","%d+","[01]","%d+","'
 local function decoded(json)
   if not string.find(json, RECORDED) then return false end
@@ -79,13 +89,13 @@ local function decoded(json)
     word = type(h[12]) == 'string' and h[12] or '', json = json }
 end
 
--- The order in which holds run out.
+-- Sorts holds by their end.
 local function by_due(a, b)
   local x, y = due_of(a.hold), due_of(b.hold)
   return x < y or x == y and a.token < b.token
 end
 
--- Every hold that is recorded, as a list of { token, hold } in the order in which they run out.
+-- All recorded holds, as a list of { token, hold } in the order in which they run out.
 local function all_holds(lock)
   local flat, list = redis.call('HGETALL', lock.HOLD), {}
   for i = 1, #flat, 2 do
@@ -101,7 +111,7 @@ end
 
 local function is_many(lock) return lock.kind == 'shared' or lock.slots ~= nil end
 
--- What a recorded hold is; what was looked up once is remembered.
+-- The recorded hold of a token; cached.
 local function hold_of(lock, token)
   local hold = lock.holds[token]
   if hold == nil then
@@ -112,10 +122,11 @@ local function hold_of(lock, token)
   return hold
 end
 
--- What the lock key says. `caller` is the token on whose behalf the script runs, if there is one.
+-- Reads the lock key. `caller` is the token on whose behalf the script runs, if there is one.
 local function load(lock, caller)
   local value = redis.pcall('GET', lock.L)
-  -- Only a value of another type is somebody else's; a right that is missing must not pass for it.
+  -- Only a value of another type is foreign. For any other error, such as a missing permission, GET
+  -- raises it again.
   if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then redis.call('GET', lock.L) end
   if not value then
     lock.kind = 'free'
@@ -136,7 +147,7 @@ local function load(lock, caller)
   if hold and hold.phase == 'held' then
     lock.kind, lock['until'], lock.token = 'exclusive', due_of(hold), value
   elseif value == caller then
-    -- The lock key is the truth (I12): that HOLD was evicted or deleted does not end the caller's hold.
+    -- The lock key is the truth (I12): an evicted or deleted HOLD does not end the caller's hold.
     lock.kind, lock['until'], lock.token = 'exclusive', ms + math.max(redis.call('PTTL', lock.L), 1), value
     lock.holds[value] = { phase = 'held', slot = '', fence = int(number_in(redis.call('GET', lock.FENCE)) or us), since = int(us),
       ['until'] = lock['until'], cool = 0, confirmed = true, waited = '0', owner = '{}', asked = '', word = '' }
@@ -145,13 +156,13 @@ local function load(lock, caller)
   end
 end
 
--- Whether all holds of a lock are read at once: who looks wants them all.
+-- Whether open() reads all holds of a lock: views need them all.
 local reads_all = false
 
 local function open(rest, caller)
   local lock = book[rest]
   if not lock then
-    -- In one piece, for a table that grows is copied: a script may look at many locks.
+    -- As one constructor: a table that grows is copied, and a script may read many locks.
     lock = { rest = rest, L = string.match(rest, '^{[^}]*}:(.*)$'), HOLD = 'dlock.' .. RECORD .. ':' .. rest,
       QUEUE = 'dlock.queue:' .. rest, FENCE = 'dlock.fence:' .. rest, STAT = 'dlock.stat:' .. rest, holds = {} }
     book[rest] = lock
@@ -161,7 +172,8 @@ local function open(rest, caller)
   return lock
 end
 
--- When waiters were heard of: last, and from when to when none was the last time (law: Record::notice_absence).
+-- When heartbeats arrived: the last one, and the last gap without any (rules:
+-- Record::notice_absence).
 local function absence(lock)
   local a = lock.absence
   if not a then
@@ -176,9 +188,9 @@ local function absence(lock)
   return a
 end
 
--- When a waiter counts as silent, of which its record says this. One that was not silent when nobody could be heard any
--- more, and was not heard of since, has a whole silence from when that was over; unless its ticket is forgotten before, or
--- it was not heard of since the time before that one either.
+-- When a waiter becomes stale; `silent` is the time in its record. A waiter that was not stale when
+-- a gap began, and sent no heartbeat since, has a whole SILENCE from the end of the gap. Not if its
+-- ticket is forgotten before, nor if it sent no heartbeat since the gap before that one either.
 local function silent_at(lock, silent)
   local a = absence(lock)
   local heard, again = silent - SILENCE, a.back + SILENCE
@@ -186,10 +198,10 @@ local function silent_at(lock, silent)
   return was_heard and again <= heard + TICKET_KEPT and math.max(silent, again) or silent
 end
 
--- The lock whose keys are named from there on.
+-- The lock whose keys begin at this index.
 local function lock_at(i, caller) return open(string.sub(KEYS[i + 1], #'dlock.:' + #RECORD + 1), caller) end
 
--- The locks that the script was called for.
+-- The locks of the request.
 local function named(caller)
   local locks = {}
   for i = 1, #KEYS, PARTS do locks[#locks + 1] = lock_at(i, caller) end
@@ -215,7 +227,7 @@ local function held_everywhere(locks, token)
   return true
 end
 
--- How many hold a shared lock or one with slots, cool in it, or were revoked.
+-- Number of recorded holds of a shared lock or one with slots: held, cooling or revoked.
 local function count(lock)
   if not lock.count then lock.count = redis.call('ZCARD', due_key(lock)) + redis.call('ZCARD', kept_key(lock)) end
   return lock.count
@@ -237,7 +249,7 @@ local function mark(lock, kind, due)
   put(lock, 'dlock/' .. kind .. ':' .. int(due), due)
 end
 
--- Writes a hold, and makes the lock key last as long as it.
+-- Writes a hold, and makes the lock key last as long as the hold.
 local function save(lock, token, hold)
   local due = due_of(hold)
   redis.call('HSET', lock.HOLD, token, cjson.encode({ hold.phase, hold.slot, hold.fence, hold.since, int(hold['until']),
@@ -271,8 +283,8 @@ local function erase(lock, token, hold)
   end
 end
 
--- A lock of several is free when the last of them has gone.
-local function free_if_left(lock)
+-- A shared lock or one with slots is free once its last hold is gone.
+local function free_if_empty(lock)
   if is_many(lock) and count(lock) == 0 then free(lock) end
 end
 
@@ -286,7 +298,7 @@ local function entry(hold, outcome, job, by)
     by or hold.asked })
 end
 
--- The bucket of a span, as the end of a field's name: the first whose bound is not below it.
+-- The bucket of a span, as the end of a field's name: the first bucket whose bound is not less.
 local function bucket(span_ms)
   for i, bound in ipairs(BOUNDS) do
     if span_ms <= bound then return int(i - 1) end
@@ -294,20 +306,21 @@ local function bucket(span_ms)
   return int(#BOUNDS)
 end
 
--- Adds to the totals. If somebody made something else of their key, they are not counted; nothing else depends on them.
+-- Adds to the totals. If their key has another type, nothing is counted; nothing else depends on
+-- them.
 local function tally(lock, counts)
   for field, n in pairs(counts) do redis.pcall('HINCRBY', lock.STAT, field, int(n)) end
   redis.call('PEXPIRE', lock.STAT, HISTORY_KEPT)
 end
 
--- Whoever has heard of its grant: that is when a grant counts, and is news.
+-- Marks the grant as confirmed. It counts, and wakes watchers, from now on.
 local function confirm(lock, hold)
   hold.confirmed, lock.changed = true, true
   tally(lock, { ['waited.' .. bucket(tonumber(hold.waited))] = 1, ['waited.sum'] = hold.waited })
 end
 
--- What an end adds to the totals, and which times it sets. What a job did not end by itself has failed; of what a script
--- gave back who knows.
+-- The counts that an end adds to the totals, and the times that it sets. A job that did not end by
+-- itself has failed; the result of a script's job is unknown.
 local function counted(hold, outcome, job)
   local at = ended_at(hold, outcome)
   local held = math.max(at - math.floor(hold.since / 1000), 0)
@@ -328,7 +341,7 @@ local function tally_end(lock, hold, outcome, job)
   redis.pcall('HSET', lock.STAT, unpack(fields))
 end
 
--- What is kept as JSON in a list that begins with an owner; nothing where somebody put something else there.
+-- A value stored as a JSON list that begins with an owner; nil if it is not one.
 local function kept_in(key)
   local json = redis.pcall('GET', key)
   if type(json) ~= 'string' then return nil end
@@ -336,14 +349,14 @@ local function kept_in(key)
   return ok and type(kept) == 'table' and type(kept[1]) == 'string' and kept or nil, json
 end
 
--- The last hold that succeeded of those that were asked for with --once-per.
+-- The last successful hold that was acquired with --once-per.
 local function success_of(lock)
   local s = kept_in(key_of('done', lock)) or {}
   local fence, since, ended = number_in(s[2]), number_in(s[3]), number_in(s[4])
   return fence and since and ended and { owner = s[1], fence = s[2], since = since, ended = ended } or nil
 end
 
--- Of several that hold it together the one that was granted it last.
+-- If several hold the lock together, the one that was granted last counts.
 local function remember_success(lock, hold)
   local since = math.floor(hold.since / 1000)
   local last = is_many(lock) and success_of(lock)
@@ -352,7 +365,8 @@ local function remember_success(lock, hold)
     int(since + ONCE_PER_MOST))
 end
 
--- What was done of what is wanted once per `span`, and for how long it is; nothing unless it is done at all of the locks.
+-- The success because of which --once-per skips a run, and how long it still counts, at the lock
+-- that is due first. Nil unless every lock has one.
 local function done(locks, span)
   local first
   if span == 0 then return nil end
@@ -365,25 +379,26 @@ local function done(locks, span)
   return first
 end
 
--- What a reply says of it: owner, fence, since ms, ended ms, due ms.
+-- Its fields in a reply: owner, fence, since ms, ended ms, due ms.
 local function told(was)
   local s = was.success
   return s.owner, s.fence, int(s.since), int(s.ended), int(was.due)
 end
 
--- A grant that nobody heard of leaves no trace, and an end is logged once.
+-- An unconfirmed grant leaves no trace, and an end is logged once.
 local function is_logged(hold) return hold.confirmed and hold.phase == 'held' end
 
--- Drops a hold and logs its end. `counts`: it was asked for with --once-per, so its success counts for the next.
+-- Removes a hold and logs its end. `counts`: it was acquired with --once-per, so its success counts
+-- for the next run.
 local function finish(lock, token, outcome, job, by, counts)
   local hold = hold_of(lock, token)
-  -- First: a script that has written something already is not refused what takes memory (I14).
+  -- This must be the first write: after it the script is not refused for lack of memory (I14).
   erase(lock, token, hold)
   if is_logged(hold) then
-    -- A log that somebody made something else of must not keep the lock from being given back.
+    -- A log key of another type must not keep the lock from being given back.
     local log = key_of('log', lock)
     if type(redis.pcall('LPUSH', log, entry(hold, outcome, job, by))) == 'number' then
-      -- Each time, so that a right to it that is missing shows at the first end, and not at the 65th.
+      -- Each time, so that a missing permission shows at the first end, not at the 65th.
       redis.call('LTRIM', log, 0, LOG_KEPT - 1)
       redis.call('PEXPIRE', log, HISTORY_KEPT)
     end
@@ -392,14 +407,14 @@ local function finish(lock, token, outcome, job, by, counts)
   end
 end
 
--- Takes a hold out, without a trace.
+-- Removes a hold without logging it.
 local function drop_hold(lock, token)
   local hold = hold_of(lock, token)
   if hold then erase(lock, token, hold) end
-  if lock.kind == 'exclusive' and lock.token == token or lock.kind == 'revoked' then free(lock) else free_if_left(lock) end
+  if lock.kind == 'exclusive' and lock.token == token or lock.kind == 'revoked' then free(lock) else free_if_empty(lock) end
 end
 
--- Ends a hold; its min-hold stands. Answers what is left of that.
+-- Ends a hold, but not its min-hold. Returns the rest of that.
 local function close(lock, token, outcome, job, counts)
   local hold = hold_of(lock, token)
   finish(lock, token, outcome, job, nil, counts)
@@ -417,8 +432,8 @@ local function close(lock, token, outcome, job, counts)
   return left(hold.cool)
 end
 
--- Which holds the lock key no longer bears out, in the order in which they ran out.
-local function borne_out_no_more(lock)
+-- The holds that the lock key contradicts, in the order in which they ran out.
+local function unconfirmed_end(lock)
   local ended = {}
   if lock.kind == 'exclusive' then return ended end
   if is_many(lock) then
@@ -444,8 +459,8 @@ local function outcome_of(hold)
   return 'lost'
 end
 
--- The first half of settle: what has run out, or is no longer borne out by the lock key, is over. Time
--- stands still in a script, so once is enough.
+-- Ends what has run out, and what the lock key contradicts. Once is enough, because time stands
+-- still in a script.
 local function expire(lock)
   if lock.expired then return end
   lock.expired = true
@@ -454,15 +469,15 @@ local function expire(lock)
     free(lock)
     if many then redis.call('DEL', due_key(lock), kept_key(lock)) end
   end
-  local ended = borne_out_no_more(lock)
+  local ended = unconfirmed_end(lock)
   for _, one in ipairs(ended) do finish(lock, one.token, outcome_of(one.hold)) end
   if #ended > 0 then
     if lock.kind == 'free' then redis.call('DEL', lock.HOLD, due_key(lock), kept_key(lock)) end
-    free_if_left(lock)
+    free_if_empty(lock)
   end
 end
 
--- From 2^53 on there is no next number here, so such a fence is none of ours.
+-- Numbers are exact only below 2^53, so a greater fence is not dlock's.
 local function last_fence(lock)
   if not lock.last then
     local last = tonumber(redis.call('GET', lock.FENCE) or 0)
@@ -481,7 +496,7 @@ local function extreme(set, rank)
   return found[1], tonumber(found[2])
 end
 
--- The revoked among the holds of a shared lock or one with slots.
+-- The revoked holds of a shared lock or one with slots.
 local function revoked_of(lock)
   local revoked = {}
   for _, token in ipairs(redis.call('ZRANGE', kept_key(lock), 0, -1)) do
@@ -491,14 +506,14 @@ local function revoked_of(lock)
   return revoked
 end
 
--- Until when a pause lasts; nothing where it is over. One that ends later than any may was made by a clock that was
--- wrong, or by nobody: it would never end.
+-- The end of a pause; nil if it is over. A pause that ends later than the longest one allowed was
+-- made by a wrong clock or another program, and would never end.
 local function pause_ends(p)
   local due = p and number_in(p[2]) and number_in(p[3])
   return due and due > ms and due <= ms + PAUSE_MOST and due or nil
 end
 
--- Who has paused the lock, so that nobody is granted it.
+-- The pause of the lock, if it is paused.
 local function pause_of(lock)
   if lock.paused == nil then
     local p, json = kept_in(key_of('pause', lock))
@@ -518,7 +533,7 @@ local function set_pause(lock, by, lasts)
   lock.paused, lock.changed = nil, true
 end
 
--- Who came last of those that replace others.
+-- The newest caller with --replace.
 local function newest_of(lock)
   local n = kept_in(key_of('newest', lock)) or {}
   local came = number_in(n[2])
@@ -526,14 +541,14 @@ local function newest_of(lock)
   return came and token and { owner = n[1], came = came, token = token } or nil
 end
 
--- Who sends home one that came then: it came later, and that is not in the future, where a clock that was set back would
--- have it.
+-- The newer run that supersedes a caller that came at `came`. One that came in the future does not
+-- count: the clock was set back since.
 local function superseded_by(lock, token, came)
   local newest = newest_of(lock)
   return newest and newest.token ~= token and newest.came > came and newest.came <= us and newest or nil
 end
 
--- It is the newest now. Answers who was before, if that is another.
+-- Makes the token the newest. Returns the one before, if that was another.
 local function be_newest(lock, token, came, owner)
   local old = newest_of(lock)
   if old and old.token == token then return nil end
@@ -541,15 +556,16 @@ local function be_newest(lock, token, came, owner)
   return old
 end
 
--- Whether a hold is to be asked to end for one that came then and replaces it. One that was granted in the future was so
--- before the clock was set back.
+-- Whether a hold must be asked to end for a run with --replace that came at `came`. A grant in the
+-- future was made before the clock was set back, so it counts as older.
 local function is_replaced(hold, came)
   local since = tonumber(hold.since)
   return hold.phase == 'held' and hold.word ~= 'stays' and (since < came or since > us) and hold.asked == ''
 end
 
--- What is in the way of one who wants the lock in this mode: state, mode, left, the pause, owner (or the type of a foreign value),
--- fence, since, until, slot, asked, confirmed, word, others.
+-- What blocks a caller that wants the lock in this mode: state, mode, left, owner (or the type of a
+-- foreign value), fence, since, until, slot, asked, confirmed, word, others. blocker() adds the
+-- pause.
 local function obstruction(lock, mode, pause)
   if lock.kind == 'free' and pause then
     return { 'paused', '', int(left(pause['until'])), '', '', '', '', '', '', '', '', '0' }
@@ -569,7 +585,7 @@ local function obstruction(lock, mode, pause)
     hold = one and one.hold
   elseif is_many(lock) then
     kind = lock.kind
-    -- The first slot to run out will do.
+    -- The first slot to run out is enough.
     local first = lock.slots and mode == lock.kind
     local rank = first and 0 or -1
     local token, held_due = extreme(due_key(lock), rank)
@@ -600,7 +616,7 @@ local function blocker(lock, mode)
   return fields
 end
 
--- What is recorded of holds, the oldest first: JSON as in HOLD.
+-- The records of these holds, the oldest first: JSON as in HOLD.
 local function people(holds)
   table.sort(holds, function(a, b)
     local x, y = tonumber(a.hold.since), tonumber(b.hold.since)

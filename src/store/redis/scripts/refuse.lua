@@ -1,7 +1,8 @@
--- refuse.lua: notes who did not get a lock, and why (law: LockTable::refuse). The lock itself is not looked at.
--- ARGV: what to note, JSON.
+-- refuse.lua: records a refusal (rules: LockTable::refuse). Does not read the lock.
+-- ARGV: the refusal, JSON.
 -- Replies: {'noted', now us}.
--- Why here: the last ones are kept, each with the time of the server's clock, and for as long as the log.
+-- Why here: each of the last ones has the time of the server's clock, and they last as long as the
+-- log.
 
 local refused = 'dlock.refused:' .. string.sub(KEYS[2], #'dlock.:' + #RECORD + 1)
 local kind = redis.call('TYPE', refused)

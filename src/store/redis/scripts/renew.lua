@@ -1,8 +1,11 @@
--- renew.lua: extends the lease of a token that holds all of these locks, and of no other (law: LockTable::renew).
+-- renew.lua: extends the lease of a token that holds all of these locks, and of no other (rules:
+-- LockTable::renew).
 -- ARGV: token, ttl ms.
--- Replies: {'renewed', now us} · {'asked', now us} (renewed, and somebody asks it to end) ·
---          {'superseded', now us} (the same, one that came later and replaces it) · {'revoked', now us} · {'not-held', now us}.
--- Why atomic: compare and extend; and a lock found to have run out goes to the next waiter in the same step.
+-- Replies: {'renewed', now us} · {'asked', now us} (renewed, and an operator asks it to end) ·
+--        {'superseded', now us} (renewed, and a newer run with --replace asks that) · {'revoked',
+--        now us} · {'not-held', now us}.
+-- Why atomic: compare and extend; and a lock that has run out is granted to the next waiter at
+-- once.
 
 local token, ttl = ARGV[1], tonumber(ARGV[2])
 write_first()
@@ -29,6 +32,6 @@ else
     if is_revoked_from(lock, token) then answer = 'revoked' end
   end
 end
-serve(worklist(locks), token)
+grant_next(worklist(locks), token)
 tell()
 return { answer, int(us) }

@@ -1,7 +1,7 @@
--- request.lua: asks a hold to end, and wakes whoever has it (law: LockTable::request).
--- ARGV: fence, who asks (JSON).
+-- request.lua: asks a hold to end, and wakes its dlock (rules: LockTable::request).
+-- ARGV: fence, operator (JSON).
 -- Replies: {'asked', now us} · {'gone', now us}.
--- Why atomic: it acts on the hold that was shown, not on one that came in between.
+-- Why atomic: it acts on the hold that was shown, not on a later one.
 
 local fence, by, answer = ARGV[1], ARGV[2], 'gone'
 write_first()
@@ -19,6 +19,6 @@ if lock.kind == 'exclusive' or is_many(lock) then
     end
   end
 end
-serve({ lock.rest })
+grant_next({ lock.rest })
 tell()
 return { answer, int(us) }

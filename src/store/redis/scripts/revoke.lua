@@ -1,9 +1,9 @@
--- revoke.lua: takes the lock away from all who hold it (law: Record::revoke).
--- ARGV: 'safe' or 'now', who does it (JSON).
--- Replies: {what was there, now us, left ms, {holder, …}}, what being 'free', 'holds', 'cooling', 'revoked';
---          {'foreign', now us, left ms or '', type} (left alone) or {'foreign-deleted', now us}.
---          A holder is what is recorded of it, JSON as in HOLD.
--- Why atomic: it acts on the holds that it shows, not on one that came in between.
+-- revoke.lua: takes the lock away from all holders (rules: Record::revoke).
+-- ARGV: 'safe' or 'now', operator (JSON).
+-- Replies: {what was there, now us, left ms, {holder, …}}, with what of 'free', 'holds', 'cooling',
+--        'revoked' · {'foreign', now us, left ms or '', type} (left alone) · {'foreign-deleted',
+--        now us}. A holder is its record, JSON as in HOLD.
+-- Why atomic: it acts on the holds that it shows, not on later ones.
 
 local now, by = ARGV[1] == 'now', ARGV[2]
 write_first()
@@ -13,17 +13,17 @@ expire(lock)
 if lock.kind == 'foreign' then
   if now and lock.foreign_type == 'string' then
     free(lock)
-    serve({ lock.rest })
+    grant_next({ lock.rest })
     tell()
     return { 'foreign-deleted', int(us) }
   end
   local ttl = redis.call('PTTL', lock.L)
-  serve({ lock.rest })
+  grant_next({ lock.rest })
   tell()
   return { 'foreign', int(us), ttl >= 0 and int(ttl) or '', lock.foreign_type }
 end
 
--- The phases in which a hold is shown and taken away; what only a min-hold keeps is dropped.
+-- Whether a hold is shown and taken away; one that only a min-hold keeps is just ended.
 local function is_live(hold)
   return hold.phase == 'held' and not (lock.kind == 'exclusive' and ms >= hold['until'])
 end
@@ -52,7 +52,8 @@ local kept
 for _, one in ipairs(shown) do
   local phase, confirmed = one.hold.phase, one.hold.confirmed
   if phase == 'held' then finish(lock, one.token, 'forced', nil, by) end
-  -- Under a grant that was never confirmed, or after its lease, no job runs: there is nothing to wait for.
+  -- Under a grant that was never confirmed, or after the lease, no job runs: the next grant need
+  -- not wait.
   if now or not confirmed or ms >= one.hold['until'] then
     if phase == 'revoked' then erase(lock, one.token, one.hold) end
     spend(lock, one.token, '0')
@@ -79,14 +80,14 @@ if kept then
   remains = left(kept)
   if lock.kind == 'revoked' then mark(lock, 'revoked', kept) end
 elseif not now and (was == 'revoked' or was == 'held' and #shown == 0) and lock['until'] then
-  -- The server has lost who holds it; only the key itself tells how long.
+  -- The server has lost the holds; only the key itself tells for how long.
   remains = left(lock['until'])
   lock.slots = nil
   mark(lock, 'revoked', lock['until'])
 elseif lock.kind ~= 'free' then
   free(lock)
 end
-serve({ lock.rest })
+grant_next({ lock.rest })
 if kept then wake_head(lock) end
 tell()
 local answer = was

@@ -1,7 +1,8 @@
--- watch.lua: has a token woken whenever something changes about the lock, for a while (law: LockTable::watch).
+-- watch.lua: has a token woken at every change of the lock, for WATCH_KEPT (rules:
+-- LockTable::watch).
 -- ARGV: token.
 -- Replies: {'watching', now us}.
--- Why here: the scripts that change something look at this set, by the same clock.
+-- Why here: the scripts that change something read this set, by the same clock.
 
 local lock = named()[1]
 local WATCH = key_of('watch', lock)

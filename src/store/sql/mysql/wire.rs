@@ -1,12 +1,14 @@
-//! How does one speak to a MySQL or MariaDB server in bounded time? One connection: dialled, authenticated and used under
-//! deadlines that cover a whole exchange. The packets that this needs are few. Each text goes out in one packet, so the server
-//! has all of it before it does any of it.
+//! One connection to a MySQL or MariaDB server: connect, log in and query, under deadlines that
+//! cover a whole exchange. Uses the few packets that dlock needs. Each text is sent in one command,
+//! so the server has all of it before it runs any of it.
 //!
-//! A password, or a proof of it, goes through TLS or a socket only. Each proof that this protocol has is a few rounds of SHA with a
-//! value that the server has chosen: whoever has the port of a server that is down would guess the password from it. No file of
-//! this machine is read for a server, whatever it asks for.
+//! A password, or a proof of it, is sent only over TLS or a Unix socket. Each proof of this
+//! protocol is a few rounds of SHA with a value that the server chooses, so a program that took the
+//! port of a server that is down could guess the password from it. No file of this machine is read
+//! for a server, whatever it asks for.
 //!
-//! After any failure a connection is of no use any more: a late answer would answer the wrong question.
+//! After any failure the connection is not used again, because a late answer would be taken for the
+//! answer to another question.
 
 use super::super::pipe::{ANSWER_MOST, Pipe};
 use super::super::{Answer, Failure, Link, Target};
@@ -21,17 +23,17 @@ use ring::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use std::io::ErrorKind;
 use std::time::Duration;
 
-/// A packet of that length goes on in the next one.
+/// A packet of this length continues in the next one.
 const PACKET_MOST: usize = 0xff_ffff;
-/// How often a server may ask for another proof.
+/// Most packets of a server during authentication.
 const PROOFS_MOST: usize = 8;
-/// utf8mb4, in which every statement is.
+/// utf8mb4, the character set of all statements.
 const CHARSET: u8 = 45;
 const ERROR: u8 = 0xff;
-/// How long the rest of an answer may take that nobody waited for.
+/// Longest wait for the rest of an answer that nobody waits for.
 const REST_WITHIN: Duration = Duration::from_secs(1);
 
-/// What both sides can do (the names are those of the protocol).
+/// Capability flags, with the protocol's names.
 mod can {
     pub const LONG_PASSWORD: u32 = 1;
     /// A row that was found counts as changed.
@@ -45,7 +47,7 @@ mod can {
     pub const MULTI_STATEMENTS: u32 = 1 << 16;
     pub const MULTI_RESULTS: u32 = 1 << 17;
     pub const PLUGIN_AUTH: u32 = 1 << 19;
-    /// Without LOCAL_FILES: no file of this machine is for a server.
+    /// Without LOCAL_FILES: no file of this machine is sent to a server.
     pub const ALL: u32 = LONG_PASSWORD
         | FOUND_ROWS
         | LONG_FLAG
@@ -58,36 +60,36 @@ mod can {
         | PLUGIN_AUTH;
 }
 
-/// What a server says of an error.
+/// A server error.
 #[derive(Debug, Default)]
 pub struct Said {
     pub code: u16,
     pub text: String,
-    /// Whether this client had a password to show.
+    /// Whether this client has a password.
     pub is_password_given: bool,
 }
 
-/// The command by which a client ends a connection (COM_QUIT), as the first packet of an exchange.
+/// The command that ends a connection (COM_QUIT), as the first packet of an exchange.
 const QUIT: &[u8] = &[1, 0, 0, 0, 1];
 
-/// One connection.
+/// A connection.
 pub struct Connection {
     pipe: Pipe,
     /// The number of the next packet of an exchange.
     sequence: u8,
     has_password: bool,
-    /// Which connection of the server it is, by its own account; of a longer number the last digits.
+    /// The server's number of this connection, as it said at the login; the low 32 bits.
     process: u64,
-    /// What goes before the first statement.
+    /// Statements before the first one; empty once they have run.
     settings: String,
-    /// Asks in each text whether the server can write, where a URL names several servers: that may change under an open
-    /// connection. Its answer is the first row.
+    /// A statement before each text that asks whether the server can write, if a URL names several
+    /// servers: that may change while a connection is open. Its answer is the first row.
     role: String,
-    /// Whether there is an answer to come that nobody waits for yet.
+    /// Whether an answer is still to come that nobody waits for.
     is_owed: bool,
 }
 
-/// What a server says before anything is asked.
+/// The first packet of a server.
 struct Greeting {
     process: u64,
     can: u32,
@@ -96,7 +98,7 @@ struct Greeting {
 }
 
 impl Connection {
-    /// Connects and logs in by `by`. `settings` are statements, each with its end.
+    /// Connects and logs in by `by`. `settings` are statements, each with its semicolon.
     pub fn begin(target: &Target, server: &Address, settings: &str, by: Moment) -> Result<Self, Error> {
         log_in(&target.shown_at(server), target.password.as_ref(), by, |password| {
             Self::begin_as(target, server, password, settings.into(), by)
@@ -131,7 +133,7 @@ impl Connection {
         self.process = greeting.process;
         let mut can = can::ALL;
         if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, server) {
-            // What stands behind the greeting was not said by whom the certificate is of.
+            // Bytes after the greeting came before TLS: the certificate does not vouch for them.
             if greeting.can & can::SSL == 0 || !self.pipe.rest().is_empty() {
                 return Err(Failure::Refused(Error::Misnamed(format!(
                     "cannot reach {}: the server has no TLS; without TLS the URL has ?sslmode=disable",
@@ -165,7 +167,7 @@ impl Connection {
                     let proof = self.prove(&plugin, nonce, password)?;
                     self.send(&proof, by)?;
                 }
-                // It remembers the password.
+                // The server accepted the proof from its cache.
                 Some((1, [3])) => {}
                 Some((1, [4])) if plugin == "caching_sha2_password" => {
                     let clear = self.in_clear(password)?;
@@ -177,34 +179,32 @@ impl Connection {
         Err(self.not_mysql())
     }
 
-    /// What shows that one knows the password.
+    /// The proof that this client knows the password.
     fn prove(&self, plugin: &str, nonce: &[u8], password: &str) -> Result<Vec<u8>, Failure> {
         match plugin {
             "mysql_native_password" | "caching_sha2_password" => {
                 Ok(scramble(plugin, self.password(password)?, nonce))
             }
             "mysql_clear_password" | "sha256_password" => self.in_clear(password),
-            // The kernel tells the server who is there.
+            // The kernel tells the server which user is connected.
             "auth_socket" | "unix_socket" => Ok(Vec::new()),
             _ => Err(self.denied(
-                "asks for a proof that dlock cannot give (it knows mysql_native_password, caching_sha2_password, \
-                 mysql_clear_password and the user of a socket)",
+                "asks for a login method that dlock does not have (it has mysql_native_password, caching_sha2_password, mysql_clear_password and the user of a socket)",
             )),
         }
     }
 
-    /// The password itself.
+    /// The password in clear.
     fn in_clear(&self, password: &str) -> Result<Vec<u8>, Failure> {
         Ok([self.password(password)?, b"\0"].concat())
     }
 
-    /// The password, where nobody else is spoken to than the server, or there is none.
+    /// The password, if the connection is private or the password is empty.
     fn password<'p>(&self, password: &'p str) -> Result<&'p [u8], Failure> {
         let password = password.as_bytes();
         if !password.is_empty() && !self.pipe.is_private() {
             return Err(self.denied(
-                "wants a proof of the password, and the connection has no TLS: whoever has that port could guess the \
-                 password from it; use the socket (mysql+unix://), or sslmode=verify-full or verify-ca",
+                "asks for a proof of the password, and the connection has no TLS: a false server on that port could guess the password from it; use the socket (mysql+unix://), or sslmode=verify-full or verify-ca",
             ));
         }
         Ok(password)
@@ -229,7 +229,7 @@ impl Connection {
         }
         match self.pipe.send(&bytes, by) {
             Ok(()) => Ok(()),
-            // What the server said before it hung up is worth more.
+            // The error that the server sent before it closed is more useful.
             Err(error) => match self.packet(by) {
                 Err(failure @ Failure::Refused(_)) => Err(failure),
                 _ => Err(self.pipe.failure(&error)),
@@ -237,7 +237,7 @@ impl Connection {
         }
     }
 
-    /// Waits for the next packet. An error of the server's is one here as well.
+    /// Waits for the next packet. A server error is returned as an error.
     fn packet(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
         let mut packet = Vec::new();
         loop {
@@ -260,7 +260,7 @@ impl Connection {
         }
     }
 
-    /// What has come, once it is so much.
+    /// The received bytes, once there are this many.
     fn filled(&mut self, length: usize, by: Moment) -> Result<&[u8], Failure> {
         while self.pipe.rest().len() < length {
             self.pipe.fill(by).map_err(|error| self.pipe.failure(&error))?;
@@ -269,13 +269,13 @@ impl Connection {
     }
 
     fn not_mysql(&self) -> Failure {
-        let what = "what answers there does not speak the protocol of MySQL";
+        let what = "the server there does not speak the protocol of MySQL";
         Failure::Silent(Error::Garbled(format!("{}: {what}", self.pipe.store)))
     }
 
     fn error(&self, body: &[u8]) -> Failure {
         let Some((code, text)) = body.split_first_chunk() else { return self.not_mysql() };
-        // The SQLSTATE tells less than the code.
+        // The SQLSTATE says less than the code, and is skipped.
         let text = if text.first() == Some(&b'#') { text.get(6..).unwrap_or_default() } else { text };
         let (code, text) = (u16::from_le_bytes(*code), String::from_utf8_lossy(text).into_owned());
         match meaning(&self.pipe.store, &Said { code, text, is_password_given: self.has_password }) {
@@ -284,7 +284,7 @@ impl Connection {
         }
     }
 
-    /// Waits for what the statements of one text did.
+    /// Waits for the results of the statements of one text.
     fn answer(&mut self, by: Moment) -> Result<Answer, Failure> {
         let mut answer = Answer::default();
         let done = self.results(&mut answer, by);
@@ -300,7 +300,7 @@ impl Connection {
         }
     }
 
-    /// Of the statements that change rows the last one counts.
+    /// The count of changed rows is that of the last statement that changes rows.
     fn results(&mut self, answer: &mut Answer, by: Moment) -> Result<(), Failure> {
         loop {
             let packet = self.packet(by)?;
@@ -311,7 +311,7 @@ impl Connection {
                     answer.changed = changed;
                     rest.first_chunk().copied()
                 }
-                // A file of this machine's is what it wants with 0xfb.
+                // With 0xfb the server asks for a file of this machine.
                 Some((1..=0xfa, _)) => Some(self.rows(&packet, answer, by)?),
                 _ => None,
             };
@@ -323,7 +323,7 @@ impl Connection {
         }
     }
 
-    /// The rows behind the packet that tells how many columns they have, and the status at their end.
+    /// Reads the rows after the packet with the number of columns. Returns the status at their end.
     fn rows(&mut self, first: &[u8], answer: &mut Answer, by: Moment) -> Result<[u8; 2], Failure> {
         let is_end = |packet: &[u8]| packet.first() == Some(&0xfe) && packet.len() < 9;
         let columns = length_encoded(first).map_or(0, |(count, _)| count);
@@ -349,7 +349,7 @@ impl Connection {
         self.send(&text.concat(), by)
     }
 
-    /// Waits for the answer that nobody waited for. What the server refused does not matter.
+    /// Waits for the answer that nobody has waited for. A refusal does not matter.
     fn settle(&mut self, by: Moment) -> Result<(), Failure> {
         match self.told(by) {
             Err(failure @ (Failure::Broken(_) | Failure::Silent(_) | Failure::ReadOnly(_))) => Err(failure),
@@ -392,7 +392,7 @@ impl Link for Connection {
         failed.map_or(Ok(answers), Err)
     }
 
-    /// Nothing comes unasked but the end.
+    /// The server sends nothing on its own except when it closes.
     fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
         match self.pipe.listen(until) {
             Ok(false) => Ok(false),
@@ -433,12 +433,13 @@ impl Greeting {
     }
 }
 
-/// How each answer to a greeting begins: what this side can do, the longest packet, the character set.
+/// The beginning of each answer to a greeting: capabilities, longest packet, character set.
 fn hello(can: u32) -> Vec<u8> {
     [&can.to_le_bytes()[..], &(1u32 << 30).to_le_bytes(), &[CHARSET], &[0; 23]].concat()
 }
 
-/// What shows whoever knows the hash of a password's hash that one knows the password, without telling it.
+/// A proof of the password for a server that knows the hash of the password's hash. It does not
+/// reveal the password.
 fn scramble(plugin: &str, password: &[u8], nonce: &[u8]) -> Vec<u8> {
     let is_old = plugin == "mysql_native_password";
     let algorithm = if is_old { &SHA1_FOR_LEGACY_USE_ONLY } else { &SHA256 };
@@ -461,7 +462,7 @@ fn xor(left: &[u8], right: &[u8]) -> Vec<u8> {
     left.iter().zip(right).map(|(left, right)| left ^ right).collect()
 }
 
-/// A number, and what stands behind it.
+/// A length-encoded number, and the bytes after it.
 fn length_encoded(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let (&first, rest) = bytes.split_first()?;
     let length = match first {
@@ -497,7 +498,7 @@ mod tests {
     use super::*;
     use crate::store::sql::row::hex;
 
-    /// Worked out with another program.
+    /// The expected values come from another program.
     #[test]
     fn passwords_are_scrambled_as_the_protocol_says() {
         let nonce: Vec<u8> = (1..=20).collect();
@@ -508,7 +509,7 @@ mod tests {
         assert_eq!(scrambled("caching_sha2_password", b""), "");
     }
 
-    /// A server may say anything.
+    /// A server may send any bytes.
     #[test]
     fn nothing_that_a_server_says_panics() {
         let greeting =

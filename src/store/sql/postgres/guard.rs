@@ -1,31 +1,33 @@
-//! What makes it safe to use tables in a database where others may make objects, too? Words before each text, in the same
-//! transaction and the same round trip:
+//! Makes it safe to use tables in a database where other users can create objects. It puts SQL
+//! before each text, in the same transaction and round trip, that does this:
 //!
-//! 1. *The search path is pinned* to `pg_catalog`, the schema of the tables, and `pg_temp`. Else an operator or a function that
-//!    somebody made in `public` could be chosen in place of the server's, and run with the rights of dlock's user
-//!    (CVE-2018-1058). A better match wins in any schema of the path, so the statements also name functions with their
-//!    schema, and use operators with exactly the types that `pg_catalog` has them for.
-//! 2. *The tables are locked* as weakly as the text itself locks them. From then on nobody drops or renames them, and under the
-//!    lock of a writer nobody adds a trigger.
-//! 3. *The tables are looked at*: a view, a trigger, a policy, a default and the like are code of whoever made them, which runs
-//!    with the rights of the user who touches the table.
+//! 1. *Pins the search path* to `pg_catalog`, the schema of the tables, and `pg_temp`. Otherwise an
+//!   operator or a function that another user made in `public` could be chosen in place of the
+//!   server's, and run with the rights of dlock's user (CVE-2018-1058). A better match wins in any
+//!   schema of the path. So the statements also name functions with their schema, and use operators
+//!   with exactly the types that `pg_catalog` has them for.
+//! 2. *Locks the tables*, only as strongly as the text itself would. From then on nobody drops or
+//!   renames them, and under a writer's lock nobody adds a trigger.
+//! 3. *Checks the tables*: a view, a trigger, a policy, a default and the like are code that runs
+//!   with the rights of the user who touches the table.
 //!
-//! The first text of a connection finds the schema and looks at everything. Later ones only see that the tables are the same
-//! ones and have no trigger: the owner, who was found to be able to do as much as this user anyway, can do no more. Where the
-//! owner cannot, everything is looked at each time.
+//! The first text of a connection finds the schema and checks everything. Later texts only check
+//! that the tables are the same ones and have no trigger: the first check has found that the owner
+//! can do as much as this user anyway. If the owner cannot, each text checks everything.
 
-/// What stands before a text that touches no table.
+/// Marks a text that touches no table.
 pub const NO_TABLE: &str = "/* no table */ ";
-/// What stands before a text that only reads.
+/// Marks a text that only reads.
 pub const READS: &str = "/* reads */ ";
 const MAKES: &str = "CREATE TABLE";
 
-/// Found by the search path of the user, as ever.
+/// Finds the tables by the user's own search path.
 const FIND: &str = "SELECT pg_catalog.set_config('search_path', pg_catalog.concat_ws(', ', 'pg_catalog', \
      (pg_catalog.pg_identify_object('pg_catalog.pg_class'::pg_catalog.regclass, pg_catalog.to_regclass('dlock_locks'), 0)).schema, \
      'pg_temp'), true); ";
 
-/// An error of a cast tells what is wrong: nothing else in SQL raises one with a text.
+/// Reports what is wrong as the error of a cast, because nothing else in SQL raises an error with a
+/// text.
 const LOOK: &str = "SELECT c.relname, c.oid, v.is_trusted, (CASE \
      WHEN c.relkind <> 'r' OR c.relispartition THEN pg_catalog.concat(v.named, ' is not a plain table;') \
      WHEN EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = c.oid) THEN pg_catalog.concat(v.named, ' has a trigger or a foreign key;') \
@@ -55,24 +57,24 @@ pub struct Guard {
 }
 
 struct Known {
-    /// As a list of schemas, as the server has written it.
+    /// The search path, as the server has written it.
     path: String,
-    /// Each table by its name.
+    /// Name and oid of each table.
     tables: Vec<(String, u32)>,
     /// Whether the owners can do as much as this user anyway.
     is_trusted: bool,
 }
 
-/// What stands before a text.
+/// The SQL before a text.
 pub struct Preamble {
     pub text: String,
-    /// How many statements come before those of the text.
+    /// Number of statements before those of the text, with the timeout.
     pub statements: usize,
     is_search: bool,
 }
 
 impl Guard {
-    /// What to put before that text.
+    /// The SQL to put before this text.
     pub fn preamble(&self, text: &str) -> Preamble {
         let (timeout, pinned) = (1, 2);
         if text.starts_with(MAKES) {
@@ -95,7 +97,7 @@ impl Guard {
         Preamble { text, statements: pinned + 2, is_search: self.known.is_none() }
     }
 
-    /// What the rows say that a preamble has answered.
+    /// Remembers what the rows of a preamble say about the tables.
     pub fn learn(&mut self, preamble: &Preamble, rows: &[Vec<Option<Vec<u8>>>]) {
         if !preamble.is_search || self.known.is_some() {
             return;
@@ -110,14 +112,14 @@ impl Guard {
         }
     }
 
-    /// The tables are looked for again.
+    /// Makes the next text find the tables again.
     pub fn forget(&mut self) {
         self.known = None;
     }
 }
 
 impl Known {
-    /// Reading runs no trigger.
+    /// A text that only reads runs no trigger.
     fn look_again(&self, is_reading: bool) -> String {
         let names = ["dlock_locks", "dlock_waiters", "dlock_ends"];
         let oid =
@@ -140,10 +142,11 @@ impl Known {
     }
 }
 
-/// What is said where the tables are others than before, or have a trigger: the connection looks at them as at first.
+/// Reported if the tables have been replaced or have a trigger. The connection then checks
+/// everything again.
 pub const CHANGED: &str = "changed";
 
-/// What was found, by the error that tells it, in whatever language the server speaks.
+/// What the check found, from the text of its error in any language of the server.
 pub fn found(text: &str) -> Option<&str> {
     text.split_once("dlock: ")?.1.rsplit_once(';').map(|(found, _)| found)
 }

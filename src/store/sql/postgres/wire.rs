@@ -1,9 +1,10 @@
-//! How does one speak to a PostgreSQL server in bounded time? One connection: dialled, authenticated and used under deadlines
-//! that cover a whole exchange. The messages of version 3.0 that this needs are few. What proves that one knows the password
-//! comes from `postgres-protocol`; that crate's own client is not used, because it brings a runtime of its own, and looks up
-//! names on a thread that it waits for.
+//! One connection to a PostgreSQL server: connect, log in and query, under deadlines that cover a
+//! whole exchange. Uses the few messages of protocol 3.0 that dlock needs. SCRAM and md5 come from
+//! `postgres-protocol`. That crate's own client is not used: it brings an async runtime, and looks
+//! up names on a thread that it waits for.
 //!
-//! After any failure a connection is of no use any more: a late answer would answer the wrong question.
+//! After any failure the connection is not used again, because a late answer would be taken for the
+//! answer to another question.
 
 use super::super::pipe::{ANSWER_MOST, Pipe};
 use super::super::{Answer, Failure, Link, Target};
@@ -21,17 +22,18 @@ use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, Scr
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
-/// Fewer iterations make it cheap to guess the password from the proof. PostgreSQL's default is 4096.
+/// Least SCRAM iterations, PostgreSQL's default. With fewer it is cheap to guess the password from
+/// the proof.
 const ITERATIONS_LEAST: u32 = 4096;
-/// What has begun to come is there within this time.
+/// Longest wait for the rest of a message that has begun to arrive.
 const REST_WITHIN: Duration = Duration::from_secs(1);
 
-/// Whether the server can write now: `on` if it cannot. It is asked in each text where a URL names several servers, for
-/// a pooler may have led this text to another one than the last. A server from 14 on would tell it at the login, and a
-/// pooler what it was told long ago.
+/// `on` if the server cannot write now. Asked in each text if a URL names several servers, because
+/// a pooler may send each text to another server. PostgreSQL 14 and later report it at the login,
+/// but a pooler repeats what it was told long ago.
 const IS_READ_ONLY: &str = "SELECT pg_catalog.current_setting('transaction_read_only'); ";
 
-/// What a server says of an error.
+/// A server error.
 #[derive(Debug, Default)]
 pub struct Said {
     /// The SQLSTATE.
@@ -40,24 +42,24 @@ pub struct Said {
     is_fatal: bool,
 }
 
-/// The message by which a client ends a connection.
+/// The message that ends a connection.
 const TERMINATE: &[u8] = b"X\0\0\0\x04";
 
-/// One connection.
+/// A connection.
 pub struct Connection {
     pipe: Pipe,
-    /// Which process serves it, by its own account.
+    /// The server process that serves the connection, as it said at the login.
     process: u64,
-    has_rung: bool,
+    is_notified: bool,
     /// Whether each text asks if the server can write.
     asks_role: bool,
-    /// What the next text must be preceded by.
+    /// Provides the SQL before the next text.
     guard: Guard,
-    /// The preamble of a text that was sent and whose answer nobody waits for yet.
+    /// The preamble of a text that was sent without waiting for its answer.
     owed: Option<Preamble>,
 }
 
-/// How far the server has got in proving that it knows the password, too.
+/// The progress of SCRAM, in which the server also proves that it knows the password.
 #[derive(Default)]
 struct Proof<'a> {
     password: Option<&'a str>,
@@ -91,7 +93,7 @@ impl Connection {
             pipe.tls = Some(Session::begin(&pipe.store, tls, host, &mut raw)?);
         }
         let (asks_role, guard) = (target.has_standbys(), Guard::default());
-        let mut connection = Self { pipe, process: 0, has_rung: false, asks_role, guard, owed: None };
+        let mut connection = Self { pipe, process: 0, is_notified: false, asks_role, guard, owed: None };
         connection.log_in(target, password, by).map_err(Error::from)?;
         connection.pipe.farewell = TERMINATE;
         Ok(connection)
@@ -128,8 +130,9 @@ impl Connection {
         }
     }
 
-    /// Answers what the server asks to know who is there. Without TLS whoever has the port may be asking: such a server gets a
-    /// proof that is expensive to guess from, and must then prove the same.
+    /// Answers a request for authentication. Without TLS another program may have the server's
+    /// port: then the proof must be expensive to guess the password from, and the server must prove
+    /// that it knows the password too.
     fn prove(
         &mut self,
         asked: &[u8],
@@ -143,7 +146,7 @@ impl Connection {
         let method = u32::from_be_bytes(*method);
         if proof.scram.is_some() && !proof.is_done && !matches!(method, 11 | 12) {
             return Err(denied(
-                "broke off SCRAM before it proved that it knows the password; is it your server?",
+                "ended SCRAM before it proved that it knows the password; is it your server?",
             ));
         }
         if method == 0 {
@@ -154,7 +157,7 @@ impl Connection {
         })?;
         let answer = match (method, &mut proof.scram) {
             (3 | 5, _) if !self.pipe.is_private() => {
-                let how = if method == 3 { "in clear" } else { "by md5" };
+                let how = if method == 3 { "in clear text" } else { "with md5" };
                 return Err(denied(&format!(
                     "wants the password {how}, and the connection has no TLS; use the socket (postgres+unix://), \
                      sslmode=verify-full or verify-ca, or scram-sha-256 in pg_hba.conf"
@@ -175,12 +178,11 @@ impl Connection {
             }
             (11, Some(_)) if iterations(rest).is_some_and(|count| count < ITERATIONS_LEAST) => {
                 return Err(denied(&format!(
-                    "asks for a SCRAM proof with fewer than {ITERATIONS_LEAST} iterations, which makes the password \
-                     cheap to guess; is it your server? If so, set scram_iterations there and the password anew"
+                    "asks for a SCRAM proof with fewer than {ITERATIONS_LEAST} iterations, which makes the password easy to guess; is it your server? If so, raise scram_iterations there and set the password again"
                 )));
             }
             (11, Some(scram)) => {
-                scram.update(rest).map_err(|_| denied("did not keep to SCRAM"))?;
+                scram.update(rest).map_err(|_| denied("did not follow the SCRAM protocol"))?;
                 scram.message().to_vec()
             }
             (12, Some(scram)) => {
@@ -190,7 +192,7 @@ impl Connection {
             }
             _ => {
                 return Err(denied(
-                    "asks for a proof that dlock cannot give (it knows SCRAM-SHA-256, md5 and password)",
+                    "asks for a login method that dlock does not have (it has SCRAM-SHA-256, md5 and password)",
                 ));
             }
         };
@@ -200,7 +202,7 @@ impl Connection {
     fn send(&mut self, bytes: &[u8], by: Moment) -> Result<(), Failure> {
         match self.pipe.send(bytes, by) {
             Ok(()) => Ok(()),
-            // What the server said before it hung up is worth more.
+            // The error that the server sent before it closed is more useful.
             Err(error) => match self.message(by) {
                 Ok(Message { kind: b'E', body }) => Err(self.error(&body)),
                 _ => Err(self.pipe.failure(&error)),
@@ -208,12 +210,12 @@ impl Connection {
         }
     }
 
-    /// Waits for the next message, but for those that nobody asked for.
+    /// Waits for the next message. Skips notices, and notes notifications.
     fn message(&mut self, by: Moment) -> Result<Message, Failure> {
         loop {
             while let Some(message) = self.take()? {
                 match message.kind {
-                    b'A' => self.has_rung = true,
+                    b'A' => self.is_notified = true,
                     b'N' | b'S' => {}
                     _ => return Ok(message),
                 }
@@ -222,7 +224,7 @@ impl Connection {
         }
     }
 
-    /// The next message, if it is there.
+    /// The next message, if all of it has arrived.
     fn take(&mut self) -> Result<Option<Message>, Failure> {
         let Some((&kind, behind)) = self.pipe.rest().split_first() else { return Ok(None) };
         let Some(length) = behind.first_chunk() else { return Ok(None) };
@@ -237,7 +239,7 @@ impl Connection {
     }
 
     fn not_postgres(&self) -> Failure {
-        let what = "what answers there does not speak the protocol of PostgreSQL";
+        let what = "the server there does not speak the protocol of PostgreSQL";
         Failure::Broken(Error::Garbled(format!("{}: {what}", self.pipe.store)))
     }
 
@@ -250,7 +252,7 @@ impl Connection {
         }
     }
 
-    /// Waits for what one statement, or several in one text, did behind their preamble.
+    /// Waits for the results of a text and its preamble.
     fn answer(&mut self, preamble: &Preamble, by: Moment) -> Result<(Answer, Option<Failure>), Failure> {
         let (mut answer, mut failure) = (Answer::default(), None);
         let role = usize::from(self.asks_role);
@@ -276,7 +278,7 @@ impl Connection {
                     if matches!(said, Failure::Broken(_) | Failure::Silent(_) | Failure::ReadOnly(_)) {
                         return Err(said);
                     }
-                    // The tables may be others now: the next text looks for them again.
+                    // The tables may have been replaced. The next text finds them again.
                     if left > 0 {
                         self.guard.forget();
                     }
@@ -292,8 +294,9 @@ impl Connection {
         }
     }
 
-    /// A text behind its preamble, to be carried out. A server does not notice that the client has gone while it waits for
-    /// what somebody else keeps locked, so it is told how long to wait: else each attempt leaves a process behind there.
+    /// The message that runs a text after its preamble. It sets a lock timeout: while a server
+    /// waits for rows that another client keeps locked, it does not notice that its own client has
+    /// gone, and each attempt would leave a process behind.
     fn query(&self, preamble: &Preamble, text: &str, by: Moment) -> Vec<u8> {
         let millis = by.left().as_millis().clamp(1, 1 << 30);
         let role = if self.asks_role { IS_READ_ONLY } else { "" };
@@ -305,15 +308,15 @@ impl Connection {
         let mut has_read = false;
         loop {
             while let Some(message) = self.take().map_err(|_| ErrorKind::InvalidData)? {
-                self.has_rung |= message.kind == b'A';
+                self.is_notified |= message.kind == b'A';
                 if message.kind == b'E' {
                     return Err(ErrorKind::ConnectionAborted.into());
                 }
             }
-            if std::mem::take(&mut self.has_rung) {
+            if std::mem::take(&mut self.is_notified) {
                 return Ok(true);
             }
-            // A server that never stops talking keeps nobody.
+            // Ends in time even if the server never stops sending.
             if has_read && until.passed() || !self.pipe.listen(until)? {
                 return Ok(false);
             }
@@ -334,7 +337,7 @@ impl Link for Connection {
 
     fn told(&mut self, by: Moment) -> Result<Option<Answer>, Failure> {
         let owed = self.owed.take().map(|preamble| self.answer(&preamble, by)).transpose()?;
-        // What the server refused is not asked for again.
+        // A statement that the server refused is not repeated.
         Ok(owed.and_then(|(answer, failure)| failure.is_none().then_some(answer)))
     }
 
@@ -363,7 +366,7 @@ impl Link for Connection {
     }
 }
 
-/// Asks the server to go on over TLS.
+/// Asks the server to switch to TLS.
 fn ask_for_tls(store: &str, raw: &mut Bounded<'_>) -> Result<(), Error> {
     let mut answer = [0];
     let asked =
@@ -374,7 +377,7 @@ fn ask_for_tls(store: &str, raw: &mut Bounded<'_>) -> Result<(), Error> {
         b'N' => Err(Error::Misnamed(format!(
             "cannot reach {store}: the server has no TLS (ssl = off); without TLS the URL has ?sslmode=disable"
         ))),
-        _ => Err(Error::Misnamed(format!("cannot reach {store}: what answers there is no PostgreSQL"))),
+        _ => Err(Error::Misnamed(format!("cannot reach {store}: the server there is not PostgreSQL"))),
     }
 }
 
@@ -384,12 +387,12 @@ fn framed(kind: Option<u8>, body: &[u8]) -> Vec<u8> {
     [kind.as_slice(), &length, body].concat()
 }
 
-/// What the first row says, which answers [`IS_READ_ONLY`].
+/// Whether the first row, which answers [`IS_READ_ONLY`], says so.
 fn is_read_only(rows: &[Vec<Option<Vec<u8>>>]) -> bool {
     rows.first().and_then(|row| row.first()?.as_deref()) == Some(b"on")
 }
 
-/// How often a server that uses SCRAM wants the password hashed.
+/// Number of SCRAM iterations that the server asks for.
 fn iterations(server_first: &[u8]) -> Option<u32> {
     std::str::from_utf8(server_first).ok()?.split(',').find_map(|part| part.strip_prefix("i=")?.parse().ok())
 }
@@ -413,7 +416,7 @@ fn row(body: &[u8]) -> Option<Vec<Option<Vec<u8>>>> {
     Some(columns)
 }
 
-/// How many rows a command says that it changed: the number at its end.
+/// Number of rows that a command changed: the last word of its tag.
 fn changed(body: &[u8]) -> u64 {
     let text = body.strip_suffix(b"\0").and_then(|text| std::str::from_utf8(text).ok()).unwrap_or_default();
     text.rsplit(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0)

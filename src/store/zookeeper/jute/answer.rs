@@ -1,14 +1,14 @@
-//! What does a server say? It is checked here: nothing in it is believed to be as long as it says.
+//! Parses a server's answers. No length in them is trusted.
 
 use super::{Answer, Ask, CREATED, Code, Event, Head, Kind, Stat, Welcome};
 
-/// No node has more below it: each takes ten times as much room here as a short name there.
+/// Most children of a node. In memory, a short name takes ten times its size in the message.
 const NAMES_MOST: usize = 1 << 18;
-/// No path that is watched is longer, in bytes.
+/// Most bytes of a watched path.
 const PATH_MOST: usize = 8 * 1024;
 
 impl Ask {
-    /// What the rest of an answer says; none if it cannot be understood.
+    /// Parses an answer behind its header. None if it is not understood.
     pub fn answer(&self, rest: &[u8]) -> Option<Result<Answer, Code>> {
         self.read(&mut Reader(rest)).map(Ok).or_else(|| match self {
             Self::All(parts) => first_refusal(parts.len(), rest).map(Err),
@@ -40,7 +40,7 @@ impl Ask {
                 for part in parts {
                     let (kind, _, _) = reader.part()?;
                     if kind == CREATED && matches!(part, Self::Create { .. }) {
-                        // Among several it tells no more than the path.
+                        // Within a transaction, a create returns only the path.
                         reader.bytes()?;
                         answers.push(Answer::Done);
                     } else if kind == part.kind() {
@@ -61,8 +61,8 @@ impl Ask {
     }
 }
 
-/// Why none of several was done: what is said of the one that could not be. Those before it would have been, and those after
-/// it were not looked at.
+/// The refusal that made a transaction fail. The requests before it would have been done, and those
+/// after it were not tried.
 fn first_refusal(parts: usize, rest: &[u8]) -> Option<Code> {
     const NOT_REACHED: i32 = -2;
     let mut reader = Reader(rest);
@@ -80,7 +80,7 @@ fn first_refusal(parts: usize, rest: &[u8]) -> Option<Code> {
     found
 }
 
-/// What is left to be read.
+/// The unread rest of a message.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -98,7 +98,7 @@ impl<'a> Reader<'a> {
         self.chunk().map(i64::from_be_bytes)
     }
 
-    /// A length of -1 says that there is nothing.
+    /// A length of -1 means null.
     fn bytes(&mut self) -> Option<&'a [u8]> {
         let length = usize::try_from(self.int()?.max(0)).ok()?;
         let (bytes, rest) = self.0.split_at_checked(length)?;
@@ -112,7 +112,7 @@ impl<'a> Reader<'a> {
 
     fn names(&mut self) -> Option<Vec<String>> {
         let count = usize::try_from(self.int()?.max(0)).ok()?;
-        // Each takes four bytes at least.
+        // Each name takes at least four bytes.
         if count > NAMES_MOST.min(self.0.len() / 4) {
             return None;
         }
@@ -121,7 +121,7 @@ impl<'a> Reader<'a> {
 
     fn stat(&mut self) -> Option<Stat> {
         let _born_and_changed: [u8; 24] = self.chunk()?;
-        // In microseconds it has to fit as well.
+        // The time must also fit in microseconds.
         let mtime = u64::try_from(self.long()?).ok().filter(|mtime| *mtime <= 1 << 50)?;
         let version = self.int()?;
         let _versions: [u8; 8] = self.chunk()?;
@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
         Some(Stat { mtime, version, owner })
     }
 
-    /// The kind of a part of an answer, whether it is the end, and its code.
+    /// A header within a transaction's answer: kind, whether it is the end, error code.
     fn part(&mut self) -> Option<(i32, bool, i32)> {
         let kind = self.int()?;
         let [is_end] = self.chunk()?;
@@ -149,7 +149,7 @@ impl Welcome {
     }
 }
 
-/// What comes before an answer, and the rest of it.
+/// Splits a message into its header and the rest.
 pub fn head(bytes: &[u8]) -> Option<(Head, &[u8])> {
     let mut reader = Reader(bytes);
     let (number, seen) = (reader.int()?, reader.long()?);
@@ -157,7 +157,7 @@ pub fn head(bytes: &[u8]) -> Option<(Head, &[u8])> {
     Some((Head { number, seen, code }, reader.0))
 }
 
-/// What a watch tells; nothing where it is not about a node.
+/// Parses an event. The inner value is None if it is not about a node.
 pub fn event(rest: &[u8]) -> Option<Option<Event>> {
     let mut reader = Reader(rest);
     let (kind, _) = (reader.int()?, reader.int()?);

@@ -1,0 +1,4 @@
+//! What does dlock do with the replies of a bad server of this kind?
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| dlock_fuzz::replies("postgres://u@127.0.0.1:PORT/d", data));

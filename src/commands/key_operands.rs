@@ -1,0 +1,175 @@
+//! Resolves KEY operands: each names one lock, or with `*` or `?` in it every lock that the store
+//! knows now and whose key matches. Commands that take a lock take no patterns.
+
+use super::context::Context;
+use crate::clock::Moment;
+use crate::config::Settings;
+use crate::error::Error;
+use crate::lock::{Key, Name, Pattern};
+use crate::output::{Kind, What};
+use crate::store::{self, Found, Store, View, Which};
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::time::Duration;
+
+/// The locks that a command is about.
+#[derive(Debug, Clone)]
+pub struct KeyOperands {
+    /// The named locks, in the order given.
+    pub named: Vec<Name>,
+    /// The patterns.
+    pub patterns: Vec<Pattern>,
+    prefix: String,
+    /// Time limit for each lock.
+    within: Duration,
+}
+
+impl KeyOperands {
+    /// Resolves the KEYs of a command line. Without any, all locks under the prefix are meant.
+    pub fn of(context: &Context, keys: &[Key]) -> Result<Self, Error> {
+        let patterns = keys.iter().filter_map(Pattern::of).collect();
+        let named = keys.iter().filter(|key| Pattern::of(key).is_none());
+        let named = named.map(|key| context.name(&key.unescaped())).collect::<Result<_, _>>()?;
+        let Settings { connect_timeout, op_timeout, prefix, .. } = &context.settings;
+        Ok(Self { named, patterns, prefix: prefix.clone(), within: *connect_timeout + *op_timeout })
+    }
+
+    /// The lock, if exactly one was named and there is no pattern.
+    pub fn single(&self) -> Option<&Name> {
+        match self.named.as_slice() {
+            [name] if self.patterns.is_empty() => Some(name),
+            _ => None,
+        }
+    }
+
+    /// The patterns, as they were given.
+    pub fn patterns(&self) -> Vec<&str> {
+        self.patterns.iter().map(Pattern::as_str).collect()
+    }
+
+    /// Whether locks must be searched for in the store.
+    pub fn searches(&self) -> bool {
+        self.named.is_empty() || !self.patterns.is_empty()
+    }
+
+    /// Finds the matching locks that were not named, in order of name.
+    pub fn found(&self, store: &mut dyn Store, which: Which) -> Result<Found, store::Error> {
+        if !self.searches() {
+            return Ok(Found::default());
+        }
+        let mut found = store.find(&self.prefix, which)?;
+        if !self.patterns.is_empty() {
+            found.names.retain(|name| self.patterns.iter().any(|pattern| pattern.matches(name.key())));
+        }
+        let named: BTreeSet<&Name> = self.named.iter().collect();
+        found.names.retain(|name| !named.contains(name));
+        Ok(found)
+    }
+
+    /// All matching locks, the named ones first, then those that the store has any record of. Fails
+    /// if a part of the store is missing.
+    pub fn known(&self, store: &mut dyn Store) -> Result<Vec<Name>, store::Error> {
+        let mut found = self.found(store, Which::Known)?;
+        match found.missing.pop() {
+            Some(missing) => Err(missing),
+            None => Ok(self.named.iter().cloned().chain(found.names).collect()),
+        }
+    }
+
+    /// The first pattern that matches none of these locks, as a clause.
+    pub fn unmatched(&self, names: &[Name], place: &impl Display) -> Option<String> {
+        let is_matched = |pattern: &Pattern| names.iter().any(|name| pattern.matches(name.key()));
+        let pattern = self.patterns.iter().find(|pattern| !is_matched(pattern))?;
+        Some(format!("{place} has no key that matches {pattern}"))
+    }
+
+    /// Changes each lock, the named ones first. `act` gets how the lock was named, and prints the
+    /// result. If a pattern matches nothing, returns an error and changes nothing.
+    pub fn change(
+        &self,
+        context: &Context,
+        store: &mut dyn Store,
+        mut act: impl FnMut(&mut dyn Store, &Name, Meant) -> Result<(), store::Error>,
+    ) -> Result<(), Error> {
+        let origin = |error| context.with_origin(error);
+        let names = self.known(store).map_err(origin)?;
+        if let Some(none) = self.unmatched(&names, &context.settings.store) {
+            return Err(Error::Usage(format!("{none}; nothing was changed")));
+        }
+        for (at, name) in names.iter().enumerate() {
+            let how = if at < self.named.len() { Meant::ByName } else { Meant::ByPattern };
+            act(store, name, how).map_err(|error| {
+                if names.len() > 1 {
+                    let text =
+                        format!("{} failed, after {at} of {} locks were done", name.key(), names.len());
+                    context.printer.say(Kind::Warning, What::Trouble, &text);
+                }
+                origin(error)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Reads each lock, the named ones first, and passes whether it was named. Reads at most the
+    /// last `ends` ends of each. `done` says what the command does with them ("shown").
+    pub fn look(
+        &self,
+        store: &mut dyn Store,
+        which: Which,
+        ends: usize,
+        done: &str,
+        mut seen: impl FnMut(View, bool),
+        mut lacks: impl FnMut(Damaged),
+    ) -> Result<(), store::Error> {
+        let found = self.found(store, which)?;
+        for missing in &found.missing {
+            let line = format!("{missing}; {} not {done}", its_locks(missing));
+            lacks(Damaged { line, is_asked_for: !is_damaged(missing) });
+        }
+        for (names, is_named) in [(&self.named, true), (&found.names, false)] {
+            let mut rest = names.as_slice();
+            while let Some(first) = rest.first() {
+                let mut looked_at = 1;
+                match store.inspect_some(rest, ends, Moment::now().after(self.within)) {
+                    Ok(views) => {
+                        looked_at = views.len().max(1);
+                        views.into_iter().for_each(|view| seen(view, is_named));
+                    }
+                    Err(error @ store::Error::Garbled(_)) => {
+                        let line = format!("{} is not {done}: {error}", first.key());
+                        lacks(Damaged { line, is_asked_for: is_named });
+                    }
+                    // It is in the missing part of the store.
+                    Err(error) if !is_named && !found.missing.is_empty() && error.is_transient() => {}
+                    Err(error) => return Err(error),
+                }
+                rest = rest.get(looked_at..).unwrap_or_default();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How a lock was named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meant {
+    ByName,
+    ByPattern,
+}
+
+/// A lock or a part of the store that cannot be read. The others are still shown.
+pub struct Damaged {
+    pub line: String,
+    /// Whether it was asked for: by name, or because everything was.
+    pub is_asked_for: bool,
+}
+
+/// Whether one damaged record is missing, not a part of the store.
+fn is_damaged(missing: &store::Error) -> bool {
+    matches!(missing, store::Error::Garbled(_))
+}
+
+/// Subject of a clause about what is missing, to be followed by what cannot be done.
+pub fn its_locks(missing: &store::Error) -> &'static str {
+    if is_damaged(missing) { "its lock is" } else { "its locks are" }
+}

@@ -1,0 +1,137 @@
+//! Finds the keys that the parent job of this run already holds. The run then uses that hold, and
+//! does not give it back. What DLOCK_HELD claims counts only if the store confirms it; else the run
+//! is not nested.
+
+use super::verify::in_another_process;
+use crate::commands::context::{Context, riding_out};
+use crate::commands::held::{Held, Holds};
+use crate::commands::stores::HoldOn;
+use crate::config::run::Run;
+use crate::error::Error;
+use crate::lease::Until;
+use crate::lock::{Key, Mode, Replicas, Wait};
+use crate::output::busy::listed;
+use crate::output::{Kind, What};
+use crate::rules::Proof;
+
+/// A hold of the parent job, confirmed by the store.
+#[derive(Debug, Clone)]
+pub struct ParentHold {
+    /// What DLOCK_HELD says of it.
+    pub held: Held,
+    /// What the store says of it.
+    pub proof: Proof,
+}
+
+/// Returns the keys that are still to be taken, in the order given, and the innermost hold that has
+/// any of the others. Refuses a run that would wait for its own parent job.
+pub fn find_parent_hold(
+    context: &Context,
+    run: &Run,
+    until: Until,
+    holds: &Holds,
+) -> Result<(Vec<Key>, Option<ParentHold>), Error> {
+    let settings = &context.settings;
+    let claimed = |held: &Held| run.keys.iter().any(|key| held.has(key));
+    let claims: Vec<&Held> = holds.here(settings).filter(|held| claimed(held)).collect();
+    if claims.is_empty() {
+        return Ok((run.keys.clone(), None));
+    }
+    let proofs = verify_when_reachable(context, run, until, &claims)?;
+    let held = claims.into_iter().cloned();
+    let proven: Vec<ParentHold> =
+        held.zip(proofs).filter_map(|(held, proof)| Some(ParentHold { held, proof: proof? })).collect();
+    let mut innermost: Option<usize> = None;
+    let mut rest = Vec::new();
+    for key in &run.keys {
+        let mut of_key = proven.iter().enumerate().filter(|(_, one)| one.held.has(key)).peekable();
+        let Some((_, first)) = of_key.peek() else {
+            rest.push(key.clone());
+            continue;
+        };
+        let refused = conflict(context, key, first.proof.mode, run.mode);
+        let (at, _) = of_key.find(|(_, one)| suffices(one.proof.mode, run.mode)).ok_or(refused)?;
+        // `proven` has the innermost hold first.
+        innermost = Some(innermost.map_or(at, |other| other.min(at)));
+    }
+    let enclosing = innermost.and_then(|at| proven.get(at).cloned());
+    if enclosing.is_some() && !rest.is_empty() && run.wait == Wait::Forever {
+        return Err(Error::Usage(format!(
+            "this dlock runs inside a job that holds some of these keys, and would wait for {} in {} without a limit; give --wait one (-w 10m); the command did not run",
+            listed(&rest),
+            settings.store
+        )));
+    }
+    Ok((rest, enclosing))
+}
+
+/// Asks the store about each claim. While the store cannot be reached, tries as long as the run
+/// would wait for the lock.
+fn verify_when_reachable(
+    context: &Context,
+    run: &Run,
+    until: Until,
+    claims: &[&Held],
+) -> Result<Vec<Option<Proof>>, Error> {
+    let trouble = |error: &_| {
+        let text = format!("{error}; still waiting, trying again");
+        context.printer.say(Kind::Passing, What::Trouble, &text);
+    };
+    riding_out(until, trouble, || {
+        in_another_process(|| verify(context, run, claims)).unwrap_or_else(|error| {
+            Err(Error::Internal(format!(
+                "cannot ask what the surrounding job holds: {error}; the command did not run"
+            )))
+        })
+    })
+}
+
+/// Asks the store about each claim.
+fn verify(context: &Context, run: &Run, claims: &[&Held]) -> Result<Vec<Option<Proof>>, Error> {
+    let mut store = context.open_for_hold(HoldOn { replicas: Replicas::None, max_lease: run.max_lease })?;
+    let mut ask = |held: &Held| {
+        let keys: Vec<Key> = run.keys.iter().filter(|key| held.has(key)).cloned().collect();
+        let proof = store.prove(&context.names(&keys)?, &held.token, context.deadline());
+        Ok(proof
+            .map_err(|error| context.with_origin(error.map(|text| format!("{}: {text}", listed(&keys)))))?)
+    };
+    claims.iter().map(|held| ask(held)).collect()
+}
+
+/// Whether a hold in mode `held` serves a run that wants mode `wanted`.
+fn suffices(held: Mode, wanted: Mode) -> bool {
+    match (held, wanted) {
+        (Mode::Exclusive, Mode::Exclusive | Mode::Shared) | (Mode::Shared, Mode::Shared) => true,
+        (Mode::Slots(held), Mode::Slots(wanted)) => held == wanted,
+        _ => false,
+    }
+}
+
+fn conflict(context: &Context, key: &Key, held: Mode, wanted: Mode) -> Error {
+    Error::Usage(format!(
+        "this dlock runs inside a job that holds {key} in {} ({held}), and would wait for that job to take it in another mode ({wanted}); use the same mode outside and inside; the command did not run",
+        context.settings.store,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_parent_modes_suffice() {
+        let modes = [Mode::Exclusive, Mode::Shared, Mode::Slots(2), Mode::Slots(3)];
+        let pairs = modes.iter().flat_map(|held| modes.iter().map(move |wanted| (*held, *wanted)));
+        let good: Vec<(Mode, Mode)> = pairs.filter(|(held, wanted)| suffices(*held, *wanted)).collect();
+        assert_eq!(
+            good,
+            [
+                (Mode::Exclusive, Mode::Exclusive),
+                (Mode::Exclusive, Mode::Shared),
+                (Mode::Shared, Mode::Shared),
+                (Mode::Slots(2), Mode::Slots(2)),
+                (Mode::Slots(3), Mode::Slots(3)),
+            ]
+        );
+    }
+}

@@ -1,0 +1,173 @@
+//! Watches of etcd, each on a connection of its own: of the sessions that a waiter waits for, and
+//! the subscription of a holder or a watcher.
+
+use super::Keys;
+use super::client::Client;
+use super::entry::Layout;
+use super::http::{Connection, Failure, Request};
+use super::read::{Depth, Question, Source};
+use super::words::{Bytes, Number, Streamed, Watched};
+use crate::clock::Moment;
+use crate::lock::Token;
+use crate::rules::Phase;
+use crate::store::{Error, Listener, Subscription};
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+/// Pause after a subscription has failed.
+const BACKOFF: Duration = Duration::from_secs(1);
+
+/// The events of a key that are watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum News {
+    /// Its deletion.
+    End,
+    All,
+}
+
+/// A watch of several keys.
+pub struct Watches {
+    connection: Connection,
+    /// The member that it is connected to.
+    member: usize,
+    keys: BTreeSet<(Bytes, News)>,
+}
+
+impl Watches {
+    /// Watches these keys for events after a revision. `by` is the deadline for connecting.
+    pub fn open(
+        client: &Client,
+        keys: BTreeSet<(Bytes, News)>,
+        after: u64,
+        by: Moment,
+    ) -> Result<Self, Failure> {
+        let mut connection = client.connect(by)?;
+        let mut body = String::new();
+        for (key, news) in &keys {
+            let filters: &[&str] = if *news == News::End { &["NOPUT"] } else { &[] };
+            let create = json!({ "create_request": { "key": key, "start_revision": Number(after + 1), "filters": filters } });
+            let _ = writeln!(body, "{create}");
+        }
+        let request = Request { path: "watch", body };
+        match connection.begin_lines(&request, client.pass().as_deref(), by)? {
+            None => Ok(Self { connection, member: client.member(), keys }),
+            Some(_) => Err(Failure::Unable(client.garbled("it refused the watch"))),
+        }
+    }
+
+    /// Whether it watches these keys, at the member in use.
+    pub fn is_for(&self, client: &Client, keys: &BTreeSet<(Bytes, News)>) -> bool {
+        self.member == client.member() && self.keys == *keys
+    }
+
+    /// Sleeps until an event whose revision is `new` (true), or until `until` (false).
+    pub fn hear(
+        &mut self,
+        client: &Client,
+        new: impl Fn(u64) -> bool,
+        until: Moment,
+    ) -> Result<bool, Failure> {
+        while let Some(line) = self.connection.next_line(until)? {
+            let said: Streamed<Watched> = client.parse(&line)?;
+            let Some(watched) = said.result else {
+                return Err(Failure::Unable(client.garbled("a watch ended")));
+            };
+            if watched.canceled {
+                return Err(Failure::Unable(client.garbled("a watch ended")));
+            }
+            let is_heard = watched.events.iter().any(|event| new(event.kv.mod_revision.0));
+            if is_heard || until.passed() {
+                return Ok(is_heard);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Keys {
+    pub(super) fn listen(
+        &self,
+        token: &Token,
+        others: &mut dyn Iterator<Item = &Token>,
+        until: Moment,
+    ) -> Result<bool, Failure> {
+        let layout = self.layout();
+        let mut keys = BTreeSet::from([(layout.life(token), News::All)]);
+        keys.extend(others.map(|other| (layout.life(other), News::End)));
+        let (client, seen, wrote) = (&self.client, self.seen.get(), self.wrote.get());
+        let mut watches = match self.watches.take() {
+            Some(watches) if watches.is_for(client, &keys) => watches,
+            _ => Watches::open(client, keys, seen, client.by.get())?,
+        };
+        let new = |revision| revision > seen && revision != wrote;
+        let is_heard = watches.hear(client, new, until)?;
+        self.watches.replace(Some(watches));
+        Ok(is_heard)
+    }
+}
+
+/// A subscription, on connections of its own.
+pub struct RequestSubscription {
+    pub keys: Keys,
+    pub names: BTreeSet<String>,
+    pub token: Token,
+    pub listener: Listener,
+    pub watches: Option<Watches>,
+    pub backoff_until: Moment,
+}
+
+impl RequestSubscription {
+    fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
+        let client = &self.keys.client;
+        let Some(watches) = &mut self.watches else {
+            client.by.set(Moment::now().after(client.target.connect_timeout + client.target.op_timeout));
+            let is_news = self.is_news()?;
+            let layout = Layout(&client.target.prefix);
+            let heard: BTreeSet<(Bytes, News)> = match self.listener {
+                Listener::Holder => BTreeSet::from([(layout.life(&self.token), News::All)]),
+                Listener::Watcher => self.names.iter().map(|name| (layout.lock(name), News::All)).collect(),
+            };
+            self.watches = Some(Watches::open(client, heard, self.keys.read.get(), client.by.get())?);
+            return Ok(is_news);
+        };
+        watches.hear(client, |_| true, until)
+    }
+
+    /// Whether there may be news already: for a holder, that it holds the lock no more, or is asked
+    /// to end.
+    fn is_news(&self) -> Result<bool, Failure> {
+        let question =
+            Question { names: &self.names, me: None, depth: Depth::Front, source: Source::Majority };
+        let (nodes, _) = self.keys.read(&question).map_err(Failure::Refused)?;
+        let hold = |phase: Phase, asked: bool| phase == Phase::Held && !asked;
+        let holds = nodes.iter().all(|node| {
+            let mine = node.record.holds.get(&self.token);
+            mine.is_some_and(|mine| hold(mine.phase, mine.asked.is_some()))
+        });
+        Ok(self.listener == Listener::Watcher || !holds)
+    }
+}
+
+impl Subscription for RequestSubscription {
+    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
+        crate::clock::sleep_until(until.min(self.backoff_until));
+        while !until.passed() {
+            match self.hear(until) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(failure) => {
+                    self.watches = None;
+                    self.keys.client.turn_away();
+                    if until.passed() {
+                        return Ok(false);
+                    }
+                    self.backoff_until = Moment::now().after(BACKOFF);
+                    return Err(failure.into());
+                }
+            }
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,122 @@
+//! Removes what dead processes have left: FIFOs without a reader, mutexes without a record, and
+//! records that are too old to keep. Processes that use the store do it now and then, and listing
+//! does it too. Nothing waits for it, and no lock depends on it. Files with other names or types
+//! than dlock's stay.
+
+use crate::rules::HISTORY_KEPT;
+use crate::store::engine::queue::Waiting;
+use crate::store::file::directory::{CLEANED_UP, FileName, FileRole, kind_of};
+use crate::store::file::mutex::Mutex;
+use crate::store::file::record::RecordFile;
+use crate::store::file::slot::{Access, load};
+use crate::store::file::{Files, liveness};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, futimens, statat};
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
+
+/// Interval between two clean-ups by processes that use a lock.
+pub(super) const CLEANS_UP_EVERY: Duration = Duration::from_secs(60 * 60);
+
+impl Files {
+    /// Cleans up if no process did within [`CLEANS_UP_EVERY`].
+    pub(super) fn clean_up_now_and_then(&self) {
+        if self.is_clean_up_due() {
+            self.sweep();
+        }
+    }
+
+    /// Whether a clean-up is due. Marks it as done at once, so that of many processes only few
+    /// clean up.
+    fn is_clean_up_due(&self) -> bool {
+        let stat = statat(&*self.directory, CLEANED_UP, AtFlags::SYMLINK_NOFOLLOW);
+        if stat.as_ref().is_ok_and(|stat| age(stat) < CLEANS_UP_EVERY) {
+            return false;
+        }
+        match self.directory.open_file(CLEANED_UP, OFlags::WRONLY, "sweep") {
+            Ok(None) => self.directory.create_file(CLEANED_UP, OFlags::WRONLY).is_ok(),
+            Ok(Some((file, _))) => {
+                let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+                futimens(&file, &Timestamps { last_access: now, last_modification: now }).is_ok()
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Removes abandoned files, and records that are too old. A file that cannot be removed is
+    /// tried again the next time.
+    pub(super) fn sweep(&self) {
+        let directory = &*self.directory;
+        let Ok(files) = directory.names() else { return };
+        let mut dead: Vec<FileName> = Vec::new();
+        for (file, kind) in &files {
+            let stat = statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
+            let is_old = |span: Duration| stat.as_ref().is_ok_and(|stat| age(stat) > span);
+            match kind {
+                FileRole::Life if liveness::is_abandoned(directory, file) => dead.push(file.clone()),
+                // A FIFO that is new may be opened soon.
+                FileRole::Unborn if is_old(CLEANS_UP_EVERY) && liveness::is_abandoned(directory, file) => {
+                    directory.remove(file).ok();
+                }
+                FileRole::Draft if is_old(CLEANS_UP_EVERY) && is_regular(stat.as_ref().ok()) => {
+                    directory.remove(file).ok();
+                }
+                FileRole::Record if is_old(HISTORY_KEPT) => self.remove_history(file),
+                FileRole::Mutex if is_regular(stat.as_ref().ok()) => {
+                    let record = file.with(FileRole::Record);
+                    if !files.iter().any(|(file, _)| *file == record) {
+                        self.remove_history(&record);
+                    }
+                }
+                _ => {}
+            }
+        }
+        if dead.is_empty() {
+            return;
+        }
+        // While a record names the token, its file shows that the owner is dead. A record that does
+        // not name a dead token never names it again.
+        let Some(named) = self.named() else { return };
+        for file in dead.iter().filter(|file| !named.contains(*file)) {
+            directory.remove(file).ok();
+        }
+    }
+
+    /// The life files of all tokens that a record names; None if a record cannot be read.
+    fn named(&self) -> Option<BTreeSet<FileName>> {
+        let records = self.records().ok()?.into_iter().collect::<Result<Vec<_>, _>>().ok()?;
+        let waiters = records.iter().flat_map(|record| {
+            let now = record.now(&self.boot);
+            record.queue.waiting.iter().filter(move |waiting| !waiting.is_forgotten(now))
+        });
+        let tracked = records.iter().flat_map(|record| record.tracked.keys().cloned());
+        let tokens = tracked.chain(waiters.filter_map(Waiting::token));
+        Some(tokens.map(|token| FileName::of(token.secret(), FileRole::Life)).collect())
+    }
+
+    /// Removes the record of that name, its draft and its mutex, if it is empty.
+    fn remove_history(&self, record: &FileName) {
+        let directory = &*self.directory;
+        let Some(mutex) = Mutex::take_idle(directory, &record.with(FileRole::Mutex)) else { return };
+        let is_empty = match load(directory, record, Access::Look) {
+            Ok(None) => true,
+            Ok(Some(content)) => RecordFile::parse(directory, record, Some(&content), None, &self.boot)
+                .is_ok_and(|record| record.is_empty()),
+            Err(_) => false,
+        };
+        let draft = record.with(FileRole::Draft);
+        if is_empty && directory.remove(record).is_ok() && directory.remove(&draft).is_ok() {
+            mutex.remove(directory).ok();
+        }
+    }
+}
+
+fn is_regular(stat: Option<&Stat>) -> bool {
+    stat.is_some_and(|stat| kind_of(stat) == FileType::RegularFile)
+}
+
+/// Time since the last modification; zero if it is in the future, because the wall clock was set
+/// back.
+fn age(stat: &Stat) -> Duration {
+    let changed = u64::try_from(stat.st_mtime).unwrap_or(0);
+    (SystemTime::UNIX_EPOCH + Duration::from_secs(changed)).elapsed().unwrap_or_default()
+}

@@ -1,0 +1,40 @@
+//! Cleans up locks that have been unused for long. Every user of the store does so now and then.
+
+use super::jute::{Answer, Ask};
+use super::wire::Failure;
+use super::{Again, Znodes, node};
+use crate::rules::{Time, millis};
+
+/// One in this many first requests cleans up, and looks at up to [`CLEANS_UP_MOST`] locks.
+pub(super) const CLEANS_UP_EVERY: u32 = 512;
+const CLEANS_UP_MOST: usize = 64;
+
+impl Znodes {
+    /// Removes locks that have been unused for twice [`HISTORY_KEPT`](crate::rules::HISTORY_KEPT).
+    pub(super) fn sweep(&self) -> Result<(), Failure> {
+        let Some(stamp) = self.stamp.get() else { return Ok(()) };
+        let now = Time(stamp.at.saturating_mul(1000));
+        let old = (stamp.at).saturating_sub(2 * millis(crate::rules::HISTORY_KEPT));
+        let mut names = match self.ask(&[Ask::List { path: self.locks() }], Again::No)?.pop() {
+            Some(Ok(Answer::Names(names, _))) => names,
+            _ => return Ok(()),
+        };
+        let from = getrandom::u32().map_or(0, |chance| chance as usize % names.len().max(1));
+        names.rotate_left(from);
+        names.truncate(CLEANS_UP_MOST);
+        let paths: Vec<String> = names.iter().map(|name| format!("{}/{name}", self.locks())).collect();
+        let both = |path: &String| [Ask::Get { path: path.clone() }, Ask::List { path: path.clone() }];
+        let asks: Vec<Ask> = paths.iter().flat_map(both).collect();
+        for (path, answers) in paths.iter().zip(self.ask(&asks, Again::No)?.chunks(2)) {
+            let [Ok(Answer::Data(body, read)), Ok(Answer::Names(children, stat))] = answers else { continue };
+            if stat.mtime >= old || read.version != stat.version || !node::is_vacant(body, now) {
+                continue;
+            }
+            let mut all = vec![Ask::Check { path: path.clone(), version: Some(stat.version) }];
+            all.extend(children.iter().map(|child| Ask::Delete { path: format!("{path}/{child}") }));
+            all.push(Ask::Delete { path: path.clone() });
+            drop(self.ask(&[Ask::All(all)], Again::No)?);
+        }
+        Ok(())
+    }
+}

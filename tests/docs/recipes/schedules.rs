@@ -1,0 +1,131 @@
+//! The recipes for jobs that run at a certain time, on several machines.
+
+use super::{blocks, on_a_machine, status_of};
+use crate::support::masters::steered_clock;
+use crate::support::redis::Redis;
+use crate::support::world::World;
+use std::io::Write as _;
+use std::process::Child;
+
+/// The command of the line of a crontab with this key in it.
+fn crontab_command(key: &str) -> &'static str {
+    let mut lines = blocks("crontab").into_iter().flat_map(str::lines);
+    let line = lines.find(|line| line.contains(&format!("-k {key} "))).expect("a line");
+    line.splitn(6, char::is_whitespace).nth(5).expect("a command").trim()
+}
+
+/// The value of an option of a recipe, in hours.
+fn hours(command: &str, option: &str) -> Option<i64> {
+    let mut words = command.split_whitespace();
+    words.find(|word| *word == option)?;
+    words.next()?.strip_suffix('h')?.parse().ok()
+}
+
+/// A machine that comes hours late finds the report of every recipe done. The next night runs it, also when the run before
+/// was granted the lock at the last moment that its `-w` allows, and that day had 23 hours.
+#[test]
+fn a_late_second_machine_does_not_run_it_again_and_the_next_night_does() {
+    let unit = blocks("ini").into_iter().find(|unit| unit.contains("-k nightly-report ")).expect("a unit");
+    let unit = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("a command");
+    let image = blocks("dockerfile").into_iter().next().expect("an image");
+    let words = |start: &str| image.lines().find_map(|line| line.strip_prefix(start)).map(list);
+    let [entry, arguments] = ["ENTRYPOINT ", "CMD "].map(|start| words(start).expect("words"));
+    let recipes = [
+        crontab_command("nightly-report").to_owned(),
+        crontab_command("spread-report").replace("-i 0-59", "-i 0-0"),
+        unit.to_owned(),
+        format!("{entry} {arguments}"),
+        cron_job(),
+    ];
+    for recipe in recipes {
+        let mut world = World::without_redis();
+        let clock = world.path("clock");
+        let step = |hour: i64| {
+            let file = std::fs::File::options().write(true).create(true).truncate(false).open(&clock);
+            file.expect("a clock").write_all(&(hour * 3_600_000_000).to_ne_bytes()).expect("a step");
+        };
+        step(0);
+        let environment =
+            vec![("LD_PRELOAD", steered_clock().into()), ("STEERED_STEPS", clock.clone().into())];
+        let server = Redis::start_within(&world.path(""), &[], environment);
+        world.use_store(server.url());
+        world.script("report", "#!/bin/sh\necho report >> log\n");
+        let night = || status_of(on_a_machine(&world, &recipe));
+        assert_eq!(night(), Some(0), "{recipe}");
+        step(2);
+        assert_eq!((night(), world.log().len()), (Some(0), 1), "two hours later: {recipe}");
+        step(23 - hours(&recipe, "-w").unwrap_or(0));
+        assert_eq!((night(), world.log().len()), (Some(0), 2), "the next night: {recipe}");
+    }
+}
+
+/// A list of words as they stand in a manifest, as a command line.
+fn list(text: &str) -> String {
+    let words = text.trim().trim_start_matches('[').trim_end_matches(']').split(", ");
+    words.map(|word| word.trim_matches('"')).collect::<Vec<_>>().join(" ")
+}
+
+/// What the container of the CronJob runs.
+fn cron_job() -> String {
+    let manifest =
+        blocks("yaml").into_iter().find(|block| block.contains("kind: CronJob")).expect("a manifest");
+    let words = |name: &str| manifest.lines().find_map(|line| line.trim().strip_prefix(name)).map(list);
+    ["command:", "args:"].map(|name| words(name).expect("words")).join(" ")
+}
+
+#[test]
+fn what_is_due_is_caught_up_with_once() {
+    let world = World::with_redis(&[]);
+    let tick = || status_of(on_a_machine(&world, crontab_command("weekly-cleanup")));
+    world.script("cleanup", "#!/bin/sh\necho failed >> log\nexit 3\n");
+    assert_eq!(tick(), Some(3));
+    world.script("cleanup", "#!/bin/sh\necho cleaned >> log\n");
+    assert_eq!([tick(), tick(), tick()], [Some(0); 3]);
+    assert_eq!(world.log(), ["failed", "cleaned"]);
+}
+
+#[test]
+fn who_comes_at_a_random_moment_runs_it_once() {
+    let world = World::with_redis(&[]);
+    world.script("report", "#!/bin/sh\necho report >> log\n");
+    let soon = crontab_command("spread-report").replace("-i 0-59", "-i 0-1");
+    let machines: Vec<Child> =
+        (0..3).map(|_| on_a_machine(&world, &soon).spawn().expect("a shell")).collect();
+    for mut machine in machines {
+        assert_eq!(machine.wait().expect("a child").code(), Some(0));
+    }
+    assert_eq!(world.log(), ["report"]);
+}
+
+/// Who ran the report tells how it ended, who found it done says nothing, and who could not run it says that it failed.
+#[test]
+fn a_monitor_hears_of_each_report_once() {
+    let mut world = World::with_redis(&[]);
+    let script =
+        blocks("sh").into_iter().find(|block| block.contains("# ping-report URL")).expect("a script");
+    world.script("ping-report", &script.replace("/usr/local/bin/", "./").replace("-w 4h", "-w 1s"));
+    world.script("curl", "#!/bin/sh\nfor last; do :; done\necho \"ping $last\" >> log\n");
+    let tick = |world: &World| status_of(on_a_machine(world, "./ping-report https://monitor/1"));
+    world.script("report", "#!/bin/sh\nexit 3\n");
+    assert_eq!(tick(&world), Some(3));
+    world.script("report", "#!/bin/sh\n");
+    assert_eq!([tick(&world), tick(&world)], [Some(0); 2]);
+    world.use_store("redis://127.0.0.1:1".into());
+    assert_eq!(tick(&world), Some(69));
+    let expected = ["3", "0", "fail"].map(|end| format!("ping https://monitor/1/{end}"));
+    assert_eq!(world.log(), expected);
+}
+
+/// The container's command, in two clusters with one store: the job runs in one of them, and both Jobs have succeeded.
+#[test]
+fn a_cron_job_in_two_clusters_runs_in_one() {
+    let world = World::with_redis(&[]);
+    let command = cron_job();
+    world.script("report", "#!/bin/sh\necho report >> log\n");
+    let clusters: Vec<Child> =
+        (0..2).map(|_| on_a_machine(&world, &command).spawn().expect("a shell")).collect();
+    for mut cluster in clusters {
+        assert_eq!(cluster.wait().expect("a child").code(), Some(0));
+    }
+    assert_eq!(world.log(), ["report"]);
+}

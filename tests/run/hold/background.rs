@@ -1,0 +1,93 @@
+//! `dlock hold --background`: a shell script holds a lock for itself, and goes on.
+
+use crate::support::dlock::BINARY;
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World, on_every_store};
+use std::io::{BufReader, Read as _};
+use std::process::Stdio;
+
+on_every_store!(a_script_holds_a_lock_in_the_background);
+
+/// In place of `exec 9>f; flock 9`.
+fn a_script_holds_a_lock_in_the_background(backend: Backend) {
+    let world = World::new(backend);
+    let script = r#"
+        eval "$("$DLOCK" hold -k k -t 10m --pid $$ --background --export --env-file env)" || exit
+        [ "$DLOCK_KEY" = k ] || exit 10
+        "$DLOCK" check || exit 11
+        "$DLOCK" renew || exit 12
+        "$DLOCK" run -k k -- sh -c 'echo inside >> log' || exit 13
+        "$DLOCK" run -k other -w -- "$DLOCK" run -k k -- sh -c 'echo deep >> log' || exit 14
+        "$DLOCK" hold -k k --pid $$ --background 2> /dev/null; [ $? = 75 ] || exit 15
+        "$DLOCK" hold -k k --pid $$ -w --background 2> /dev/null; [ $? = 64 ] || exit 16
+        (unset DLOCK_HELD; "$DLOCK" run -k k -- true 2> /dev/null); [ $? = 75 ] || exit 17
+        "$DLOCK" release k || exit 18
+        (unset DLOCK_HELD; "$DLOCK" run -k k -- true) || exit 19
+        "$DLOCK" check 2> /dev/null; [ $? = 79 ] || exit 20
+        eval "$("$DLOCK" hold -k k -t 10m --pid $$ --background --export)" || exit 21
+        out=$("$DLOCK" hold -k more --pid $$ --background -v 2>&1 3>&1) || exit 22
+        case $out in *"got more in"*"more in"*"is held until process $$ ends"*) ;; *) echo "$out"; exit 23 ;; esac
+        echo held >> log
+        until [ -e go ]; do sleep 0.02; done
+    "#;
+    let mut command = world.command("sh");
+    command.args(["-c", script]).env("DLOCK", BINARY).env("DLOCK_STORE", world.url());
+    let mut script = command.env("DLOCK_OP_TIMEOUT", "10s").stdout(Stdio::piped()).spawn().expect("sh");
+    let stdout = script.stdout.take().expect("a pipe");
+    wait_until("it holds the lock again", || {
+        assert_eq!(script.try_wait().expect("our child").map(|status| status.code()), None);
+        world.log().contains(&"held".into())
+    });
+    let env = world.read("env");
+    assert!(env.lines().all(|line| line.starts_with("DLOCK_")) && env.contains("DLOCK_KEY=k\n"), "{env}");
+    let next = world.run("k", &["--wait"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.write("go", "");
+    assert!(script.wait().expect("our child").success());
+    // No descriptor of the caller is kept: the pipe ends with the script.
+    let mut rest = String::new();
+    BufReader::new(stdout).read_to_string(&mut rest).expect("the end");
+    next.finish();
+    assert_eq!(world.log(), ["inside", "deep", "held", "next"]);
+}
+
+/// DLOCK_HELD may be anybody's: a process that it names and that is no dlock gets no signal. And a file of variables that ends
+/// in the middle of a line keeps that line.
+#[test]
+fn what_dlock_held_says_of_a_stranger_is_not_believed() {
+    let world = World::without_redis();
+    world.write("env", "A=1");
+    let script = r#"
+        sleep 1000 & victim=$!
+        eval "$("$DLOCK" hold -k k -t 10m --pid $$ --background --export --env-file env)" || exit
+        started=$(sed 's/.*) //' /proc/$victim/stat | cut -d ' ' -f 20)
+        DLOCK_HELD=$(printf %s "$DLOCK_HELD" |
+            sed "s/\"pid\":[0-9]*,\"started\":[0-9]*/\"pid\":$victim,\"started\":$started/")
+        case $DLOCK_HELD in *"\"pid\":$victim,\"started\":$started"*) ;; *) echo "$DLOCK_HELD"; exit 9 ;; esac
+        "$DLOCK" release k || exit 10
+        kill -0 $victim || exit 11
+        kill $victim
+        grep -qx A=1 env && grep -qx DLOCK_KEY=k env || exit 12
+    "#;
+    let mut command = world.command("sh");
+    command.args(["-c", script]).env("DLOCK", BINARY).env("DLOCK_STORE", world.url());
+    let output = command.output().expect("sh");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    wait_until("it is free", || world.state("k") == "free");
+}
+
+/// busy-exit-code = 0 in a file would have a script go on without the lock.
+#[test]
+fn a_file_does_not_let_a_script_go_on_without_the_lock() {
+    let world = World::without_redis();
+    world.write("dlock.toml", "busy-exit-code = 0\n");
+    let said = "dlock: busy-exit-code is 0 in the configuration, .*; add -E 75\n";
+    let words = ["hold", "-k", "k", "--pid", &std::process::id().to_string(), "--background", "--export"];
+    world
+        .dlock(words)
+        .env("DLOCK_CONFIG", world.path("dlock.toml").display().to_string())
+        .stdout("(exit 78)\n")
+        .status(78)
+        .stderr_like(said)
+        .run();
+}

@@ -1,0 +1,196 @@
+//! The store is away for a while: holders keep their locks, waiters their places.
+
+use crate::support::proxy::Proxy;
+use crate::support::wait::wait_until;
+use crate::support::world::{Backend, World};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+/// How a server is away for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outage {
+    /// It stands still, and answers afterwards what it was asked meanwhile.
+    Stopped,
+    /// What is sent meanwhile is never answered.
+    Deaf,
+}
+
+/// The server is away for half a lease, begun at every phase of the renewal.
+#[test]
+fn an_outage_of_half_a_ttl_disturbs_nothing() {
+    const PHASES: u32 = 8;
+    thread::scope(|scope| {
+        for phase in 0..PHASES {
+            for outage in [Outage::Stopped, Outage::Deaf] {
+                scope.spawn(move || half_a_ttl_without_server(outage, TTL / 4 * phase / PHASES));
+            }
+        }
+    });
+}
+
+const TTL: Duration = Duration::from_secs(12);
+
+fn half_a_ttl_without_server(outage: Outage, phase: Duration) {
+    let world = World::new(Backend::Redis);
+    let proxy = Proxy::before(world.redis().port());
+    let job =
+        "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e over ]; do sleep 0.05; done; exit 9";
+    // The time for one attempt is bounded by the lease, too, not only by this.
+    let holder = world.run("k", &["-t", "12s", "--op-timeout", "1m"], job).env("DLOCK_STORE", proxy.url());
+    let holder = holder.status(9).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.redis().after_renewal("dlock:k");
+    sleep(phase);
+    let begun = Instant::now();
+    match outage {
+        Outage::Stopped => world.redis().pause(),
+        Outage::Deaf => proxy.begin_outage(),
+    }
+    // Half of it is looked at in src/rules/schedule.rs, where no time passes. This machine needs some of it for itself.
+    sleep(TTL / 2 - TTL / 40);
+    match outage {
+        Outage::Stopped => world.redis().resume(),
+        Outage::Deaf => proxy.end_outage(),
+    }
+    let lasted = begun.elapsed();
+    if lasted > TTL / 2 {
+        // This machine was too busy to keep the outage short enough: nothing was promised.
+        println!("{outage:?} at {phase:?} lasted {lasted:?}");
+        return;
+    }
+    world.redis().after_renewal("dlock:k");
+    world.write("over", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"], "{outage:?} at {phase:?}");
+}
+
+/// A server that stood still is not left with a heap of requests, which would keep it from answering anybody in time: two
+/// renewals of each holder.
+#[test]
+fn a_stopped_server_finds_two_renewals_of_each_holder() {
+    let world = World::new(Backend::Redis);
+    let proxy = Proxy::before(world.redis().port());
+    world.redis().ask::<()>(&["ACL", "SETUSER", "holder", "on", ">sesame", "~*", "+@all"]);
+    let holder =
+        world.run("k", &["-t", "12s"], "echo up >> log; while [ ! -e over ]; do sleep 0.05; done; exit 9");
+    let holder = holder.env("DLOCK_USERNAME", "holder").env("DLOCK_PASSWORD", "sesame");
+    let holder = holder.env("DLOCK_STORE", proxy.url()).status(9).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.redis().after_renewal("dlock:k");
+    world.redis().ask::<()>(&["CONFIG", "RESETSTAT"]);
+    world.redis().pause();
+    let before = proxy.seen();
+    wait_until("it has asked again", || proxy.seen() >= before + 2);
+    sleep(TTL / 8);
+    world.redis().resume();
+    // Those that waited for the server, and one that follows.
+    world.redis().after_renewal("dlock:k");
+    let stats: String = world.redis().ask(&["INFO", "commandstats"]);
+    let calls = |name: &str| {
+        let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{name}:calls=")));
+        line.and_then(|line| line.split(['=', ',']).nth(1)?.parse().ok()).unwrap_or(0)
+    };
+    world.write("over", "");
+    holder.finish();
+    assert!(calls("evalsha") <= 4 && calls("eval") == 0, "{stats}");
+}
+
+/// While the server is away for less than the lease allows, the outage is ridden out by who waits, too.
+#[test]
+fn an_outage_while_queued_is_ridden_out() {
+    let world = World::new(Backend::Redis);
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "20s"], job).any_stderr().spawn();
+    world.wait_for_log("up");
+    let proxy = Proxy::before(world.redis().port());
+    let waiter = world.run("k", &["-w"], "echo waited >> log").env("DLOCK_STORE", proxy.url());
+    let waiter = waiter.any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.redis().pause();
+    let before = proxy.seen();
+    wait_until("it asks again", || proxy.seen() >= before + 2);
+    world.redis().resume();
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "waited"]);
+}
+
+/// The store is away for longer than a waiter may be silent, and forgets nothing: all stand where they stood, and whoever
+/// comes meanwhile passes nobody.
+#[test]
+fn an_outage_longer_than_a_silence_keeps_the_order() {
+    let mut world = World::with_redis(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let holder = world.run("k", &["-t", "1m"], job).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (0..6)
+        .map(|number| {
+            let waiter = world.run("k", &["-w", "-t", "1m"], &format!("echo {number} >> log"));
+            let waiter = waiter.any_stderr().spawn();
+            world.wait_for_waiters("k", number + 1);
+            waiter
+        })
+        .collect();
+    world.redis_mut().kill();
+    sleep(Duration::from_secs(7));
+    world.redis_mut().restart();
+    world.write("go", "");
+    let newcomer = world.run("k", &[], "echo newcomer >> log").any_stderr().spawn().output();
+    holder.finish();
+    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
+    let log = world.log();
+    assert_eq!(log[..7], ["up", "0", "1", "2", "3", "4", "5"], "{newcomer:?}");
+}
+
+/// A wait whose time is up during an outage was not in vain for being busy.
+#[test]
+fn a_wait_that_ends_in_an_outage_is_69() {
+    let world = World::new(Backend::Redis);
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "1m"], job).spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-w", "2s"], "echo waited >> log").status(69).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.redis().pause();
+    let output = waiter.finish();
+    assert!(output.stderr.contains(&world.url()), "{}", output.stderr);
+    world.redis().resume();
+    wait_until("the queue is empty", || world.waiters("k") == 0);
+    world.write("go", "");
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
+}
+
+/// A server that forgets its queue is told of it again by those who stand in it.
+#[test]
+fn who_waits_waits_on_after_a_restart() {
+    let mut world = World::new(Backend::Redis);
+    let holder =
+        world.run("k", &["-t", "6s"], "echo up >> log; exec sleep 1000").status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters = [1, 2].map(|i| {
+        let waiter = world.run("k", &["-w"], "echo start >> log; echo end >> log").any_stderr().spawn();
+        world.wait_for_waiters("k", i);
+        waiter
+    });
+    world.redis_mut().restart();
+    holder.finish();
+    for waiter in waiters {
+        waiter.finish();
+    }
+    assert_eq!(world.log(), ["up", "start", "end", "start", "end"]);
+}
+
+/// The server is gone when CMD ends: its status all the same, and one warning.
+#[test]
+fn a_release_without_answer_keeps_the_jobs_status() {
+    let world = World::new(Backend::Redis);
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 3";
+    let holder = world.run("k", &["-t", "20s"], job).status(3).stderr_like("dlock: .*k.*\n").spawn();
+    world.wait_for_log("up");
+    world.redis().pause();
+    world.write("go", "");
+    holder.finish();
+    world.redis().resume();
+}

@@ -1,0 +1,239 @@
+//! Many waiters and readers, writes that race, and what a member keeps: compaction, a full database, leftovers.
+
+use super::{Asker, WISHES, in_time, own_cluster};
+use crate::support::etcd::Etcd;
+use crate::support::hand_over::{JOB, hand_over_to_readers};
+use crate::support::storm::{is_soak, storm};
+use crate::support::wait::{OUTAGE, wait_until, wait_within};
+use crate::support::world::World;
+use dlock::clock::Moment;
+use dlock::lock::Token;
+use dlock::rules::{Acquired, Ask, Patience};
+use dlock::store::Store as _;
+use dlock::store::etcd::EtcdStore;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self};
+use std::time::Duration;
+
+/// What was before is forgotten all the time, also what a watch is about to be told.
+#[test]
+fn compaction_under_load_loses_nothing() {
+    let (world, etcd) = own_cluster(1, &[]);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let status: serde_json::Value =
+                    serde_json::from_str(&etcd.ctl(&["endpoint", "status", "-w", "json"])).expect("JSON");
+                let revision = status[0]["Status"]["header"]["revision"].to_string();
+                // Nothing may have happened since the last time.
+                drop(etcd.try_ctl(&["compact", &revision]));
+                etcd.ctl(&["defrag"]);
+            }
+        });
+        let runs: Vec<_> = (0..12)
+            .map(|_| {
+                let script = "mkdir in || echo overlap >> log; sleep 0.1; rmdir in; echo ran >> log";
+                world.run("k", &["-w", "-t", "20s", "--op-timeout", "10s"], script).any_stderr().spawn()
+            })
+            .collect();
+        runs.into_iter().for_each(|run| drop(run.finish()));
+        over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(world.log(), ["ran"; 12]);
+    assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
+}
+
+/// Each end of a job wakes one waiter: what that costs etcd does not depend on how many others wait. Waiters also look at
+/// the queue now and then, and more turns take more time: hence the allowance for a slow machine. If every waiter read the
+/// queue in each turn, that alone would be half the queue's length on average.
+#[test]
+fn a_turn_costs_the_same_however_many_wait() {
+    let (world, etcd) = own_cluster(1, &[]);
+    let few = cost_of_a_turn(&world, &etcd, "few", 10);
+    let waiters = if is_soak() { 200 } else { 40 };
+    let many = cost_of_a_turn(&world, &etcd, "many", waiters);
+    let allowance = f64::from(u32::try_from(waiters).expect("a few")) / 4.0;
+    // The last is what etcd tells those who watch.
+    let limits = [2.0 * few[0] + allowance, 2.0 * few[1] + allowance, 2.0 * few[2]];
+    assert!(many.iter().zip(limits).all(|(many, limit)| *many < limit), "{many:?} of many, {few:?} of few");
+}
+
+/// How often etcd writes, reads or writes, and tells somebody of a change, for each of those who wait in a line, from the first
+/// turn to the last.
+fn cost_of_a_turn(world: &World, etcd: &Etcd, key: &str, waiters: usize) -> [f64; 3] {
+    wait_until("nobody has a lease", || etcd.ctl(&["lease", "list"]) == "found 0 leases");
+    let all = ["-t", "60s", "--op-timeout", "20s"];
+    let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.02; done");
+    let holder = world.run(key, &all, &script).any_stderr().spawn();
+    world.wait_for_log(key);
+    let run = |_| world.run(key, &[&["-w"], &all[..]].concat(), "true").any_stderr().spawn();
+    let crowd: Vec<_> = (0..waiters).map(run).collect();
+    let all = format!("found {} leases", waiters + 1);
+    wait_until("all wait", || etcd.ctl(&["lease", "list"]).starts_with(&all));
+    let count = || {
+        let reads_and_writes = etcd.count("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"Txn\"");
+        let told = etcd.count("etcd_debugging_mvcc_events_total");
+        [etcd.count("etcd_server_proposals_applied_total"), reads_and_writes, told]
+    };
+    let before = count();
+    world.write(&format!("go.{key}"), "");
+    holder.finish();
+    crowd.into_iter().for_each(|run| drop(run.finish()));
+    let (after, turns) = (count(), f64::from(u32::try_from(waiters).expect("a few")));
+    let [writes, all, told] = std::array::from_fn(|at| (after[at] - before[at]) / turns);
+    println!("{waiters} wait: {writes:.1} writes, {all:.1} transactions and {told:.1} events a turn");
+    [writes, all, told]
+}
+
+/// All of them would not fit into one transaction of etcd.
+#[test]
+#[ignore = "long; ./test --soak"]
+fn a_crowd_of_readers_is_let_in() {
+    hand_over_to_readers(&World::with_etcd());
+}
+
+/// A cluster that is full takes no end of a run, and that is what is said.
+#[test]
+fn a_cluster_that_is_full_is_named_at_the_end_of_a_run() {
+    let (world, etcd) = own_cluster(1, &["--quota-backend-bytes=2000000"]);
+    let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let big = "x".repeat(100_000);
+    wait_within(OUTAGE, "it is full", || {
+        drop(etcd.try_ctl(&["put", "big", &big]));
+        etcd.ctl(&["alarm", "list"]).contains("NOSPACE").then_some(())
+    });
+    world.write("go", "");
+    let said = holder.finish().stderr;
+    assert!(said.contains("no space left") && said.contains("NOSPACE"), "{said}");
+    assert_eq!(world.log(), ["up", "done"]);
+}
+
+/// Each refusal is counted in the record of the lock, and of a crowd each is in the way of the others' count. None is kept from its
+/// answer by that.
+#[test]
+fn a_crowd_that_does_not_wait_is_told_that_it_is_busy() {
+    let (world, etcd) = (World::with_etcd(), Etcd::shared());
+    let url = world.url();
+    let mut holder = Asker::new(etcd, &url);
+    holder.holds();
+    thread::scope(|scope| {
+        for _ in 0..60 {
+            scope.spawn(|| {
+                let mut asker = Asker::new(etcd, &url);
+                asker.store = EtcdStore::etcd(etcd.target(&url));
+                for _ in 0..10 {
+                    let ask = Ask {
+                        token: Token::random().expect("a token"),
+                        patience: Patience::None,
+                        ..asker.ask()
+                    };
+                    let by = Moment::now().after(Duration::from_secs(3));
+                    let answer = asker.store.acquire(&asker.names, &ask, by);
+                    assert!(matches!(answer, Ok(Acquired::Busy(_))), "{answer:?}");
+                }
+            });
+        }
+    });
+    holder.leaves();
+}
+
+/// Nothing is left of a crowd that is shot at but the records: no session, no place in a queue, no lease.
+#[test]
+fn a_storm_leaves_no_key_and_no_lease() {
+    let (world, etcd) = own_cluster(1, &[]);
+    storm(&world, 8, 25, &WISHES);
+    wait_until("all leases have ended", || etcd.ctl(&["lease", "list"]) == "found 0 leases");
+    let keys = etcd.keys("/dlock");
+    assert!(keys.iter().all(|key| is_record(key)), "{keys:?}");
+}
+
+pub fn is_record(key: &str) -> bool {
+    key.starts_with("dlock/lock/") || key.starts_with("dlock/end/")
+}
+
+/// What has to stay, paused or held, keeps nobody from the rest, among that what somebody held who died.
+#[test]
+fn what_nobody_has_used_for_long_is_removed() {
+    let (world, etcd) = own_cluster(1, &[]);
+    let old = |key: &str| {
+        let body = etcd.ctl(&["get", "--print-value-only", &format!("dlock/lock/dlock:{key}")]);
+        let mut body: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+        body["used"] = 1.into();
+        body
+    };
+    let put = |key: &str, body: &serde_json::Value| {
+        etcd.ctl(&["put", &format!("dlock/lock/dlock:{key}"), &body.to_string()]);
+    };
+    let holder = world.run("k", &["-t", "60s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let held = old("k");
+    world.write("go", "");
+    holder.finish();
+    let free = old("k");
+    world.dlock(["pause", "p", "--reason", "the disk is changed"]).any_stderr().run();
+    let paused = old("p");
+    // More of them than are looked at at once, and all changed before the rest.
+    (0..70).for_each(|number| put(&format!("paused{number}"), &paused));
+    ["gone1", "gone2"].into_iter().zip([&held, &free]).for_each(|(key, body)| put(key, body));
+    put("held", &held);
+    let token = held["record"]["holds"].as_object().and_then(|holds| holds.keys().next()).expect("a holder");
+    etcd.ctl(&["put", &format!("dlock/hold/dlock:held/{token}"), "60000"]);
+    // One of five hundred who ask looks for what is old.
+    let asker = || Asker::new(&etcd, "/dlock");
+    let (mut one, mut other) = (asker(), asker());
+    one.holds();
+    let ask = Ask { patience: Patience::None, ..other.ask() };
+    wait_within(OUTAGE, "what is old is removed", || {
+        for _ in 0..50 {
+            drop(other.store.acquire(&other.names, &ask, in_time()).expect("an answer"));
+        }
+        let keys = etcd.keys("/dlock");
+        (!keys.iter().any(|key| key.contains("gone"))).then_some(())
+    });
+    let keys = etcd.keys("/dlock");
+    let kept = |begin: &str| keys.iter().filter(|key| key.starts_with(begin)).count();
+    assert_eq!((kept("dlock/lock/dlock:paused"), kept("dlock/lock/dlock:held")), (70, 1), "{keys:?}");
+}
+
+/// etcd bounds how much one transaction may have.
+#[test]
+fn many_locks_of_one_run_are_given_back_and_more_are_refused() {
+    let (world, _etcd) = own_cluster(1, &[]);
+    let keys = |count: usize| -> Vec<String> {
+        (1..=count).flat_map(|number| ["-k".to_owned(), format!("m{number}")]).collect()
+    };
+    for count in [34, 100] {
+        let keys = keys(count);
+        let run = |job: &str| {
+            let arguments = ["run".to_owned(), "--ttl".to_owned(), "5m".to_owned(), "-w".to_owned()];
+            let job = ["--", "sh", "-c", job].map(str::to_owned);
+            world.dlock(arguments.into_iter().chain(keys.clone()).chain(job)).any_stderr().spawn()
+        };
+        let holder = run("while [ ! -e go ]; do sleep 0.02; done");
+        world.wait_for_state("m1", "held");
+        // The transaction that gives back also touches what each of these has, and that is a transaction of its own.
+        let waiter = run("echo all >> log");
+        let others: Vec<_> = (1..4)
+            .map(|number| world.run(&format!("m{number}"), &["-w"], "true").any_stderr().spawn())
+            .collect();
+        for number in 1..4 {
+            world.wait_for_waiters(&format!("m{number}"), 2);
+        }
+        world.write("go", "");
+        holder.finish();
+        waiter.finish();
+        others.into_iter().for_each(|other| drop(other.finish()));
+        world.wait_for_log("all");
+        world.wait_for_state("m1", "free");
+        world.wait_for_state(&format!("m{count}"), "free");
+        for name in ["go", "log"] {
+            std::fs::remove_file(world.path(name)).expect("it is there");
+        }
+    }
+    let more = world.dlock(["run"]).args(keys(101)).args(["--", "sh", "-c", "echo ran >> log"]);
+    let refused = more.status(78).any_stderr().run().stderr;
+    assert!(refused.contains("cannot take more than 100 locks at once"), "{refused}");
+    assert_eq!((world.lines("ran"), world.state("m101")), (0, "free".into()));
+}

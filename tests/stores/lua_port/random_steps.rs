@@ -1,0 +1,147 @@
+//! The random histories: what the clients want, and what happens in which order.
+
+use super::{LOCKS, PEOPLE};
+use dlock::exit::Ended;
+use dlock::lock::Mode;
+use dlock::rules::{Outcome, Patience, Ran, When};
+use proptest::prelude::*;
+
+/// What a person wants, for as long as it has one token.
+#[derive(Debug, Clone)]
+pub struct Want {
+    /// Some of the locks; at least one.
+    pub locks: Vec<usize>,
+    pub mode: Mode,
+    pub replaces: bool,
+    pub stays: bool,
+}
+
+/// One step of a history. People are numbered; each has one token and one wish until it is reborn with others.
+#[derive(Debug, Clone)]
+pub enum Step {
+    Acquire {
+        who: usize,
+        patience: Patience,
+        ttl: u64,
+        min_hold: u64,
+        once_per: Option<u64>,
+        waited: u64,
+    },
+    Renew {
+        who: usize,
+        ttl: u64,
+    },
+    Leave {
+        who: usize,
+        ran: Ran,
+        job: Option<Ended>,
+    },
+    Revoke {
+        lock: usize,
+        when: When,
+    },
+    Reborn {
+        who: usize,
+        want: Want,
+    },
+    Pass(u64),
+    /// The same, and the store is away meanwhile.
+    Away(u64),
+    Vanish {
+        lock: usize,
+    },
+    Intrude {
+        lock: usize,
+        ttl: Option<u64>,
+    },
+    Request {
+        lock: usize,
+    },
+    Forget {
+        lock: usize,
+    },
+    Pause {
+        lock: usize,
+        lasts: Option<u64>,
+    },
+}
+
+pub fn wants() -> impl Strategy<Value = Want> {
+    let locks = prop_oneof![4 => Just(vec![0]), 3 => prop::sample::subsequence(vec![0, 1, 2], 1..=LOCKS)];
+    let mode = prop_oneof![
+        4 => Just(Mode::Exclusive),
+        4 => Just(Mode::Shared),
+        3 => Just(Mode::Slots(2)),
+        1 => Just(Mode::Slots(3)),
+    ];
+    (locks, mode, flags()).prop_map(|(locks, mode, (replaces, stays))| Want { locks, mode, replaces, stays })
+}
+
+pub fn flags() -> impl Strategy<Value = (bool, bool)> + Clone {
+    let flag = || prop_oneof![2 => Just(false), 1 => Just(true)];
+    (flag(), flag())
+}
+
+fn rans() -> impl Strategy<Value = Ran> {
+    let cut = prop::sample::select(vec![
+        Outcome::Crashed,
+        Outcome::Expired,
+        Outcome::Lost,
+        Outcome::Timeout,
+        Outcome::Stopped,
+        Outcome::Superseded,
+    ]);
+    prop_oneof![3 => Just(Ran::Yes), 2 => cut.prop_map(Ran::Cut), 1 => Just(Ran::No)]
+}
+
+pub fn histories() -> impl Strategy<Value = (Vec<Want>, Vec<Step>)> {
+    // In one half everybody wants the same, so that a lock of several is really shared.
+    let alike = wants().prop_map(|want| vec![want; PEOPLE]);
+    (prop_oneof![alike, prop::collection::vec(wants(), PEOPLE)], steps(wants()))
+}
+
+pub fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<Step>> {
+    let (who, lock) = (0..PEOPLE, 0..LOCKS);
+    let ttl = prop_oneof![Just(500u64), 500..6000u64, Just(30_000u64)];
+    let min_hold = prop_oneof![4 => Just(0u64), 1 => 1..8000u64];
+    let patience = prop_oneof![3 => Just(Patience::Queue), 1 => Just(Patience::None)];
+    let span = prop_oneof![
+        4 => 1..50u64,
+        4 => 50..2000u64,
+        2 => prop::sample::select(vec![250u64, 500, 1600, 4000, 4999, 5000, 5001, 30_000]),
+        1 => prop::sample::select(vec![59_999u64, 60_000, 60_001, 600_000, 600_001]),
+    ];
+    let once_per = prop_oneof![3 => Just(None), 1 => (50..9000u64).prop_map(Some), 1 => Just(Some(60_000))];
+    let lasts = prop_oneof![Just(None), (1..8000u64).prop_map(Some)];
+    let waited = prop_oneof![6 => Just(0u64), 1 => 1..100_000u64];
+    let job = prop_oneof![
+        Just(None),
+        Just(Some(Ended::Code(0))),
+        Just(Some(Ended::Code(0))),
+        any::<u8>().prop_map(|code| Some(Ended::Code(code))),
+        (1..64i32).prop_map(|signal| Some(Ended::Signal(signal))),
+    ];
+    let step = prop_oneof![
+        16 => (who.clone(), patience, ttl.clone(), min_hold, once_per, waited).prop_map(
+            |(who, patience, ttl, min_hold, once_per, waited)| {
+                Step::Acquire { who, patience, ttl, min_hold, once_per, waited }
+            }
+        ),
+        4 => (who.clone(), ttl).prop_map(|(who, ttl)| Step::Renew { who, ttl }),
+        8 => (who.clone(), rans(), job)
+            .prop_map(|(who, ran, job)| Step::Leave { who, ran, job }),
+        2 => (lock.clone(), prop_oneof![Just(When::Safe), Just(When::Now)])
+            .prop_map(|(lock, when)| Step::Revoke { lock, when }),
+        4 => (who, wants).prop_map(|(who, want)| Step::Reborn { who, want }),
+        12 => span.prop_map(Step::Pass),
+        2 => prop_oneof![
+            lock.clone().prop_map(|lock| Step::Vanish { lock }),
+            lock.clone().prop_map(|lock| Step::Request { lock }),
+            lock.clone().prop_map(|lock| Step::Forget { lock }),
+            (lock.clone(), lasts).prop_map(|(lock, lasts)| Step::Pause { lock, lasts }),
+            (lock, prop_oneof![Just(None), (1..3000u64).prop_map(Some)])
+                .prop_map(|(lock, ttl)| Step::Intrude { lock, ttl }),
+        ],
+    ];
+    prop::collection::vec(step, 1..60)
+}

@@ -1,0 +1,188 @@
+//! Masters that are lost while a lock is held: a few change nothing, most of them end the job in time.
+
+use super::{ALONE, DEAF, STEADY, fences};
+use crate::support::deadline::{dead_in_time, end_of_last_lease, now};
+use crate::support::masters::{Masters, url};
+use crate::support::proc;
+use crate::support::proxy::{Fault, Proxy};
+use crate::support::wait::wait_until;
+use rustix::process::Signal;
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+/// How masters are lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gone {
+    Killed,
+    Stopped,
+}
+
+pub fn lose(masters: &mut Masters, who: &[usize], gone: Gone) {
+    for at in who {
+        match gone {
+            Gone::Killed => masters.at_mut(*at).kill(),
+            Gone::Stopped => masters.at(*at).pause(),
+        }
+    }
+}
+
+#[test]
+fn a_minority_that_is_gone_before_is_not_needed() {
+    for gone in [Gone::Killed, Gone::Stopped] {
+        let mut masters = Masters::aged(5);
+        lose(&mut masters, &[1, 4], gone);
+        masters.run("k", &["-t", "10s"], "exit 7").status(7).run();
+        assert_eq!(masters.status("k")["state"], "free", "{gone:?}");
+        masters.run("k", &["-t", "10s"], "exit 7").status(7).run();
+    }
+}
+
+/// Whatever befalls one of three while the lock is taken and given back, the run is what it would have been.
+#[test]
+fn a_minority_lost_at_any_moment_of_a_run_disturbs_nothing() {
+    let masters = Masters::aged(3);
+    let proxy = Proxy::before(masters.at(1).port());
+    let store = url(&[masters.at(0).port(), proxy.port(), masters.at(2).port()]);
+    for request in 1..=4 {
+        for fault in [Fault::RequestLost, Fault::ReplyLost, Fault::Swallowed] {
+            proxy.plan(request, fault);
+            masters.run("k", &["-t", "20s"], ALONE).env("DLOCK_STORE", &store).run();
+            // Somebody who comes after it finds the lock free on the others.
+            masters.run("k", &["-t", "20s"], ALONE).env("DLOCK_STORE", &store).run();
+        }
+    }
+    assert_eq!(masters.world().log(), [""; 0]);
+    assert_eq!(fences(&masters).len(), 24);
+}
+
+#[test]
+fn a_minority_lost_during_a_hold_disturbs_nothing() {
+    thread::scope(|scope| {
+        for (count, gone) in [(3, Gone::Killed), (3, Gone::Stopped), (5, Gone::Stopped)] {
+            scope.spawn(move || a_minority_lost(count, gone));
+        }
+    });
+}
+
+fn a_minority_lost(count: usize, gone: Gone) {
+    let mut masters = Masters::aged(count);
+    let holder = masters.run("k", &["-t", "6s"], STEADY).status(9).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    let lost: Vec<usize> = (0..count / 2).collect();
+    lose(&mut masters, &lost, gone);
+    for _ in 0..6 {
+        masters.at(count - 1).after_renewal("dlock:k");
+    }
+    masters.run("k", &[], "echo overlap >> log").status(75).any_stderr().run();
+    masters.world().write("over", "");
+    holder.finish();
+    assert_eq!(masters.world().log(), ["up"], "{gone:?}");
+    assert_eq!(masters.status("k")["state"], "free");
+}
+
+/// The guard has the store of dlock as it was before the fork, and gives the lock back on all masters.
+#[test]
+fn a_killed_dlock_leaves_no_master_behind() {
+    let masters = Masters::aged(3);
+    let holder =
+        masters.run("k", &["-t", "4m"], "echo up >> log; exec sleep 1000").dies_of(9).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    holder.signal(Signal::KILL);
+    holder.finish();
+    wait_until("the guard gives it back", || (0..3).all(|at| masters.at(at).get("dlock:k").is_none()));
+}
+
+/// All of them are away for half a lease.
+#[test]
+fn an_outage_of_half_a_ttl_disturbs_nothing() {
+    let masters = Masters::aged(3);
+    let ttl = Duration::from_secs(12);
+    let options = ["-t", "12s", "--op-timeout", "1m"];
+    let holder = masters.run("k", &options, STEADY).status(9).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    for phase in 0..3 {
+        masters.at(0).after_renewal("dlock:k");
+        sleep(ttl / 4 * phase / 3);
+        let begun = Instant::now();
+        (0..3).for_each(|at| masters.at(at).pause());
+        sleep(ttl / 2 - ttl / 40);
+        (0..3).for_each(|at| masters.at(at).resume());
+        if begun.elapsed() > ttl / 2 {
+            // This machine was too busy to keep the outage short enough: nothing was promised.
+            println!("the outage lasted {:?}", begun.elapsed());
+            return;
+        }
+    }
+    masters.at(0).after_renewal("dlock:k");
+    masters.world().write("over", "");
+    holder.finish();
+    assert_eq!(masters.world().log(), ["up"]);
+}
+
+/// One after the other each of the masters is away for longer than the lease, and comes back: what it has lost is won
+/// back, so that the next may go.
+#[test]
+fn the_masters_may_be_lost_in_turn() {
+    let masters = Masters::aged(3);
+    let holder = masters.run("k", &["-t", "5s"], STEADY).status(9).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    let token = masters.at(0).get("dlock:k").expect("it is held");
+    for at in [0, 1, 2, 0] {
+        masters.at(at).pause();
+        for _ in 0..5 {
+            masters.at((at + 1) % 3).after_renewal("dlock:k");
+        }
+        masters.at(at).resume();
+        wait_until("it is won back", || masters.at(at).get("dlock:k").as_ref() == Some(&token));
+    }
+    masters.world().write("over", "");
+    holder.finish();
+    assert_eq!(masters.world().log(), ["up"]);
+}
+
+/// A master that was started anew, and remembers nothing, gets the lock and the fence.
+#[test]
+fn a_master_that_is_back_is_won_back() {
+    let mut masters = Masters::aged(3);
+    masters.at_mut(2).kill();
+    let holder = masters.run("k", &["-t", "5s"], STEADY).status(9).any_stderr().spawn();
+    masters.world().wait_for_log("up");
+    let token = masters.at(0).get("dlock:k");
+    let fence = masters.at(0).get("dlock.fence:{dlock:k}:dlock:k");
+    masters.at_mut(2).restart();
+    wait_until("it is won back", || masters.at(2).get("dlock:k") == token);
+    assert_eq!(masters.at(2).get("dlock.fence:{dlock:k}:dlock:k"), fence);
+    // It counts: with it another may be lost.
+    masters.at_mut(0).kill();
+    for _ in 0..5 {
+        masters.at(2).after_renewal("dlock:k");
+    }
+    masters.world().write("over", "");
+    holder.finish();
+    assert_eq!(masters.world().log(), ["up"]);
+}
+
+/// With most of the masters gone the lease cannot be renewed, and nothing of the job is alive when it ends on those that
+/// are left.
+#[test]
+fn without_a_majority_the_job_is_dead_by_the_deadline() {
+    thread::scope(|scope| {
+        for gone in [Gone::Killed, Gone::Stopped] {
+            scope.spawn(move || {
+                let mut masters = Masters::aged(3);
+                let holder = masters.run("k", &["-t", "8s"], DEAF).status(79).any_stderr().spawn();
+                let job = masters.world().wait_for_pid("job.pid");
+                // The masters are an hour ahead of each other; what is left of the lease is the same on all.
+                masters.at(0).after_renewal("dlock:k");
+                let left: i64 = masters.at(0).ask(&["PTTL", "dlock:k"]);
+                let expires = now() + left;
+                lose(&mut masters, &[1, 2], gone);
+                let end = end_of_last_lease(expires, now(), Duration::from_secs(8));
+                let alive = || Some(job).filter(|job| proc::alive(*job)).into_iter().collect();
+                dead_in_time(|| now() >= end, alive);
+                let output = holder.finish();
+                assert!(output.stderr.contains("1 of the 3 masters"), "{}", output.stderr);
+            });
+        }
+    });
+}

@@ -1,0 +1,178 @@
+//! Servers of an ensemble that are killed, stopped, cut off or elected anew.
+
+use super::{JOB, WISHES, ensemble, nobody_is_left, own_server};
+use crate::support::dlock::finish_all;
+use crate::support::members::{
+    Cluster as _, a_follower_is_cut_off, a_leader_is_cut_off, all_are_gone_for_good,
+    all_stand_still_for_half_a_lease, increments_through_outages, leaders_are_killed, outages_of,
+};
+use crate::support::outages::storm_through_outages;
+use crate::support::storm::is_soak;
+use crate::support::wait::wait_within;
+use rustix::process::Signal;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// One of three may be killed or stopped, whichever it is, and those who hold and wait notice nothing.
+#[test]
+fn one_of_three_may_fail() {
+    let (world, mut ensemble) = ensemble();
+    // Two of three JVMs take long to agree on a leader where the machine is busy: the lease outlasts that.
+    let holder = world.run("k", &["-t", "3m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-t", "3m", "-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    let leader = ensemble.leader();
+    ensemble.servers[leader].kill();
+    let answers = || world.dlock(["status", "--json", "k"]).any_stdout().any_stderr().spawn().output();
+    let waits = |waiters: usize| {
+        wait_within(Duration::from_secs(120), "the others answer", || {
+            let said: serde_json::Value = serde_json::from_str(&answers().stdout).ok()?;
+            (said[0]["state"] == "held" && said[0]["waiters"].as_array()?.len() == waiters).then_some(())
+        });
+    };
+    waits(1);
+    ensemble.servers[leader].run();
+    let leader = ensemble.leader();
+    ensemble.servers[leader].signal(Signal::STOP);
+    waits(1);
+    ensemble.servers[leader].signal(Signal::CONT);
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+#[test]
+fn leaders_that_are_killed_disturb_no_job_and_no_queue() {
+    let (world, mut ensemble) = ensemble();
+    // See above.
+    leaders_are_killed(&world, &mut ensemble, "3m");
+}
+
+#[test]
+fn servers_that_stand_still_for_half_a_session_disturb_no_job() {
+    let (world, ensemble) = ensemble();
+    all_stand_still_for_half_a_lease(&world, &ensemble, 60);
+}
+
+#[test]
+fn servers_that_all_are_gone_for_good_end_the_job_in_time() {
+    let signals = if is_soak() { &[Signal::STOP, Signal::KILL][..] } else { &[Signal::STOP] };
+    for signal in signals {
+        let (world, ensemble) = ensemble();
+        all_are_gone_for_good(&world, &ensemble, *signal);
+    }
+}
+
+/// Nobody serves for half a lease.
+#[test]
+fn half_a_session_without_servers_disturbs_no_job() {
+    let (world, mut server) = own_server(&[]);
+    // A JVM takes its time to start on a busy machine.
+    let holder = world.run("k", &["-t", "60s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-t", "60s", "-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    server.kill();
+    sleep(Duration::from_secs(8));
+    server.run();
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+#[test]
+fn servers_that_are_gone_for_good_end_the_job_in_time() {
+    let (world, mut server) = own_server(&[]);
+    let holder = world.run("k", &["-t", "5s", "--grace", "1s"], JOB).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    server.kill();
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
+}
+
+/// A server at which the others have left off may not say yes: a renewal is heard by most of them or by none.
+#[test]
+fn a_server_that_is_alone_renews_nothing() {
+    let (world, ensemble) = ensemble();
+    let holder = world.run("k", &["-t", "8s", "--grace", "1s"], JOB).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    let leader = ensemble.leader();
+    let alone = (leader + 1) % 3;
+    for other in (0..3).filter(|other| *other != alone) {
+        ensemble.servers[other].signal(Signal::STOP);
+    }
+    holder.finish();
+    assert_eq!(world.log(), ["up"]);
+    for other in (0..3).filter(|other| *other != alone) {
+        ensemble.servers[other].signal(Signal::CONT);
+    }
+}
+
+/// Servers are killed, stopped and started under a crowd: nobody meets whom it must not meet. A new leader begins all sessions
+/// anew, also those of the dead; so there is time between two outages for the sessions of the dead to end.
+#[test]
+#[ignore = "long; ./test --soak"]
+fn a_storm_through_outages_of_servers_lets_nobody_meet() {
+    let (world, mut ensemble) = ensemble();
+    let grants = if is_soak() { 3000 } else { 40 };
+    let mut outage = outages_of(&mut ensemble);
+    storm_through_outages(&world, 6, grants, &WISHES, || {
+        outage();
+        sleep(Duration::from_secs(8));
+    });
+    drop(outage);
+    // A follower knows of no session that it does not serve.
+    nobody_is_left(&ensemble.servers[ensemble.leader()], "/ops");
+}
+
+/// A new leader has all sessions last for as long again.
+#[test]
+fn no_increment_is_lost() {
+    let (world, mut ensemble) = ensemble();
+    let (times, ttl) = if is_soak() { (2000, "2s") } else { (60, "5s") };
+    increments_through_outages(&world, times, &["-t", ttl, "--grace", "100ms"], outages_of(&mut ensemble));
+}
+
+#[test]
+fn a_leader_that_is_cut_off_keeps_no_session() {
+    let (world, ensemble) = ensemble();
+    a_leader_is_cut_off(&world, &ensemble);
+}
+
+#[test]
+fn a_follower_that_is_cut_off_keeps_no_session() {
+    let (world, ensemble) = ensemble();
+    a_follower_is_cut_off(&world, &ensemble);
+}
+
+/// A server writes down all that it knows after each few changes, and begins with that when it comes again; its clock is another
+/// one each time, by more than a lease.
+#[test]
+fn snapshots_and_clocks_that_step_lose_nothing() {
+    let (world, mut server) = own_server(&["snapCount=20"]);
+    let holder = world.run("k", &["-t", "2m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> = (1..=10)
+        .map(|count| {
+            let waiter = world.run("k", &["-t", "2m", "-w"], "true").any_stderr().spawn();
+            world.wait_for_waiters("k", count);
+            waiter
+        })
+        .collect();
+    let fence = world.fence("k");
+    for ahead in [3600, -3600, 0, 7200] {
+        server.kill();
+        server.set_clock(ahead);
+        server.run();
+        world.wait_for_waiters("k", 10);
+        assert_eq!((world.state("k"), world.fence("k")), ("held".into(), fence));
+    }
+    assert!(server.snapshots() > 3, "{}", server.snapshots());
+    world.write("go", "");
+    holder.finish();
+    finish_all(waiters);
+    assert_eq!((world.log(), world.state("k")), (vec!["up".into(), "done".into()], "free".into()));
+}

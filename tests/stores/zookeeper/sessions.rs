@@ -1,0 +1,195 @@
+//! Sessions that end too soon or too late, and what they mean for a lease.
+
+use super::{JOB, own_server, person, person_at};
+use crate::support::dlock::BINARY;
+use crate::support::proc;
+use crate::support::proxy::Proxy;
+use crate::support::wait::wait_until;
+use crate::support::world::World;
+use crate::support::zookeeper::ZooKeeper;
+use dlock::rules::{Acquired, Left, Renewal};
+use rustix::process::Signal;
+use std::time::Duration;
+
+#[test]
+fn a_lease_is_as_long_as_a_session_may_be() {
+    let (world, _server) = own_server(&["minSessionTimeout=4000", "maxSessionTimeout=40000"]);
+    let refused = |ttl: &str| {
+        let job = world.run("k", &["-t", ttl], "echo ran >> log").status(78).any_stderr().run();
+        job.stderr
+    };
+    assert!(refused("2s").contains("at least 4s"), "{}", refused("2s"));
+    assert!(refused("1m").contains("at most 40s"), "{}", refused("1m"));
+    assert_eq!(world.log(), [""; 0]);
+    world.run("k", &["-t", "4s"], "true").run();
+    world.run("k", &["-t", "40s"], "true").run();
+}
+
+/// The guard gives back what a dlock held that was killed, and nothing of its session is left.
+#[test]
+fn who_is_killed_leaves_nothing() {
+    let (world, server) = own_server(&[]);
+    let holder = world.run("k", &["-t", "10m"], JOB).dies_of(9).any_stderr().spawn();
+    world.wait_for_log("up");
+    assert!(server.sessions().contains("/dlock/lives/"), "{}", server.sessions());
+    holder.signal(Signal::KILL);
+    holder.finish();
+    world.wait_for_state("k", "free");
+    wait_until("its life is over", || !server.sessions().contains("/dlock/lives/"));
+}
+
+/// A dlock that is stopped for longer than its session: the next one starts when the job is dead.
+#[test]
+fn who_is_stopped_past_its_session_has_no_job_left() {
+    let world = World::with_zookeeper();
+    let holder = world.run("k", &["-t", "5s"], JOB).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    holder.signal(Signal::STOP);
+    let next = "kill -0 $(cat pid) 2> /dev/null && echo both >> log; echo next >> log";
+    world.run("k", &["-w"], next).any_stderr().run();
+    holder.signal(Signal::CONT);
+    holder.finish();
+    assert_eq!(world.log(), ["up", "next"]);
+}
+
+/// All of a run stands still until its lease is over, and nobody else takes the lock: what it is told then is that it has lost
+/// it, and at once.
+#[test]
+fn who_was_stopped_past_its_session_is_told_so() {
+    let (world, _server) = own_server(&[]);
+    let holder = world.run("k", &["-t", "5s"], JOB).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    let all = [world.wait_for_pid("pid"), holder.guard(), holder.pid()];
+    all.iter().for_each(|pid| proc::signal(*pid, Signal::STOP));
+    world.wait_for_state("k", "free");
+    all.iter().rev().for_each(|pid| proc::signal(*pid, Signal::CONT));
+    let said = holder.finish().stderr;
+    assert!(!said.contains("was changed by others"), "{said}");
+    let ends = world.dlock(["history", "--json", "k"]).any_stdout().run().stdout;
+    assert!(ends.contains("\"expired\""), "{ends}");
+}
+
+/// The same of the store alone: it asks little for that.
+#[test]
+fn a_lease_that_is_over_is_told_at_once() {
+    let (world, server) = own_server(&[]);
+    let too_late = || {
+        let mut person = person_at(&world, server.port());
+        let ttl = Duration::from_secs(1);
+        assert!(matches!(person.asks_for(ttl), Acquired::Granted(_)));
+        wait_until("its session is over", || !server.sessions().contains("/dlock/lives/"));
+        world.wait_for_state("k", "free");
+        (person, ttl, server.requests())
+    };
+    let (mut person, ttl, before) = too_late();
+    assert_eq!(person.renews(ttl), Renewal::NotHeld);
+    assert!(server.requests() - before < 16, "{} requests", server.requests() - before);
+    assert_eq!(person.leaves(), Left::NotHeld);
+    let (mut person, _, before) = too_late();
+    assert_eq!(person.leaves(), Left::NotHeld);
+    assert!(server.requests() - before < 16, "{} requests", server.requests() - before);
+}
+
+/// The leader's clock is set forward by more than a lease, and then back again: who holds renews, and nobody else is let in.
+#[test]
+fn a_clock_that_is_set_forward_ends_no_lease() {
+    let mut world = World::without_redis();
+    let server = ZooKeeper::start_steered(&world.path(""), &[]);
+    world.use_store(server.url("/ops/locks"));
+    let holder = world.run("k", &["-t", "12s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiter = world.run("k", &["-t", "12s", "-w"], "echo next >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    let fence = world.fence("k");
+    for ahead in [3600, 0, 7200] {
+        server.step_clock(ahead);
+        // What somebody has just read the clock for is soon read anew. As long as it is past the end of the lease in the record,
+        // the session alone says how long that lasts.
+        let lease = || world.status("k")["holders"][0]["lease_ms"].as_u64();
+        let is_over = || lease().is_some_and(|lease| lease < 1000);
+        wait_until("its lease is over by the clock", || ahead == 0 || is_over());
+        wait_until("it has renewed", || lease().is_some_and(|lease| (5000..=12_000).contains(&lease)));
+        assert_eq!((world.state("k"), world.fence("k")), ("held".into(), fence));
+    }
+    world.write("go", "");
+    holder.finish();
+    waiter.finish();
+    assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+/// Who holds a lock gives it back as any other, although its lease seems to be over: so does its guard when it was killed.
+#[test]
+fn what_is_given_back_after_a_step_of_the_clock_was_held() {
+    let mut world = World::without_redis();
+    let server = ZooKeeper::start_steered(&world.path(""), &[]);
+    world.use_store(server.url("/ops/locks"));
+    for (ahead, is_killed) in [(7200, false), (20_000, true)] {
+        // What runs inside of a job asks by a store of its own.
+        let job = format!("{JOB}; {} check k && echo kept >> log", BINARY);
+        let holder = world.run("k", &["-t", "1h"], &job).any_stderr();
+        let holder = if is_killed { holder.dies_of(9) } else { holder }.spawn();
+        world.wait_for_log("up");
+        let pid = world.wait_for_pid("pid");
+        server.step_clock(ahead);
+        wait_until("its lease is over by the clock", || {
+            world.status("k")["holders"][0]["lease_ms"].as_u64().is_some_and(|lease| lease < 1000)
+        });
+        if is_killed {
+            holder.signal(Signal::KILL);
+            holder.finish();
+        } else {
+            world.write("go", "");
+            holder.finish();
+            assert_eq!(world.log(), ["up", "done", "kept"]);
+        }
+        world.wait_for_state("k", "free");
+        assert!(!proc::alive(pid));
+        let ends = world.dlock(["history", "--json", "k"]).any_stdout().run().stdout;
+        assert!(!ends.contains("\"expired\""), "{ends}");
+        for name in ["go", "log", "pid"] {
+            std::fs::remove_file(world.path(name)).ok();
+        }
+    }
+}
+
+/// A server that fails takes with it what it had not told the leader: a session may end while the lease that counts from its
+/// last renewal does not.
+#[test]
+fn a_session_that_ends_too_soon_lets_nobody_in() {
+    let world = World::with_zookeeper();
+    let server = ZooKeeper::shared();
+    let (mut one, mut other) = (person(&world), person(&world));
+    assert!(matches!(one.asks(), Acquired::Granted(_)));
+    let lives = server.below(&world).into_iter().filter(|path| path.contains("/lives/")).collect::<Vec<_>>();
+    let [life] = lives.as_slice() else { panic!("one lives: {lives:?}") };
+    server.command(&["delete", life]);
+    let answer = other.asks();
+    assert!(matches!(answer, Acquired::Busy(_)), "{answer:?}");
+}
+
+/// A server takes what a session asked over an earlier connection, if it is late, for what it asks now under the same number: the
+/// numbers of a session go on over its connections.
+#[test]
+fn the_numbers_of_a_session_go_on_over_its_connections() {
+    let (mut world, server) = own_server(&[]);
+    let proxy = Proxy::before(server.port());
+    world.use_store(format!("zookeeper://127.0.0.1:{}/ops/locks", proxy.port()));
+    let holder = world.run("k", &["-t", "6s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let held = server.changes().last().expect("the lock is written").0;
+    let of_held = || -> Vec<i32> {
+        let changes = server.changes().into_iter();
+        changes.filter_map(|(session, number)| (session == held).then_some(number)).collect()
+    };
+    for _ in 0..2 {
+        proxy.cut();
+        let before = of_held().len();
+        wait_until("it is renewed", || of_held().len() > before);
+    }
+    world.write("go", "");
+    holder.finish();
+    let numbers = of_held();
+    // The session itself is begun and ended with numbers of the server's and of no order.
+    let asked: Vec<i32> = numbers.iter().copied().filter(|number| *number > 0).collect();
+    assert!(asked.is_sorted_by(|one, next| one < next), "{numbers:?}");
+}
