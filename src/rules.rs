@@ -367,7 +367,7 @@ impl LockTable {
             for name in names {
                 self.record(name.as_str()).remove_waiter(&ask.token);
             }
-            self.record(names.as_slice()[at].as_str()).supersede(now, ask.token.clone());
+            self.record(names.as_slice()[at].as_str()).mark_superseded(now, ask.token.clone());
             return Some(Superseded { at, by: newest.owner });
         }
         for name in names {
@@ -390,7 +390,7 @@ impl LockTable {
                 }
                 work.push_back(other);
             }
-            self.record(name.as_str()).supersede(now, old.token);
+            self.record(name.as_str()).mark_superseded(now, old.token);
         }
         None
     }

@@ -1,12 +1,12 @@
-//! What the documents say, run as it is written.
+//! The examples and claims of the documents, run as they are written.
 //!
 //! - fence_example: the example of a fence in docs/guarantees.md
-//! - generated: man/ and completions/ are what src/cli says
+//! - generated: man/ and completions/ are up to date with src/cli
 //! - hold_recipes: the programs of docs/hold.md
 //! - observability: the Prometheus rules and the dashboard in packaging/
-//! - oversell: the example that shows why there are locks
+//! - oversell: the example that shows why locks are needed
 //! - packages: the Debian package and the rpm; only when asked for
-//! - pictures: what the README shows is what a terminal shows
+//! - pictures: the pictures of the README and of docs are up to date
 //! - readme: the commands of the README and of docs/track-record.md
 //! - recipes: docs/recipes.md
 //! - schema: JSON against docs/dlock.schema.json

@@ -1,6 +1,7 @@
-//! Garbage of every kind: in what is typed, in settings, in what a job inherits, in records, and from a server that is broken or
-//! bad. dlock does not panic, hang or grow; it says what is wrong in lines of its own, with a status that the contract has. What
-//! the servers of the other stores do, and what becomes of whoever holds a lock meanwhile, is in `servers`.
+//! Garbage of every kind: in arguments, in settings, in what a job inherits, in records, and from a
+//! broken or bad server. dlock does not panic, hang or grow; it says what is wrong in lines of its
+//! own, with a status of the contract. The servers of the other stores, and holders meanwhile, are
+//! in `servers`.
 
 mod liar;
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
@@ -23,7 +24,7 @@ use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
-/// Texts made of such pieces, and of anything else.
+/// Texts made of these pieces and of random ones.
 fn text(pieces: &'static [&'static str]) -> impl Strategy<Value = String> {
     let piece = prop_oneof![6 => prop::sample::select(pieces).prop_map(str::to_owned), 1 => ".{0,6}", 1 => "[0-9]{1,25}"];
     prop::collection::vec(piece, 0..9).prop_map(|pieces| pieces.concat())
@@ -37,7 +38,7 @@ fn play<S: Strategy>(cases: u32, strategy: &S, test: impl Fn(S::Value) -> Result
 }
 
 #[test]
-fn whatever_is_typed_is_understood_or_refused() {
+fn any_input_is_understood_or_refused() {
     const URLS: &[&str] = &[
         "redis",
         "rediss",
@@ -140,7 +141,7 @@ fn whatever_is_typed_is_understood_or_refused() {
 }
 
 #[test]
-fn whatever_stands_in_a_file_of_settings_is_read_or_refused() {
+fn any_settings_file_is_read_or_refused() {
     const LINES: &[&str] = &[
         "store",
         "ttl",
@@ -186,9 +187,9 @@ fn whatever_stands_in_a_file_of_settings_is_read_or_refused() {
     });
 }
 
-/// What a run inside a job is told of that job's holds is a claim, and may be anything.
+/// The held-lock references that a run inherits from its job may be anything.
 #[test]
-fn whatever_a_job_inherits_starts_nothing_unlocked() {
+fn no_inherited_value_starts_a_job_unlocked() {
     let world = World::new(Backend::File);
     let token = "0123456789abcdef0123456789abcdef";
     let good = format!(
@@ -232,9 +233,9 @@ fn whatever_a_job_inherits_starts_nothing_unlocked() {
     holder.finish();
 }
 
-/// Bytes of a record in a directory, changed at random while it is used.
+/// Random bytes of a record in a directory change while it is used.
 #[test]
-fn whatever_stands_in_a_file_of_the_store_hides_no_other_lock() {
+fn a_damaged_file_of_the_store_hides_no_other_lock() {
     let world = World::new(Backend::File);
     world.run("bad", &[], "exit 3").status(3).run();
     let record = fs::read_dir(world.path("locks")).expect("a directory").flatten().map(|entry| entry.path());
@@ -254,7 +255,7 @@ fn whatever_stands_in_a_file_of_the_store_hides_no_other_lock() {
                 _ => bytes.extend(vec![b'['; 1 + at]),
             }
         }
-        // In place, as a broken disk would.
+        // Written in place, as by a broken disk.
         let file = fs::File::options().write(true).open(&record).expect("it is there");
         file.set_len(u64::try_from(bytes.len()).expect("a size"))
             .and_then(|()| file.write_all_at(&bytes, 0))
@@ -272,7 +273,7 @@ fn whatever_stands_in_a_file_of_the_store_hides_no_other_lock() {
 
 /// Values of any type and shape under the names that dlock uses.
 #[test]
-fn whatever_stands_under_a_name_of_dlocks_is_a_line_about_that_lock() {
+fn any_value_under_a_dlock_key_is_a_line_about_that_lock() {
     let world = World::new(Backend::Redis);
     let redis = world.redis();
     let kinds =
@@ -326,7 +327,7 @@ fn whatever_stands_under_a_name_of_dlocks_is_a_line_about_that_lock() {
     }
 }
 
-/// It ends soon, small, with a status that the contract has and with lines of its own.
+/// dlock ends soon, stays small, and has a status of the contract and messages in lines of its own.
 #[track_caller]
 fn is_decent(dlock: Dlock<'_>, case: &str, limit: &str) -> Output {
     let began = Instant::now();

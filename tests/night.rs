@@ -1,12 +1,13 @@
-//! A night in which everything goes wrong at once, and what must hold all the same: `./test --night [MINUTES] [SEED]`.
+//! The fault-injection run (a night): everything goes wrong at once, and the promises must hold:
+//! `./test --night [MINUTES] [SEED]`.
 
 use crate::support::night::{Arrangement, Outages, Plan, Profile, Report, Row, Tool, round, round_of_peers};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// For how many seconds a round is raged.
+/// Length of the faults of a round, in seconds.
 const SPAN: u64 = 35;
 
-/// Set by `./test --night`: how many minutes, and from which seed.
+/// A number that `./test --night` sets: the minutes, or the seed.
 fn asked(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
@@ -18,7 +19,7 @@ fn nothing_that_is_promised_breaks() {
     let (length, began) = (Duration::from_secs(minutes * 60), Instant::now());
     let mut report = Report::default();
     for number in 0.. {
-        // A round and what is looked at after it.
+        // A round and the checks after it.
         if number > 0 && began.elapsed() + Duration::from_secs(SPAN + 10) > length {
             break;
         }
@@ -30,8 +31,9 @@ fn nothing_that_is_promised_breaks() {
     assert_large(&report, minutes);
 }
 
-/// What a night on two cores has to come to, of all arrangements: in 30 minutes 1,000 faults and 20,000 grants, and more in more.
-/// In a shorter one what comes before and after each round weighs more, and the seed.
+/// The least that a night on two cores must reach over all arrangements: 1,000 faults and 20,000
+/// grants in 30 minutes, and more in longer nights. In a shorter night the start and the end of
+/// each round weigh more, and so does the seed.
 fn assert_large(report: &Report, minutes: u64) {
     let (faults, grants) = (1000 * minutes / 30, 20_000 * minutes / 30);
     if minutes < 30 || std::env::var_os("DLOCK_NIGHT_ONLY").is_some() {
@@ -48,7 +50,7 @@ fn assert_large(report: &Report, minutes: u64) {
     assert!(report.pairs >= 100, "who was served before whom was judged of {} pairs only", report.pairs);
 }
 
-/// A little of the same: no outage lasts as long as a lease does, so that it may be made on any machine.
+/// A short version: no outage lasts as long as a lease, so that it can run on any machine.
 #[test]
 #[ignore = "./test makes it last, when the machine has nothing else to do"]
 fn a_short_night() {
@@ -79,7 +81,7 @@ fn is_clean(report: &Report, began: Instant, seed: u64) {
     );
 }
 
-/// Which one was asked for, or a new one; it is printed.
+/// The requested seed, or a new one; it is printed.
 fn seed() -> u64 {
     let new = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs() % 1_000_000);
     let seed = asked("DLOCK_NIGHT_SEED").unwrap_or_else(new);
@@ -87,14 +89,15 @@ fn seed() -> u64 {
     seed
 }
 
-/// What dlock and others come to, each on a store that both know, with the same faults as far as they have what is hit.
+/// dlock and other tools, each on a store that both support, under the same faults as far as they
+/// apply.
 #[test]
 #[ignore = "./test --stores --night MINUTES SEED peers: it wants the machine for itself, and the others"]
 fn others_by_the_same_night() {
     let pairs = Tool::pairs();
     let (minutes, seed) = (asked("DLOCK_NIGHT").unwrap_or(8), seed());
     let count = u64::try_from(pairs.len()).expect("a few");
-    // A round takes a while longer than it is raged.
+    // A round takes longer than its faults.
     let (mut rounds, mut span) = (1, minutes * 60 / count);
     while span > 60 {
         (rounds, span) = (rounds + 1, minutes * 60 / count / (rounds + 1));
@@ -114,8 +117,8 @@ fn others_by_the_same_night() {
     }
 }
 
-/// Which round is the next one: every arrangement in turn (or those whose name was asked for), each with all profiles in
-/// the end (or with that one whose name was asked for as well: `quorum calm`).
+/// The arrangement and the profile of a round: every arrangement in turn (or those whose name was
+/// requested), in the end with all profiles (or with the requested one: `quorum calm`).
 fn plan(number: u64) -> (Arrangement, Profile) {
     let only = std::env::var("DLOCK_NIGHT_ONLY").unwrap_or_default().to_lowercase();
     let (store, profile) = only.split_once(' ').unwrap_or((&only, ""));
@@ -136,7 +139,7 @@ fn plan(number: u64) -> (Arrangement, Profile) {
         #[cfg(any(feature = "mysql", feature = "postgres"))]
         Arrangement::Database(_) => vec![Safe, Cut, SlowLine, Unguarded, Calm, Jumpy],
         Arrangement::File => vec![Safe, Unguarded, Calm],
-        // They forget nothing.
+        // etcd and ZooKeeper forget nothing.
         #[cfg(any(feature = "etcd", feature = "zookeeper"))]
         _ => vec![Safe, Cut, SlowLine, Unguarded, Calm],
     };

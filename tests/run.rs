@@ -1,23 +1,24 @@
 //! `dlock run` and `dlock hold`: how a job gets its lock, keeps it, and ends.
 //!
 //! - calm: an outage of half a lease disturbs no job, on any store, with many holders
-//! - config: where settings come from, and which one is in force
-//! - contention: many runs want one lock: one runs, the others wait in order or are told who holds it
+//! - config: where settings come from, and their precedence
+//! - contention: many runs want one lock: one runs, the others wait in order or report the holder
 //! - control_group: a job is stopped through its cgroup
-//! - cost: what a run costs, in what can be counted
+//! - cost: requests, bytes, threads, system calls of a run
 //! - first_contact: waiting for a store that cannot be reached yet
+//! - foreign_processes: processes outside the job delay no KILL
 //! - guard: dlock, its guard or a waiter is killed or stopped
 //! - hold: a lock for a process that dlock did not start
 //! - input: what is accepted from the caller, and what is refused
-//! - inside: what runs inside a job reaches the same store
+//! - inside: a dlock inside a job reaches the same store
 //! - lease: a lock that is kept through outages, lost, or taken away; time limits
-//! - messages: what a program reads in each situation
-//! - min_hold: once a tick
+//! - messages: JSON messages in each situation
+//! - min_hold: `--min-hold`
 //! - nesting: a run inside a job that holds the same lock
-//! - once_per: once a day, also after a late start
-//! - passwords: secrets: how they are given, and where they must never be seen
+//! - once_per: `--once-per`
+//! - passwords: how secrets are given, and where they must never be seen
 //! - quiet: what -q silences, and what it does not
-//! - refused: what did not run, and why
+//! - refused: the record of runs that did not get the lock
 //! - replace: the newest run ends the one before it
 //! - report: what `--report` writes, however the run ends
 //! - several: several locks at once
@@ -25,10 +26,9 @@
 //! - signals: signals without a terminal
 //! - slots: up to N holders
 //! - status_codes: statuses and signals that CMD ends with; what cannot be executed
-//! - strangers: processes of other users delay no KILL
 //! - surroundings: what CMD inherits
 //! - terminal: signals and job control with a terminal
-//! - tree: a lock that is kept for what CMD leaves behind
+//! - tree: `--tree`: the lock is kept for processes that CMD leaves behind
 //! - waiting_line: what a waiting run prints
 
 pub mod calm;
@@ -37,6 +37,7 @@ pub mod contention;
 pub mod control_group;
 pub mod cost;
 pub mod first_contact;
+pub mod foreign_processes;
 pub mod guard;
 pub mod hold;
 pub mod input;
@@ -56,7 +57,6 @@ pub mod shared;
 pub mod signals;
 pub mod slots;
 pub mod status_codes;
-pub mod strangers;
 pub mod surroundings;
 pub mod terminal;
 pub mod tree;

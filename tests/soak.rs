@@ -10,13 +10,13 @@ use std::thread;
 
 on_every_store!(
     #[ignore = "long; ./test --soak"]
-    a_crowd_that_is_shot_at,
+    a_crowd_with_random_kills,
 );
 
 const WORKERS: u64 = 8;
 const RUNS: u64 = 250;
 
-fn a_crowd_that_is_shot_at(backend: Backend) {
+fn a_crowd_with_random_kills(backend: Backend) {
     let world = World::new(backend);
     thread::scope(|scope| {
         for worker in 0..WORKERS {
@@ -45,7 +45,7 @@ fn a_crowd_that_is_shot_at(backend: Backend) {
     }
 }
 
-/// A job that notes when another one is at work, by a directory that only one can make.
+/// A job that logs when another one runs, by a directory that only one can create.
 const JOB: &str = "echo fence $DLOCK_FENCE >> log
     mkdir busy || { read -r other < holder; kill -0 $other 2> /dev/null && echo overlap $other >> log; }
     echo $$ > holder; sleep 0.01; rmdir busy";

@@ -3,11 +3,11 @@
 //! - acl: the least rights that the documents give, and the message when one is missing
 //! - cluster: Redis Cluster
 //! - conformance: what every store does alike
-//! - databases: databases that are restarted, and whose answers are lost
+//! - databases: databases that restart, and lost answers
 //! - etcd: members of etcd that are killed, stopped or left behind
 //! - failover: a database standby that takes the place of the primary
 //! - file_store: other users, limits and stopped processes where the store is a directory
-//! - floods: a server, or somebody who writes there, sends more than dlock reads
+//! - floods: a server, or another client that writes there, sends more than dlock reads
 //! - forged: records that another program has changed
 //! - guests: other users of the same database gain nothing through dlock
 //! - interop: the well-known pattern of other lock libraries
@@ -19,7 +19,7 @@
 //! - rotation: passwords and certificates that change while a job runs
 //! - sentinel: Redis Sentinel: failovers that keep a lock, and failovers that lose it
 //! - server_states: a server that answers and cannot serve
-//! - sql: what an administrator may do to a database that keeps locks
+//! - sql: PostgreSQL
 //! - tls: which server is trusted, and the message when one is not
 //! - trust: which servers dlock believes, and to which it sends a password
 //! - zookeeper: ZooKeeper: sessions, elections, networks

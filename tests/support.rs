@@ -1,5 +1,5 @@
-//! What the scenarios are told with: a world with a store, dlock as a program, jobs, a network that misbehaves, a
-//! terminal. Scenarios are elsewhere.
+//! Tools of the scenarios: a world with a store, dlock as a program, jobs, a network with faults, a
+//! terminal. There are no scenarios here.
 
 pub mod certificates;
 pub mod cluster;

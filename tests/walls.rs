@@ -1,12 +1,13 @@
-//! The walls of the house: which part of src may know which. Read from the source, because the compiler does not
-//! mind.
+//! Which module of src may use which, and other rules about the sources. Checked here, because the
+//! compiler allows more.
 
 use regex_lite::Regex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What a part may name of the crate, besides itself. A part that is not listed may know everything.
+/// The parts of the crate that a part may use besides itself. A part that is not listed may use
+/// all.
 const MAY_KNOW: [(&str, &[&str]); 13] = [
     ("exit", &[]),
     ("shell", &[]),
@@ -24,7 +25,7 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
 ];
 
 #[test]
-fn nobody_looks_over_a_wall() {
+fn no_module_uses_more_than_it_may() {
     let mut trespasses = Vec::new();
     let mut used = BTreeSet::new();
     for (path, text) in sources() {
@@ -76,10 +77,10 @@ fn lints_are_not_silenced() {
     }
 }
 
-/// What these files say is the kernel's. Others (environ, cmdline, maps) show the memory of a process: its owner decides how
-/// much there is to read, and whether the read returns.
+/// The kernel writes the content of these files. Others (environ, cmdline, maps) show the memory of
+/// a process: its owner decides how much there is to read, and whether the read returns.
 #[test]
-fn who_stops_a_job_reads_nothing_that_a_process_says_of_itself() {
+fn stopping_a_job_reads_nothing_that_a_process_controls() {
     let of_the_kernel = ["stat", "comm", "task", "cgroup"];
     let file = Regex::new(r"/proc/\{\w+\}/(\w+)").expect("a pattern");
     let read: BTreeSet<String> = sources()
@@ -90,7 +91,7 @@ fn who_stops_a_job_reads_nothing_that_a_process_says_of_itself() {
     assert_eq!(read, of_the_kernel.map(str::to_owned).into());
 }
 
-/// The law is pure: what time it is, it is told.
+/// The lock rules are pure: the caller passes the time.
 #[test]
 fn the_rules_read_no_clock_and_do_no_io() {
     let outside = [
@@ -106,7 +107,7 @@ fn the_rules_read_no_clock_and_do_no_io() {
     ];
     let outside =
         [&outside[..], &["std::env", "std::process", "std::thread", "rustix", "libc", "redis"]].concat();
-    // What tests it may use threads and settings.
+    // Tests of the rules may use threads and settings.
     let is_tested = |path: &Path| path.iter().any(|part| part == "tests");
     let rules = sources()
         .into_iter()
@@ -121,7 +122,7 @@ fn the_rules_read_no_clock_and_do_no_io() {
     }
 }
 
-/// What one file leaves to another comes back from it by no way round. A file and those below it are one.
+/// No chain of uses leads from a file back to itself. A file and the files below it count as one.
 #[test]
 fn no_circle_between_files() {
     let files: BTreeMap<Vec<String>, String> =
@@ -134,7 +135,7 @@ fn no_circle_between_files() {
             known.filter(|known| !known.starts_with(file) && !file.starts_with(known)).collect(),
         );
     }
-    // Who knows nobody that is left, or is known to nobody that is left, is in no circle.
+    // A file that uses no remaining file, or is used by none, is in no circle.
     loop {
         let left: BTreeSet<Vec<String>> = knows.keys().map(|file| (*file).clone()).collect();
         let known: BTreeSet<Vec<String>> = knows.values().flatten().cloned().collect();
@@ -151,7 +152,7 @@ fn module(path: &Path) -> Vec<String> {
     path.with_extension("").iter().map(|part| part.to_str().expect("a name").to_owned()).collect()
 }
 
-/// The paths that a text names, those of `use` with their groups taken apart.
+/// The paths in a text; `use` groups are expanded.
 fn paths(text: &str) -> Vec<String> {
     let inline = Regex::new(r"\b(?:crate|super)(?:::\w+)+").expect("a pattern");
     let groups = Regex::new(r"\buse ([^;]+);").expect("a pattern");
@@ -176,7 +177,7 @@ fn taken_apart(tree: &str) -> Vec<String> {
     parts.iter().flat_map(|part| taken_apart(part)).map(|part| format!("{before}{part}")).collect()
 }
 
-/// The file that a path in `file` leads to, if it is one of ours.
+/// The file that a path in `file` leads to, if it is one of src.
 fn resolved(path: &str, file: &[String], files: &BTreeMap<Vec<String>, String>) -> Option<Vec<String>> {
     let mut at = file.to_vec();
     let mut found = None;
@@ -192,7 +193,7 @@ fn resolved(path: &str, file: &[String], files: &BTreeMap<Vec<String>, String>) 
     found
 }
 
-/// A file opens with the question that it answers.
+/// Every file begins with a `//!` line that says what it is for.
 #[test]
 fn every_file_says_what_it_is_for() {
     for (path, text) in sources().into_iter().chain(tests()) {
@@ -201,12 +202,40 @@ fn every_file_says_what_it_is_for() {
 }
 
 #[test]
-fn there_is_no_attic() {
+fn no_file_collects_unrelated_code() {
     for (path, _) in sources().into_iter().chain(tests()) {
         let attic = ["utils", "util", "common", "helpers", "types", "imp", "misc"];
         let inside = path.with_extension("");
         let found = inside.iter().find(|name| attic.iter().any(|attic| name.to_str() == Some(attic)));
         assert_eq!(found, None, "{}", path.display());
+    }
+}
+
+/// Words of a private dialect that plain ones have replaced, looked for in the comments of src and
+/// tests.
+#[test]
+fn words_that_must_not_come_back() {
+    let dialect = [
+        "the law",
+        "twin",
+        "tidy",
+        "sent home",
+        "goes home",
+        "whoever",
+        "somebody who",
+        "who asks",
+        "befalls",
+        "bears out",
+        "makes itself heard",
+    ];
+    let scripts = files_below("src", "lua");
+    for (path, text) in sources().into_iter().chain(tests()).chain(scripts) {
+        let is_comment = |line: &&str| ["//", "--"].iter().any(|mark| line.trim_start().starts_with(mark));
+        for line in text.lines().filter(is_comment) {
+            let plain = format!(" {} ", words(line).collect::<Vec<_>>().join(" ")).to_lowercase();
+            let found = dialect.iter().find(|word| plain.contains(&format!(" {word} ")));
+            assert_eq!(found, None, "{}: {line}", path.display());
+        }
     }
 }
 
@@ -287,6 +316,11 @@ fn tests() -> Vec<(PathBuf, String)> {
 
 /// Every Rust file below a directory of the package, by its path there.
 pub fn read_below(directory: &str) -> Vec<(PathBuf, String)> {
+    files_below(directory, "rs")
+}
+
+/// Every file below a directory of the package whose name ends so, by its path there.
+fn files_below(directory: &str, end: &str) -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
     let (mut found, mut pending) = (Vec::new(), vec![root.clone()]);
     while let Some(directory) = pending.pop() {
@@ -294,7 +328,7 @@ pub fn read_below(directory: &str) -> Vec<(PathBuf, String)> {
             let path = entry.path();
             if path.is_dir() {
                 pending.push(path);
-            } else if path.extension().is_some_and(|end| end == "rs") {
+            } else if path.extension().is_some_and(|found| found == end) {
                 let below = path.strip_prefix(&root).expect("below the root").to_owned();
                 found.push((below, fs::read_to_string(&path).expect("a source file")));
             }

@@ -19,7 +19,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     }
     let Ok(text) = std::str::from_utf8(rest) else { return };
     match first % 6 {
-        0 => drop(url::parse(text).map(|url| url.to_string())),
+        0 => drop(url::parse(text)),
         2 => drop(Holds::parse(text)),
         3 => drop(duration::parse(text)),
         4 => drop(Key::new(text).and_then(|key| Name::new(text, &key))),

@@ -343,7 +343,7 @@ impl Record {
     }
 
     /// Records that a newer run with `--replace` superseded this token.
-    pub(super) fn supersede(&mut self, now: Time, token: Token) {
+    pub(super) fn mark_superseded(&mut self, now: Time, token: Token) {
         count(&mut self.stat.superseded);
         let until = Due::after(now, SPENT_KEPT);
         self.spent.insert(token, Tombstone { released: false, superseded: true, until });

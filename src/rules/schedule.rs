@@ -72,9 +72,9 @@ impl Schedule {
     }
 
     /// How long an attempt may take where a retry would need a new connection. Three of them cover
-    /// an outage of half the ttl: the third one begins before the outage ends (1/4 + 2 * 3/16 < 1/4
-    /// + 1/2) and may go on until TERM. `usual` is how long the last renewal took; connecting takes
-    /// a few round trips more.
+    /// an outage of half the ttl: the third one begins before the outage ends
+    /// (1/4 + 2 * 3/16 < 1/4 + 1/2) and may go on until TERM. `usual` is how long the last renewal
+    /// took; connecting takes a few round trips more.
     pub fn long_attempt(&self, usual: Duration) -> Duration {
         (self.ttl * 3 / 16).max(usual.saturating_mul(8))
     }

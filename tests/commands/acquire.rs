@@ -1,4 +1,5 @@
-//! `dlock acquire`: a lock whose lifetime a script manages itself, in the shells that scripts are written for.
+//! `dlock acquire`: a lock that a script releases itself, in the shells that scripts are written
+//! for.
 
 use crate::support::dlock::{BINARY, Dlock, Running};
 use crate::support::proc;
@@ -14,30 +15,31 @@ on_every_store!(
     the_documented_script_stops_when_it_has_no_lock,
     a_signal_ends_the_documented_script_and_its_hold,
     an_eval_stops_a_script_that_does_not_get_the_lock,
-    whatever_is_in_a_key_reaches_the_script_as_it_is,
+    any_key_reaches_the_script_unchanged,
     a_run_in_the_script_has_its_lock,
     a_token_is_printed_and_proves_the_hold,
     the_hold_outlives_its_process_until_the_lease_ends,
     every_mode_and_several_keys,
     it_waits_its_turn,
     a_signal_leaves_the_queue,
-    a_killed_waiter_holds_nobody_up,
+    a_killed_waiter_delays_nobody,
     it_does_not_wait_for_itself,
-    what_cannot_be_printed_is_given_back,
+    a_hold_whose_token_cannot_be_printed_is_released,
     a_min_hold_outlasts_the_release,
 );
 
 /// The shells that the documents promise.
 const SHELLS: [&str; 3] = ["sh", "bash", "dash"];
 
-/// A script that finds dlock in its PATH, run by a shell.
+/// Runs a script in a shell, with dlock in its PATH.
 fn script<'w>(world: &'w World, shell: &str, text: &str) -> Dlock<'w> {
     let bin = Path::new(BINARY).parent().expect("a directory").display();
     let path = format!("{bin}:{}", std::env::var("PATH").unwrap_or_default());
     world.dlock([""; 0]).under(&[shell, "-c", text]).env("PATH", path)
 }
 
-/// The script of docs/recipes.md, and stand-ins for what it starts: the middle one waits for the file `go`.
+/// The script of docs/recipes.md, with stand-ins for its programs. The middle one waits for the
+/// file `go`.
 fn documented<'w>(world: &'w World, shell: &str) -> Dlock<'w> {
     let recipes = include_str!("../../docs/recipes.md");
     let block = recipes.split("```sh\n").find(|block| block.contains("$(dlock acquire --export"));
@@ -82,7 +84,8 @@ fn the_documented_script_stops_when_it_has_no_lock(backend: Backend) {
         assert_eq!(world.state("import"), "held", "{shell}: the other's hold is left alone");
         world.write("end", "");
         holder.finish();
-        // Taken away between two steps, it stops before the one that must not be done twice.
+        // The lock is taken away between two steps. The script stops before the step that must not
+        // be done twice.
         let running = documented(&world, shell).status(79).spawn();
         world.wait_for_log("transform");
         world.dlock(["release", "import", "--force", "--now", "-y"]).any_stderr().run();
@@ -132,7 +135,7 @@ fn an_eval_stops_a_script_that_does_not_get_the_lock(backend: Backend) {
     holder.finish();
 }
 
-fn whatever_is_in_a_key_reaches_the_script_as_it_is(backend: Backend) {
+fn any_key_reaches_the_script_unchanged(backend: Backend) {
     let world = World::new(backend);
     let keys = ["it's $(touch pwned) `touch pwned` \"$HOME\" \\ é ; & * ~ !", "'", "-n"];
     for (shell, key) in ["sh", "bash", "dash", "zsh"].iter().flat_map(|shell| keys.map(|key| (shell, key))) {
@@ -188,17 +191,17 @@ fn a_token_is_printed_and_proves_the_hold(backend: Backend) {
     world.dlock(["release", "k", "--token-file", "-"]).stdin(token).any_stderr().run();
 }
 
-/// On a store that hears of deaths, that of `acquire` must not count as that of the hold.
+/// Some stores notice when a process dies. The end of `acquire` must not end the hold.
 fn the_hold_outlives_its_process_until_the_lease_ends(backend: Backend) {
     let world = World::new(backend);
     world.dlock(["acquire", "-k", "k", "-t", "1m", "-q"]).any_stdout().run();
     let fence = world.fence("k");
-    // Each of these looks who is dead.
+    // Each of these requests checks which holders are dead.
     world.run("k", &[], "true").status(75).any_stderr().run();
     world.run("k", &["-w", "0.3"], "true").status(75).any_stderr().run();
     world.dlock(["status"]).any_stdout().run();
     assert_eq!((world.state("k").as_str(), world.fence("k")), ("held", fence));
-    // The same for a hold that was waited for.
+    // The same for a hold that was granted after a wait.
     let holder = hold(&world, "queued", &[]);
     let waiter = world.dlock(["acquire", "-k", "queued", "-w", "-q", "-t", "1m"]).any_stdout().spawn();
     world.wait_for_waiters("queued", 1);
@@ -266,8 +269,8 @@ fn a_signal_leaves_the_queue(backend: Backend) {
         world.wait_for_waiters("k", 1);
         waiter.signal(signal);
         waiter.finish();
-        // It ends at once, whatever a busy store does; a place that nobody gave back stands for longer than that. A
-        // database on a busy machine may not get to it in time.
+        // The waiter must leave the queue: a place that was not given up would last longer than
+        // this. A database on a busy machine needs more time.
         let within = if matches!(backend, Backend::Redis | Backend::File) { 4 } else { 60 };
         wait_within(Duration::from_secs(within), "nobody waits", || (world.waiters("k") == 0).then_some(()));
     }
@@ -276,7 +279,7 @@ fn a_signal_leaves_the_queue(backend: Backend) {
     world.wait_for_waiters("k", 1);
     waiter.signal(Signal::TERM);
     waiter.finish();
-    // Ignored by the caller is ignored.
+    // A signal that the caller ignores stays ignored.
     let waiter =
         world.dlock(["acquire", "-k", "k", "-w", "-q"]).after_shell("trap '' HUP").any_stdout().spawn();
     world.wait_for_waiters("k", 1);
@@ -286,7 +289,7 @@ fn a_signal_leaves_the_queue(backend: Backend) {
     waiter.finish();
 }
 
-fn a_killed_waiter_holds_nobody_up(backend: Backend) {
+fn a_killed_waiter_delays_nobody(backend: Backend) {
     let world = World::new(backend);
     let holder = hold(&world, "k", &[]);
     let waiter = world.dlock(["acquire", "-k", "k", "-w"]).dies_of(9).spawn();
@@ -321,14 +324,14 @@ fn it_does_not_wait_for_itself(backend: Backend) {
     inside(&["-n", "2"], "-s -w", "64");
     let run = world.run("sh", &["-s"], "$D acquire -q -k sh -s -w > out; echo $?").env("D", BINARY);
     run.stdout("0\n").run();
-    // What is claimed and not true is nothing.
+    // A stale DLOCK_HELD has no effect.
     let stale = world.run("stale", &[], "echo \"$DLOCK_HELD\" > held").run();
     drop(stale);
     let held = world.read("held");
     world.dlock(["acquire", "-q", "-k", "stale", "-w"]).env("DLOCK_HELD", held.trim()).any_stdout().run();
 }
 
-fn what_cannot_be_printed_is_given_back(backend: Backend) {
+fn a_hold_whose_token_cannot_be_printed_is_released(backend: Backend) {
     let world = World::new(backend);
     for preparation in ["exec > /dev/full", "exec >&-"] {
         let acquire = world.dlock(["acquire", "-k", "k"]).after_shell(preparation);
@@ -349,14 +352,14 @@ fn a_min_hold_outlasts_the_release(backend: Backend) {
     assert_eq!(world.state("k"), "cooling");
 }
 
-/// A run that holds the key until there is a file `end`.
+/// Starts a run that holds the key until the file `end` exists.
 fn hold(world: &World, key: &str, options: &[&str]) -> Running {
     let holder = world.run(key, options, "echo up >> log; until [ -e end ]; do sleep 0.02; done").spawn();
     world.wait_for_log("up");
     holder
 }
 
-/// A server that does not answer does not hold up the end.
+/// `acquire` ends at once, although the server does not answer.
 #[test]
 fn a_signal_ends_it_while_the_server_hangs() {
     let world = World::with_redis(&[]);

@@ -1,18 +1,19 @@
-//! `dlock check`: whether the lock that a process runs under is still held, by the store's word alone.
+//! `dlock check`: whether the lock that a process runs under is still held. Only the store can
+//! tell.
 
 use crate::support::dlock::BINARY;
 use crate::support::world::{Backend, World, on_every_store};
 
 on_every_store!(
-    inside_of_a_job_it_is_held,
-    outside_of_a_job_it_is_not,
-    once_it_is_gone_it_says_so,
-    the_innermost_is_meant_unless_one_is_named,
+    inside_a_job_the_lock_is_held,
+    outside_a_job_no_lock_is_held,
+    a_lock_that_is_gone_is_reported,
+    the_innermost_lock_is_checked_unless_one_is_named,
     a_store_that_cannot_be_reached_is_no_answer,
     a_token_in_a_file_proves_it,
 );
 
-fn inside_of_a_job_it_is_held(backend: Backend) {
+fn inside_a_job_the_lock_is_held(backend: Backend) {
     let world = World::new(backend);
     let job = "$D check && $D check k && $D check -v k";
     let run = world.run("k", &["-t", "20s"], job).env("D", BINARY);
@@ -21,7 +22,7 @@ fn inside_of_a_job_it_is_held(backend: Backend) {
     run.env("D", BINARY).run();
 }
 
-fn outside_of_a_job_it_is_not(backend: Backend) {
+fn outside_a_job_no_lock_is_held(backend: Backend) {
     let world = World::new(backend);
     let like = "dlock: this process runs under no lock.*'dlock run'.*\n";
     world.dlock(["check"]).status(79).stderr_like(like).run();
@@ -29,7 +30,7 @@ fn outside_of_a_job_it_is_not(backend: Backend) {
     for garbage in ["", "x", "[]", "[{}]"] {
         world.dlock(["check"]).env("DLOCK_HELD", garbage).status(79).stderr_like(like).run();
     }
-    // In another place there is another lock.
+    // The same key in another store is another lock.
     let run =
         world.run("k", &[], "$D check --prefix other:; echo $?; $D check other; echo $?").env("D", BINARY);
     let like = "dlock: this process runs under no lock in .*it holds k in .*; --store and --prefix .*\n\
@@ -38,7 +39,7 @@ fn outside_of_a_job_it_is_not(backend: Backend) {
     run.run();
 }
 
-fn once_it_is_gone_it_says_so(backend: Backend) {
+fn a_lock_that_is_gone_is_reported(backend: Backend) {
     let world = World::new(backend);
     let job = "$D check && echo held; $D release k -q --force; $D check; echo $?";
     let run = world.run("k", &["--on-lost", "warn", "-t", "8s"], job).env("D", BINARY);
@@ -46,7 +47,7 @@ fn once_it_is_gone_it_says_so(backend: Backend) {
     assert!(run.stderr.contains("is not held any more"), "{}", run.stderr);
 }
 
-fn the_innermost_is_meant_unless_one_is_named(backend: Backend) {
+fn the_innermost_lock_is_checked_unless_one_is_named(backend: Backend) {
     let world = World::new(backend);
     let job = "$D release -qy inner --force --now; $D check; echo $?; $D check inner; echo $?; $D check outer; echo $?
         $D run -k outer -c '$D check; echo $?'";

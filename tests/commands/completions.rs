@@ -1,4 +1,5 @@
-//! The completion scripts in real shells: live keys where a key goes, in time, and nothing else anywhere.
+//! The completion scripts in real shells: they offer the store's keys where a key is expected, in
+//! time, and no files in place of keys.
 
 use crate::support::dlock::BINARY;
 use crate::support::pty::Terminal;
@@ -7,7 +8,8 @@ use crate::support::world::{Backend, World, on_every_store};
 use std::net::TcpListener;
 use std::process::Command;
 
-/// Whether this shell is here. `./test` sees to it; a bare `cargo test` may have to do without.
+/// Whether this shell is installed. `./test` installs it; with a bare `cargo test` it may be
+/// missing.
 fn installed(shell: &str) -> bool {
     Command::new(shell).args(["-c", "true"]).status().is_ok_and(|status| status.success())
 }
@@ -23,8 +25,8 @@ fn world(backend: Backend, shell: &str) -> World {
     world
 }
 
-/// A shell with line editing, and the script loaded. There dlock is a function that shows what it is given: the scripts
-/// ask the program.
+/// A shell with line editing and the script. Its dlock is a function that prints its arguments; the
+/// scripts run the real program.
 fn terminal(world: &World, shell: &str, load: &str) -> Terminal {
     let mut terminal = Terminal::open(world);
     terminal.type_line(&format!("LC_ALL=C.UTF-8 TERM=xterm exec {shell}"));
@@ -35,8 +37,8 @@ fn terminal(world: &World, shell: &str, load: &str) -> Terminal {
     terminal
 }
 
-/// Types, presses TAB, runs the line and compares what dlock is given. A shell gets no keys if the machine was too busy
-/// for dlock to answer in time, and a person presses TAB again.
+/// Types, presses TAB, runs the line and compares dlock's arguments. On a busy machine dlock may
+/// answer too late and the shell gets no keys, so TAB is pressed again.
 #[track_caller]
 fn completes(terminal: &mut Terminal, typed: &str, arguments: &[&str]) {
     let expected = arguments.iter().map(|argument| format!("<{argument}>")).collect::<String>();
@@ -69,15 +71,15 @@ fn bash_completes_keys(backend: Backend) {
     for (typed, arguments) in LINES {
         completes(&mut terminal, typed, arguments);
     }
-    // A quote that is open is kept, and everything else is completed as ever.
+    // An open quote is kept. Options are completed as well.
     completes(&mut terminal, "dlock status 'two w", &["status", "two words"]);
     completes(&mut terminal, "dlock status --js", &["status", "--json"]);
     completes(&mut terminal, "dlock hist", &["history"]);
     completes(&mut terminal, "dlock -q status nightly-r", &["-q", "status", "nightly-report"]);
     completes(&mut terminal, "dlock run -k x -- cat _dl", &["run", "-k", "x", "--", "cat", "_dlock"]);
-    // No key is known there: no file is offered in its place.
+    // No key is known, and no file is offered in its place.
     completes(&mut terminal, "dlock run -k _dl", &["run", "-k", "_dl"]);
-    // Another store is named on the line.
+    // The line names another store.
     let store = format!("file:{}", world.path("other").display());
     world.dlock(["run", "-k", "elsewhere", "--store", &store, "--", "true"]).run();
     let typed = format!("dlock status --store {store} els");
@@ -133,7 +135,7 @@ fn fish_completes_keys(backend: Backend) {
     }
 }
 
-/// What the scripts ask is answered in time and without a word of complaint, whatever is wrong with the store.
+/// Whatever is wrong with the store, the scripts get an answer in time, and no message is printed.
 #[test]
 fn a_store_that_does_not_answer_has_no_keys() {
     let world = world(Backend::Redis, "bash");
@@ -142,8 +144,8 @@ fn a_store_that_does_not_answer_has_no_keys() {
     let missing = format!("file:{}", world.path("missing").display());
     for store in [&silent, "redis://127.0.0.1:1", &missing, "nonsense", "redis://192.0.2.1:6379"] {
         let line = format!("dlock status --store {store} ");
-        // A tenth of a second is left for the shell. Slow machines get ten times that; a timeout of dlock's own
-        // would be more.
+        // A tenth of a second is left for the shell, ten times that for slow machines. A timeout of
+        // dlock itself would take longer.
         world
             .dlock(["complete-keys", "bash", &line, ""])
             .env("DLOCK_OP_TIMEOUT", "1m")
@@ -158,7 +160,7 @@ fn a_store_that_does_not_answer_has_no_keys() {
     wait_until("all keys are offered", || {
         world.dlock(["complete-keys", "bash", "dlock status ", ""]).any_stdout().run().stdout == all
     });
-    // What a shell would have to expand first is not known.
+    // dlock cannot know what the shell would expand.
     world.dlock(["complete-keys", "bash", "dlock status --store $STORE ", ""]).run();
     world.dlock(["complete-keys", "bash", "dlock status --js", "--js"]).status(1).run();
 }

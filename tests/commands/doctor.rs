@@ -1,5 +1,5 @@
-//! `dlock doctor`: is this store fit to hold locks? What it finds on real servers and directories; how each fact is
-//! judged is tested where that is done.
+//! `dlock doctor`: is this store fit to hold locks? Here are its findings on real servers and
+//! directories. The unit tests beside src/commands/doctor/judge.rs check how each fact is judged.
 
 mod doctor_settings;
 
@@ -25,10 +25,10 @@ use std::os::unix::fs::PermissionsExt as _;
 
 on_every_store!(a_fit_store, nothing_is_left_behind,);
 
-/// What lets no round trip be too slow, however busy this machine is.
+/// Options with which no round trip is too slow, even on a busy machine.
 const PATIENT: [&str; 4] = ["--op-timeout", "40s", "--ttl", "24h"];
 
-/// The findings by check, each with its verdict.
+/// The findings: check, verdict, and the whole JSON object.
 #[track_caller]
 fn findings(dlock: Dlock<'_>) -> Vec<(String, String, Value)> {
     let output = dlock.any_stdout().any_stderr().spawn().output();
@@ -44,7 +44,7 @@ fn verdict<'f>(findings: &'f [(String, String, Value)], check: &str) -> &'f str 
     &found.unwrap_or_else(|| panic!("no finding about {check}: {findings:#?}")).1
 }
 
-/// What is looked at where a server keeps the locks in the long run, and wakes.
+/// The checks of a server that keeps locks on disk and wakes waiters.
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
 const WAKING: &[&str] =
     &["store", "reachable", "round trip", "version", "role", "clock", "persistence", "rights", "wake-up"];
@@ -58,11 +58,11 @@ fn a_fit_store(backend: Backend) {
         Backend::Redis => World::with_redis(&["--appendonly", "yes"]),
         other => World::new(other),
     };
-    // The first run makes the tables of a database.
+    // The first run creates the tables of a database.
     world.run("k", &[], "true").run();
     #[cfg(feature = "postgres")]
     if backend == Backend::Postgres {
-        // `app` is a superuser there.
+        // `app` is a superuser on this server.
         let (server, role) = (Postgres::shared(), format!("fit_{}", world.database()));
         let rights = "GRANT SELECT, INSERT, UPDATE, DELETE ON dlock_locks, dlock_waiters, dlock_ends TO";
         server.ask(world.database(), &format!("CREATE ROLE {role} LOGIN; {rights} {role}"));
@@ -117,7 +117,7 @@ fn nothing_is_left_behind(backend: Backend) {
     };
     world.dlock(["doctor"]).args(PATIENT).any_stdout().run();
     assert_eq!(count(), 0);
-    // A directory that is not there is not made.
+    // `doctor` does not create a missing directory.
     let missing = format!("file:{}", world.path("missing").display());
     let found = findings(world.dlock(["doctor", "--json", "--store", &missing]));
     assert_eq!(verdict(&found, "directory"), "warn");
@@ -134,7 +134,7 @@ fn a_server_that_may_lose_locks() {
     assert_eq!(verdict(&found, "uptime"), "warn");
     world.dlock(["doctor"]).any_stdout().status(69).run();
     world.redis_mut().restart_with(&["--maxmemory-policy", "noeviction"]);
-    // What is only doubtful fails where it is asked to.
+    // With --strict warnings fail as well.
     world.dlock(["doctor"]).args(PATIENT).any_stdout().run();
     world.dlock(["doctor", "--strict"]).args(PATIENT).any_stdout().status(1).run();
 }
@@ -154,7 +154,7 @@ fn a_replica_and_its_master() {
     assert_eq!(verdict(&findings(master.dlock(["doctor", "--json"])), "replicas"), "ok");
 }
 
-/// The user of the documents may do all that is needed, and each right that is missing is named.
+/// The rights in the documents are enough, and each missing right is named.
 #[test]
 fn rights() {
     let world = World::new(Backend::Redis);
@@ -218,9 +218,8 @@ fn it_fits_a_terminal() {
     terminal.close();
 }
 
-/// Every server that holds locks is looked at, whatever they make together.
 #[test]
-fn every_master_of_a_cluster_is_looked_at() {
+fn every_master_of_a_cluster_is_checked() {
     let world = World::without_redis();
     let cluster = Cluster::start(&world, 3);
     let found = findings(world.dlock(["doctor", "--json", "--store", &cluster.url(&[0])]).args(PATIENT));
@@ -230,27 +229,28 @@ fn every_master_of_a_cluster_is_looked_at() {
 }
 
 #[test]
-fn the_master_that_sentinels_name_is_looked_at() {
+fn the_master_that_sentinels_name_is_checked() {
     let world = World::with_redis(&[]);
     let sentinel = Sentinel::start(&world, world.redis().port(), 1, 0, "");
     let store = sentinel::url(&[sentinel.port()]);
     let found = findings(world.dlock(["doctor", "--json", "--store", &store]).args(PATIENT));
     assert_eq!((nodes(&found, "rights"), verdict(&found, "failover")), (1, "ok"), "{found:#?}");
-    // Down after half a second, and a lease that does not outlast the election.
+    // The sentinel takes half a second to notice, so a lease of one second does not outlast the
+    // election.
     let short = ["doctor", "--json", "--ttl", "1s", "--store", &store];
     assert_eq!(verdict(&findings(world.dlock(short)), "failover"), "warn");
 }
 
 #[test]
-fn every_independent_master_is_looked_at() {
+fn every_independent_master_is_checked() {
     let masters = Masters::fresh(3);
     let found = findings(masters.dlock(&["doctor", "--json"]).args(PATIENT));
     assert_eq!(nodes(&found, "rights"), 3, "{found:#?}");
 }
 
-/// A quorum that refuses every lock is not fit, though each of its masters is.
+/// A quorum that refuses every lock is not fit, even if each of its masters is.
 #[test]
-fn masters_that_do_not_count_are_told() {
+fn masters_that_do_not_count_are_reported() {
     let masters = Masters::fresh(3);
     let found = findings(masters.dlock(&["doctor", "--json"]).args(PATIENT));
     assert_eq!((verdict(&found, "quorum"), verdict(&found, "uptime")), ("bad", "warn"), "{found:#?}");
@@ -260,10 +260,10 @@ fn masters_that_do_not_count_are_told() {
     wait_until("they count", || {
         masters.dlock(&short).args(PATIENT).any_stdout().any_stderr().spawn().output().status.success()
     });
-    // What a master forgets in a restart is not counted, so it need not write it down.
+    // A master that restarted does not count, so it needs no persistence.
     let found = findings(masters.dlock(&["doctor", "--json", "--config", "short.toml"]).args(PATIENT));
     assert!(found.iter().all(|(check, ..)| check != "persistence"), "{found:#?}");
-    // Without INFO a master counts for nothing. Two of three are enough to hold locks.
+    // Without INFO a master does not count. Two of three are enough to hold locks.
     masters.at(0).ask::<()>(&["ACL", "SETUSER", "default", "-info"]);
     let short_json = ["doctor", "--json", "--config", "short.toml"];
     let found = findings(masters.dlock(&short_json).args(PATIENT));
@@ -275,7 +275,7 @@ fn masters_that_do_not_count_are_told() {
     assert_eq!((verdict(&found, "quorum"), verdict(&found, "info")), ("bad", "bad"), "{found:#?}");
 }
 
-/// How many servers a check was made on.
+/// The number of servers with a finding of this check.
 fn nodes(found: &[(String, String, Value)], check: &str) -> usize {
     let of_check = found.iter().filter(|(name, ..)| name == check);
     of_check.filter_map(|(_, _, finding)| finding["node"].as_str()).collect::<BTreeSet<_>>().len()

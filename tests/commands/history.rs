@@ -1,4 +1,4 @@
-//! `dlock history`: the last ends, those of crashed holders included, for programs and for people.
+//! `dlock history`: the last ended runs, including crashed ones, for programs and for people.
 
 use crate::support::masters::Masters;
 use crate::support::proc;
@@ -9,9 +9,9 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 on_every_store!(
-    without_a_key_all_are_told_together,
+    without_a_key_all_locks_are_shown_together,
     every_kind_of_end,
-    what_did_not_end_by_itself,
+    a_run_that_was_cut_short_is_no_success,
     nothing_has_ended,
     only_the_last_64_are_kept,
 );
@@ -29,7 +29,7 @@ fn every_kind_of_end(backend: Backend) {
     world.run("k", &["--reason", "why"], "exit 0").run();
     world.run("k", &[], "exit 3").status(3).run();
     world.run("k", &[], "kill -TERM $$").dies_of(15).run();
-    // Nobody is left to give the lock back, or to stop the job: the lease ends by itself.
+    // dlock and its guard are dead, so the hold ends with its lease.
     let crashed = world.run("k", &["-t", "5s"], HOLD).any_stderr().spawn();
     world.wait_for_log("up");
     for pid in [crashed.guard(), crashed.pid()] {
@@ -66,12 +66,12 @@ fn every_kind_of_end(backend: Backend) {
     for word in ["forced", "expired", "signal 15", "exit 3", " ok ", "(why)"] {
         assert!(table.contains(word), "{word}: {table}");
     }
-    // The status shows the newest of them.
+    // `status` shows the newest of them.
     assert_eq!(world.status("k")["last_run"], *forced);
 }
 
-/// What a run is that something else ended, and that everything that tells of it says the same.
-fn what_did_not_end_by_itself(backend: Backend) {
+/// A run that something else ended: `history`, `watch` and `metrics` agree on how.
+fn a_run_that_was_cut_short_is_no_success(backend: Backend) {
     let world = World::new(backend);
     cut_runs_short(&world, &world.url());
     let mut terminal = Terminal::with_size(&world, "xterm", 24, 80);
@@ -83,7 +83,7 @@ fn what_did_not_end_by_itself(backend: Backend) {
 }
 
 #[test]
-fn a_quorum_tells_what_did_not_end_by_itself() {
+fn a_quorum_records_that_a_run_was_cut_short() {
     let masters = Masters::aged(3);
     cut_runs_short(masters.world(), &masters.url());
 }
@@ -103,7 +103,7 @@ fn cut_runs_short(world: &World, store: &str) {
     world.wait_for_lines("up", 1);
     proc::signal(crashed.pid(), Signal::KILL);
     wait_until("its guard clears up", || told() == 1);
-    // That the job obeys, and says that all is well, makes no success of it.
+    // The job exits with 0 after TERM, but that is no success.
     let obeys = "trap 'exit 0' TERM; while :; do sleep 0.01; done";
     run(&["--max-run", "200ms"], obeys).status(124).run();
     let stopped = run(&["-t", "1m"], HOLD).status(79).spawn();
@@ -145,7 +145,7 @@ fn cut_runs_short(world: &World, store: &str) {
     }
 }
 
-/// With `--on-lost warn` the job goes on; what the log says is what became of the lock.
+/// With `--on-lost warn` the job goes on. The log says that the lock was lost.
 #[test]
 fn a_job_that_goes_on_without_its_lock_has_lost_it() {
     let world = World::new(Backend::Redis);
@@ -161,8 +161,8 @@ fn a_job_that_goes_on_without_its_lock_has_lost_it() {
     assert!(metrics.contains("dlock_jobs_total{key=\"k\",result=\"failed\"} 1\n"), "{metrics}");
 }
 
-/// "It has not run for two days" is answered by one command.
-fn without_a_key_all_are_told_together(backend: Backend) {
+/// One command shows what ran and what did not.
+fn without_a_key_all_locks_are_shown_together(backend: Backend) {
     let world = World::new(backend);
     world.dlock(["history"]).stdout_like("no run in .* has ended in the last 40 days\n").run();
     world.dlock(["history", "--json"]).stdout("[]\n").run();
@@ -189,7 +189,7 @@ fn without_a_key_all_are_told_together(backend: Backend) {
         .run();
     let table = world.dlock(["history"]).any_stdout().run().stdout;
     assert!(table.starts_with("KEY") && table.lines().count() == 5 && table.contains("a/first  "), "{table}");
-    // With a key there is no column of keys.
+    // With a key there is no column KEY.
     assert!(world.dlock(["history", "b"]).any_stdout().run().stdout.starts_with("STARTED"));
     world.run("b", &["--label", "5"], "exit 3").status(3).run();
     let status = |words: &[&str]| world.dlock(["status"]).args(words).any_stdout().run().stdout;
@@ -221,7 +221,7 @@ fn only_the_last_64_are_kept(backend: Backend) {
     assert_eq!(labels, expected);
 }
 
-/// On a terminal there is a picture, in the terminal's own characters.
+/// On a terminal there is a picture, in characters that the terminal has.
 #[test]
 fn a_terminal_gets_a_picture() {
     let world = World::without_redis();
@@ -232,7 +232,7 @@ fn a_terminal_gets_a_picture() {
     let shown = terminal.expect("READY> ");
     assert!(shown.contains("\x1b[31mexit 3\x1b[0m") && shown.contains("\x1b[32mok\x1b[0m"), "{shown:?}");
     assert!(shown.contains(['━', '╺', '╸']), "{shown:?}");
-    // The suite's locale is C, and the terminal claims to be dumb.
+    // The locale is C, and the terminal is dumb.
     terminal.type_line("dlock history k");
     let shown = terminal.expect("READY> ");
     assert!(shown.is_ascii() && shown.contains('=') && !shown.contains("\x1b["), "{shown:?}");
@@ -242,7 +242,8 @@ fn a_terminal_gets_a_picture() {
     terminal.close();
 }
 
-/// Refusals between two rows are ticks in one line; one alone is told in full, as each is in a pipe.
+/// Several refusals between two rows are ticks in one line. A single one is shown in full, as all
+/// are in a pipe.
 #[test]
 fn refusals_are_ticks_between_the_rows() {
     let world = World::without_redis();
@@ -270,7 +271,7 @@ fn refusals_are_ticks_between_the_rows() {
     assert_eq!(piped.matches("busy: held by").count(), 4, "{piped}");
 }
 
-/// That nobody reads on is no error.
+/// The reader of the output ends early.
 #[test]
 fn a_broken_pipe_is_no_error() {
     let world = World::without_redis();

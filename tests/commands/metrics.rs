@@ -1,4 +1,4 @@
-//! `dlock metrics`: what was counted, as promtool and a Prometheus read it.
+//! `dlock metrics`: counters and gauges, in a format that promtool accepts.
 
 use crate::docs::observability::of_prometheus;
 use crate::support::proc;
@@ -10,11 +10,11 @@ use std::process::Command;
 
 on_every_store!(
     known_histories_are_counted,
-    what_is_now,
-    a_lock_that_nobody_used,
+    holders_waiters_and_leases_are_shown,
+    an_unused_lock_is_shown_if_it_is_named,
     cardinality_is_bounded,
     promtool_finds_nothing_wrong,
-    what_acts_on_a_terminal_is_escaped,
+    control_characters_are_escaped,
 );
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
@@ -30,8 +30,8 @@ fn value(text: &str, series: &str) -> Option<f64> {
     Some(line.parse().expect("a number"))
 }
 
-/// A history with one of each: two successes, a failure, a signal, a refusal, one who gave up, one who waited, a crash,
-/// a lock taken away.
+/// Makes a history with two successes, a failure, a signal, a refusal, a waiter that gave up, a
+/// granted waiter, a crash, and a lock that was taken away.
 fn history(world: &World, key: &str) {
     world.run(key, &[], "exit 0").run();
     world.run(key, &[], "exit 3").status(3).run();
@@ -68,7 +68,7 @@ fn known_histories_are_counted(backend: Backend) {
         ("dlock_busy_total{key=\"k\"}", 1.0),
         ("dlock_given_up_total{key=\"k\"}", 1.0),
         ("dlock_jobs_total{key=\"k\",result=\"succeeded\"}", 3.0),
-        // An exit 3, a signal, and the two that did not end by themselves.
+        // An exit 3, a signal, the crash, and the lock that was taken away.
         ("dlock_jobs_total{key=\"k\",result=\"failed\"}", 4.0),
         ("dlock_ends_total{key=\"k\",outcome=\"released\"}", 5.0),
         ("dlock_ends_total{key=\"k\",outcome=\"expired\"}", 1.0),
@@ -96,7 +96,7 @@ fn known_histories_are_counted(backend: Backend) {
     assert_eq!(at("dlock_last_failure_timestamp_seconds{key=\"k\"}"), forced);
     assert!(1.7e9 < success && success <= expired && expired <= forced, "{success} {expired} {forced}");
     assert!(!text.contains("outcome=\"lost\"} 1"), "never lost: {text}");
-    // In sum over both.
+    // The sum over both keys.
     let text = metrics(&world, &[]);
     assert_eq!(value(&text, "dlock_all_grants_total"), Some(8.0));
     assert_eq!(value(&text, "dlock_all_jobs_total{result=\"succeeded\"}"), Some(4.0));
@@ -104,7 +104,7 @@ fn known_histories_are_counted(backend: Backend) {
     assert_eq!(value(&text, "dlock_keys"), Some(2.0));
 }
 
-fn what_acts_on_a_terminal_is_escaped(backend: Backend) {
+fn control_characters_are_escaped(backend: Backend) {
     let world = World::new(backend);
     world.run("a\u{202e}b", &[], "true").run();
     world.run("a\\u{202e}b", &[], "true").run();
@@ -114,7 +114,7 @@ fn what_acts_on_a_terminal_is_escaped(backend: Backend) {
     assert!(text.is_ascii(), "{text}");
 }
 
-fn what_is_now(backend: Backend) {
+fn holders_waiters_and_leases_are_shown(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &["-t", "1m"], HOLD).spawn();
     world.wait_for_log("up");
@@ -132,8 +132,9 @@ fn what_is_now(backend: Backend) {
     assert_eq!(value(&metrics(&world, &[]), "dlock_lease_left_seconds{key=\"k\"}"), None);
 }
 
-/// A lock that is named is there, with zeros: an alert on it needs no absent series. One that was only watched is not.
-fn a_lock_that_nobody_used(backend: Backend) {
+/// A named lock is shown with zeros, so an alert on it needs no `absent`. A lock that was only
+/// watched is not shown.
+fn an_unused_lock_is_shown_if_it_is_named(backend: Backend) {
     let world = World::new(backend);
     assert_eq!(value(&metrics(&world, &["k"]), "dlock_grants_total{key=\"k\"}"), Some(0.0));
     let watch = world.dlock(["watch", "-v", "k"]).any_stderr().spawn();
@@ -158,7 +159,7 @@ fn cardinality_is_bounded(backend: Backend) {
         let hidden = 3.0 - most.parse::<f64>().expect("a number");
         assert_eq!(value(&text, "dlock_keys_not_shown"), Some(hidden));
     }
-    // Twice the same is once.
+    // A key that is given twice is shown once.
     assert_eq!(metrics(&world, &["a", "a"]).matches("dlock_grants_total{").count(), 1);
 }
 

@@ -1,4 +1,5 @@
-//! `dlock pause` and `resume`: nobody is granted the lock meanwhile, whoever holds it goes on, and it ends by itself.
+//! `dlock pause` and `resume`: during a pause no run is granted the lock, holders go on, and the
+//! pause ends by itself.
 
 use crate::support::cluster::Cluster;
 use crate::support::dlock::{BINARY, End, Running, finish_all};
@@ -9,9 +10,9 @@ use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 
 on_every_store!(
-    nobody_is_granted_what_is_paused,
-    who_holds_it_goes_on,
-    who_holds_it_is_asked_to_end,
+    a_paused_lock_is_granted_to_nobody,
+    a_holder_goes_on,
+    a_holder_is_asked_to_end,
     a_pause_ends_by_itself,
     a_pattern_means_the_keys_that_are_known,
     a_pattern_that_nothing_matches_is_an_error,
@@ -19,13 +20,13 @@ on_every_store!(
     a_pattern_shortens_no_pause,
     one_paused_key_of_several_is_in_the_way,
     a_pause_in_the_middle_of_a_crowd,
-    who_was_granted_it_just_before_is_asked_to_end,
+    a_waiter_that_was_just_granted_the_lock_is_asked_to_end,
 );
 
 const REFUSED: &str = "dlock: k in .* is busy: paused by .*@.* \\(pid \\d+\\) \\(freeze\\), for 59m.* more; \
     the command did not run; -w waits for it\n";
 
-fn nobody_is_granted_what_is_paused(backend: Backend) {
+fn a_paused_lock_is_granted_to_nobody(backend: Backend) {
     paused_and_resumed(&World::new(backend));
 }
 
@@ -44,9 +45,9 @@ fn a_cluster_is_paused() {
     paused_and_resumed(&world);
 }
 
-/// Also where the table has no room for the column in which it stands.
+/// The reason is shown even if the table has no room for its column.
 #[test]
-fn a_narrow_terminal_shows_who_has_paused_it_and_why() {
+fn a_narrow_terminal_shows_the_reason_of_a_pause() {
     let world = World::without_redis();
     world.dlock(["pause", "k", "l", "--reason", "the tables are migrated"]).any_stderr().run();
     let mut terminal = Terminal::with_size(&world, "xterm", 24, 80);
@@ -70,7 +71,7 @@ fn paused_and_resumed(world: &World) {
     world.dlock(["wait", "k", "-q", "-w", "0"]).status(75).run();
     let status = world.status("k");
     assert_eq!((&status["state"], &status["paused"]["reason"]), (&"paused".into(), &"freeze".into()));
-    // Also where nobody asks for it by name.
+    // A paused lock is listed even if no key is given.
     let all = world.dlock(["status"]).any_stdout().run().stdout;
     assert!(all.contains("  paused  ") && all.contains("paused by ") && all.contains("(freeze)"), "{all}");
     let history = world.dlock(["history", "k"]).any_stdout().run().stdout;
@@ -96,7 +97,7 @@ fn hold(world: &World) -> Running {
     holder
 }
 
-fn who_holds_it_goes_on(backend: Backend) {
+fn a_holder_goes_on(backend: Backend) {
     let world = World::new(backend);
     let inside = format!("{BINARY} run -k k -- sh -c 'echo inside >> log'");
     let job = format!("echo up >> log; until [ -e go ]; do sleep 0.02; done; {inside}; echo over >> log");
@@ -104,7 +105,7 @@ fn who_holds_it_goes_on(backend: Backend) {
     world.wait_for_log("up");
     let said = "dlock: k in .* is paused for 1m: no new holder until then; .*@.* \\(pid \\d+\\) goes on\n";
     world.dlock(["pause", "k", "--for", "1m", "--reason", "r"]).stderr_like(said).run();
-    // It is renewed some times.
+    // Waits until the hold was renewed several times.
     let lease = || world.status("k")["holders"][0]["held_ms"].as_u64();
     wait_until("it outlives its lease", || lease().is_some_and(|held| held > 4500));
     let besides =
@@ -116,7 +117,7 @@ fn who_holds_it_goes_on(backend: Backend) {
     assert_eq!(world.state("k"), "paused");
 }
 
-fn who_holds_it_is_asked_to_end(backend: Backend) {
+fn a_holder_is_asked_to_end(backend: Backend) {
     let world = World::new(backend);
     let holder = hold(&world);
     let said =
@@ -126,8 +127,9 @@ fn who_holds_it_is_asked_to_end(backend: Backend) {
     assert_eq!(world.state("k"), "paused");
 }
 
-/// Whoever was granted the lock and has not come for it yet begins later, and is to be known of.
-fn who_was_granted_it_just_before_is_asked_to_end(backend: Backend) {
+/// A waiter that was granted the lock but has not confirmed yet starts later, so `pause` must name
+/// it.
+fn a_waiter_that_was_just_granted_the_lock_is_asked_to_end(backend: Backend) {
     let is_known = || {
         let world = World::new(backend);
         let holder = hold(&world);
@@ -141,7 +143,8 @@ fn who_was_granted_it_just_before_is_asked_to_end(backend: Backend) {
         waiter.signal(Signal::CONT);
         let end = waiter.output().end();
         assert!(matches!(end, End::Status(75 | 79)), "{end:?}");
-        // A grant lasts for some seconds, which is short on a busy machine.
+        // A grant that is not confirmed lapses after some seconds, which may be too short on a busy
+        // machine.
         said.contains("was granted the lock just before and is asked to end")
     };
     assert!((0..5).any(|_| is_known()), "nobody was told of");
@@ -178,7 +181,7 @@ fn patterns_of_known_keys(world: &World) {
     for key in ["deploy-web", "deploy-db", "other"] {
         world.run(key, &[], "true").run();
     }
-    // Into a pipe, too, it is said which locks they are.
+    // The locks are named even if the output is no terminal.
     let said = "dlock: deploy-db in .* is paused for 1h: no new holder until then\n\
         dlock: deploy-web in .* is paused for 1h: no new holder until then\n";
     world.dlock(["pause", "deploy-*", "--reason", "freeze"]).stderr_like(said).run();
@@ -188,7 +191,7 @@ fn patterns_of_known_keys(world: &World) {
     let refused =
         "dlock: deploy-web in .* is busy: paused by .*@.* \\(pid \\d+\\) \\(freeze\\), for 59m.* more; .*\n";
     world.run("deploy-web", &[], "echo ran >> log").stderr_like(refused).status(75).run();
-    // A key that nobody has used is not known.
+    // A key that was never used does not match.
     world.run("deploy-new", &[], "echo new >> log").run();
     assert_eq!(world.log(), ["new"]);
     let said =
@@ -201,7 +204,7 @@ fn patterns_of_known_keys(world: &World) {
     world.dlock(["forget", "deploy-*"]).stderr_like(&format!("(dlock: .* is due again: .*\n)+|{said}")).run();
 }
 
-/// Where something was to be changed, and nothing is changed then.
+/// `pause` and `resume` fail and change nothing.
 fn a_pattern_that_nothing_matches_is_an_error(backend: Backend) {
     let world = World::new(backend);
     world.run("k", &[], "true").run();
@@ -213,7 +216,7 @@ fn a_pattern_that_nothing_matches_is_an_error(backend: Backend) {
     assert_eq!(world.state("k"), "free");
 }
 
-/// A backslash makes one key of it.
+/// A backslash makes the star part of one key.
 fn a_key_with_a_star_is_named(backend: Backend) {
     let world = World::new(backend);
     for key in ["a*", "ab"] {
@@ -236,9 +239,10 @@ fn a_pattern_shortens_no_pause(backend: Backend) {
     assert_eq!(world.status("deploy-a")["paused"]["reason"], "audit");
 }
 
-/// Who may write to the store may pause a lock: for as long as anybody may, and in words that can be read.
+/// A client with write access to the store may forge a pause, but only a valid record within the
+/// longest pause counts.
 #[test]
-fn what_is_no_pause_stops_nobody() {
+fn an_invalid_pause_stops_nobody() {
     let world = World::new(Backend::Redis);
     let now: u64 = world.redis().ask::<Vec<u64>>(&["TIME"])[0] * 1000;
     let by = "{\\\"host\\\":\\\"h\\\"}";
@@ -270,7 +274,8 @@ fn one_paused_key_of_several_is_in_the_way(backend: Backend) {
     assert_eq!(world.log(), ["both"]);
 }
 
-/// Many ask all the time. From the moment when `pause` has returned until that at which `resume` is called nobody begins.
+/// Many runs request the lock all the time. After `pause` has returned and before `resume` is
+/// called, no run starts.
 fn a_pause_in_the_middle_of_a_crowd(backend: Backend) {
     let world = World::new(backend);
     let worker = format!(
@@ -283,7 +288,7 @@ fn a_pause_in_the_middle_of_a_crowd(backend: Backend) {
     for round in 1..=3 {
         wait_until("the crowd works", || world.lines("ran") > 10 * round);
         world.dlock(["pause", "-q", "k", "--reason", "r"]).run();
-        // Whoever held it then has ended.
+        // The holder at the time of the pause has ended.
         wait_until("the last one has ended", || world.state("k") == "paused");
         let before = world.lines("ran");
         wait_until("all wait", || world.waiters("k") == workers.len());

@@ -1,7 +1,8 @@
-//! `dlock release`: one's own hold is given back, somebody's is asked for, and by force anybody's is taken away.
+//! `dlock release`: the caller's own hold is released; another holder is asked to stop; with
+//! --force any hold is taken away.
 
 mod force;
-mod own_hold;
+mod own_lock;
 
 use crate::support::dlock::Running;
 use crate::support::pty::{CTRL_C, Terminal};
@@ -12,22 +13,22 @@ use rustix::process::Signal;
 on_every_store!(
     a_free_lock_is_released_already,
     a_pattern_is_refused,
-    without_a_terminal_nobody_is_asked_by_accident,
-    a_holder_that_is_asked_stops_its_job_and_gives_back,
-    who_ended_it_is_named_and_why,
-    a_person_says_yes_or_no,
+    without_a_terminal_no_holder_is_asked_by_accident,
+    a_holder_that_is_asked_stops_its_job_and_releases_the_lock,
+    the_operator_and_the_reason_are_named,
+    a_person_answers_yes_or_no,
     the_next_holder_is_not_asked,
-    a_bound_runs_out_and_the_holder_stays_asked,
+    a_timeout_runs_out_and_the_request_to_stop_remains,
     a_signal_ends_the_watching_only,
     several_holders_are_asked_together_or_by_slot,
     a_script_is_waited_for_until_its_lease_ends,
-    where_nobody_holds_it_there_is_nothing_to_ask,
-    what_goes_as_it_should_is_told_to_a_terminal_only,
+    a_lock_without_a_live_holder_gets_no_request,
+    success_is_reported_on_a_terminal_only,
 );
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 
-/// A run that would last for ever, and is asked to stop.
+/// Starts a run that would last for ever, and will be stopped.
 fn endless(world: &World, key: &str, options: &[&str]) -> Running {
     let before = world.lines("up");
     let run = world.run(key, options, "echo up >> log; exec sleep 1000").status(79).any_stderr().spawn();
@@ -60,7 +61,7 @@ fn a_pattern_is_refused(backend: Backend) {
     holder.finish();
 }
 
-fn without_a_terminal_nobody_is_asked_by_accident(backend: Backend) {
+fn without_a_terminal_no_holder_is_asked_by_accident(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &["--reason", "month's end"], HOLD).spawn();
     world.wait_for_log("up");
@@ -73,9 +74,9 @@ fn without_a_terminal_nobody_is_asked_by_accident(backend: Backend) {
     holder.finish();
 }
 
-fn a_holder_that_is_asked_stops_its_job_and_gives_back(backend: Backend) {
+fn a_holder_that_is_asked_stops_its_job_and_releases_the_lock(backend: Backend) {
     let world = World::new(backend);
-    // At the next heartbeat it would be minutes.
+    // The next heartbeat would come only after minutes.
     let holder = endless(&world, "k", &["-t", "1h", "--report", "report"]);
     let status = world.status("k");
     wait_until("it has held for more than a second", || {
@@ -83,7 +84,7 @@ fn a_holder_that_is_asked_stops_its_job_and_gives_back(backend: Backend) {
     });
     let release = world.dlock(["release", "k", "-y", "-v"]).any_stderr().run();
     assert_eq!(world.state("k"), "free", "it returns when that hold has ended");
-    let steps = ["asked", "gave it back; its job died of signal 15"];
+    let steps = ["asked", "gave the lock back; its job died of signal 15"];
     assert!(steps.iter().all(|step| release.stderr.contains(step)), "{}", release.stderr);
     holder.finish();
     let log = world.dlock(["history", "k", "--json"]).any_stdout().run().stdout;
@@ -92,8 +93,8 @@ fn a_holder_that_is_asked_stops_its_job_and_gives_back(backend: Backend) {
     assert!(world.read("report").contains("\"asked\""), "{}", world.read("report"));
 }
 
-/// The job's own message, its report, `history` (on a terminal too) and `status` say who it was, and why.
-fn who_ended_it_is_named_and_why(backend: Backend) {
+/// The message of the run, its report, `history` and `status` name the operator and the reason.
+fn the_operator_and_the_reason_are_named(backend: Backend) {
     let world = World::new(backend);
     let who = |pid: i32| format!("@.* \\(pid {pid}\\) \\(deploy at noon\\)");
     let cases = [
@@ -134,7 +135,7 @@ fn who_ended_it_is_named_and_why(backend: Backend) {
     }
 }
 
-fn a_person_says_yes_or_no(backend: Backend) {
+fn a_person_answers_yes_or_no(backend: Backend) {
     let world = World::new(backend);
     let holder = endless(&world, "k", &["-t", "6s"]);
     let mut terminal = Terminal::open(&world);
@@ -163,7 +164,7 @@ fn a_person_says_yes_or_no(backend: Backend) {
     assert_eq!(world.state("k"), "free");
 }
 
-/// What was shown is what is asked, by its fence, however long the answer takes.
+/// Only the holder that was shown is asked, identified by its fence, however long the answer takes.
 fn the_next_holder_is_not_asked(backend: Backend) {
     let world = World::new(backend);
     let first = world.run("k", &[], HOLD).spawn();
@@ -183,11 +184,11 @@ fn the_next_holder_is_not_asked(backend: Backend) {
     assert_eq!((world.state("k").as_str(), world.fence("k")), ("held", fence));
     terminal.close();
     world.write("end", "");
-    // Nobody asked it: it ends as its job does.
+    // The second run was not asked, so it ends with its job.
     second.finish();
 }
 
-fn a_bound_runs_out_and_the_holder_stays_asked(backend: Backend) {
+fn a_timeout_runs_out_and_the_request_to_stop_remains(backend: Backend) {
     let world = World::new(backend);
     let job = "trap 'echo term >> log; [ -e go ] && exit' TERM; echo up >> log; while :; do sleep 0.02; done";
     let holder = world.run("k", &["-t", "6s", "--grace", "1h"], job).status(79).any_stderr().spawn();
@@ -195,7 +196,7 @@ fn a_bound_runs_out_and_the_holder_stays_asked(backend: Backend) {
     let release = world.dlock(["release", "k", "-y", "--timeout", "0.3"]).status(75).any_stderr().run();
     assert!(release.stderr.contains("is still held by"), "{}", release.stderr);
     world.wait_for_log("term");
-    // A second one waits for the same end.
+    // A second release waits for the same end.
     let again = world.dlock(["release", "k", "-y"]).any_stderr().spawn();
     world.dlock(["release", "k", "-q", "--force"]).run();
     again.finish();
@@ -223,7 +224,7 @@ fn several_holders_are_asked_together_or_by_slot(backend: Backend) {
     let held = |count: usize| world.status("k")["holders"].as_array().map(Vec::len) == Some(count);
     assert!(held(3));
     world.dlock(["release", "k", "-y", "--slot", "7"]).stderr_like("dlock: k in .* slot 7; .*\n").run();
-    // Nothing is wrong, and nobody looks on.
+    // Success prints nothing without a terminal.
     world.dlock(["release", "k", "-y", "--slot", "1"]).run();
     assert!(held(2));
     let slots = world.status("k")["holders"].to_string();
@@ -254,7 +255,7 @@ fn a_script_is_waited_for_until_its_lease_ends(backend: Backend) {
     release.finish();
 }
 
-fn where_nobody_holds_it_there_is_nothing_to_ask(backend: Backend) {
+fn a_lock_without_a_live_holder_gets_no_request(backend: Backend) {
     let world = World::new(backend);
     world.run("cools", &["--min-hold", "1h"], "true").run();
     world.dlock(["release", "cools", "-y"]).stderr_like("dlock: cools in .*--min-hold.*--force.*\n").run();
@@ -265,7 +266,7 @@ fn where_nobody_holds_it_there_is_nothing_to_ask(backend: Backend) {
     world.dlock(["release", "k", "-y"]).stderr_like("dlock: k in .* was taken away .*--now.*\n").run();
     holder.signal(Signal::CONT);
     holder.finish();
-    // The store is not dlock's alone.
+    // Redis may have values of other programs.
     if backend == Backend::Redis {
         let () = world.redis().ask(&["SET", "dlock:foreign", "x"]);
         world.dlock(["release", "foreign", "-y"]).status(64).stderr_like("dlock: .*did not write.*\n").run();
@@ -273,7 +274,7 @@ fn where_nobody_holds_it_there_is_nothing_to_ask(backend: Backend) {
     }
 }
 
-fn what_goes_as_it_should_is_told_to_a_terminal_only(backend: Backend) {
+fn success_is_reported_on_a_terminal_only(backend: Backend) {
     let world = World::new(backend);
     let token = world.dlock(["acquire", "-k", "k", "-t", "1h"]).any_stdout().run().stdout;
     world.write("token", &token);

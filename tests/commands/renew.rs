@@ -1,4 +1,4 @@
-//! `dlock renew`: what a script acquired is kept for longer, and never made shorter by accident.
+//! `dlock renew`: a script prolongs the lease that it acquired, and never shortens it by accident.
 
 use crate::support::dlock::BINARY;
 use crate::support::world::{Backend, World, on_every_store};
@@ -6,16 +6,16 @@ use crate::support::world::{Backend, World, on_every_store};
 on_every_store!(
     a_lease_is_extended,
     a_lease_is_not_shortened_by_accident,
-    what_is_gone_stays_gone,
-    what_a_run_holds_is_left_to_it,
-    a_script_hears_that_it_is_asked,
+    a_hold_that_is_gone_stays_gone,
+    the_hold_of_a_run_is_not_renewed,
+    a_script_is_told_of_a_request_to_stop,
 );
 
 fn lease(world: &World, key: &str) -> u64 {
     world.status(key)["holders"][0]["lease_ms"].as_u64().unwrap_or_default()
 }
 
-/// Acquires `k` and leaves the token in a file, and DLOCK_HELD in another.
+/// Acquires a lock, and writes the token and DLOCK_HELD into files.
 fn acquire(world: &World, options: &[&str]) {
     let output = world.dlock(["acquire", "-q", "--export"]).args(options).any_stdout().run().stdout;
     let value = |name: &str| {
@@ -52,7 +52,7 @@ fn a_lease_is_not_shortened_by_accident(backend: Backend) {
     assert!(lease(&world, "k") > 500_000, "as it was acquired");
 }
 
-fn what_is_gone_stays_gone(backend: Backend) {
+fn a_hold_that_is_gone_stays_gone(backend: Backend) {
     let world = World::new(backend);
     world.dlock(["renew"]).status(79).stderr_like("dlock: this process runs under no lock.*\n").run();
     world.dlock(["renew", "k"]).status(79).any_stderr().run();
@@ -74,8 +74,8 @@ fn what_is_gone_stays_gone(backend: Backend) {
     renew.status(79).stderr_like("dlock: short in .* is not held any more.*\n").run();
 }
 
-/// Its dlock counts on the lease that it asked for.
-fn what_a_run_holds_is_left_to_it(backend: Backend) {
+/// The dlock of the run relies on the lease that it requested.
+fn the_hold_of_a_run_is_not_renewed(backend: Backend) {
     let world = World::new(backend);
     let job = "$D renew k -t 1h -v; echo $?; $D renew -q; echo $?; $D status --json k > status
         $D release k -qy --force --now; $D renew k; echo $?";
@@ -84,13 +84,13 @@ fn what_a_run_holds_is_left_to_it(backend: Backend) {
     assert!(output.stderr.contains("is renewed by the 'dlock run'"), "{}", output.stderr);
     let status: serde_json::Value = serde_json::from_str(&world.read("status")).expect("JSON");
     assert!(status[0]["holders"][0]["lease_ms"].as_u64().expect("a lease") <= 30_000, "{status}");
-    // What the script acquired comes before what the run around it holds.
+    // The lock that the script acquired comes before the lock of the surrounding run.
     let job = "eval \"$($D acquire -q --export -k inner -t 1m)\"; $D renew -v";
     let run = world.run("k2", &[], job).env("D", BINARY);
     run.stderr_like("dlock: inner in .* is renewed .*\n").run();
 }
 
-fn a_script_hears_that_it_is_asked(backend: Backend) {
+fn a_script_is_told_of_a_request_to_stop(backend: Backend) {
     let world = World::new(backend);
     acquire(&world, &["-k", "k", "-t", "10m"]);
     let ask = world.dlock(["release", "k", "-y", "--timeout", "0"]).status(75).any_stderr().run();

@@ -1,4 +1,5 @@
-//! `dlock status`: who holds what, who waits, what is cooling, revoked or not dlock's at all.
+//! `dlock status`: the holders and waiters of locks, and locks that are cooling, revoked or
+//! foreign.
 
 mod tables;
 
@@ -15,7 +16,7 @@ on_every_store!(
     every_lock_under_the_prefix,
     a_free_lock,
     a_revoked_lock,
-    a_pattern_means_what_looks_like_it,
+    a_pattern_selects_the_keys_that_match,
     a_hold_that_is_not_renewed_is_stale,
 );
 
@@ -86,7 +87,7 @@ fn a_held_lock_with_waiters(backend: Backend) {
     assert_eq!(waiting["pid"], waiter.pid());
     assert_eq!(waiting["mode"], "exclusive");
     assert!(waiting["waiting_ms"].is_u64());
-    // For people: both are named.
+    // The table for people names the holder.
     let table = world.dlock(["status", "k"]).any_stdout().run().stdout;
     assert!(table.contains(&holder.pid().to_string()) && table.contains("held"), "{table}");
     world.write("go", "");
@@ -96,7 +97,7 @@ fn a_held_lock_with_waiters(backend: Backend) {
     assert_ne!(last, Value::Null, "there was one");
 }
 
-/// A script's hold is renewed by nobody but the script, and never stale.
+/// Only the script itself renews a script's hold, so that is never stale.
 fn a_hold_that_is_not_renewed_is_stale(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &["-t", "16s"], HOLD).any_stderr().spawn();
@@ -159,7 +160,7 @@ fn a_free_lock(backend: Backend) {
 
 fn a_revoked_lock(backend: Backend) {
     let world = World::new(backend);
-    // The job does not go, so the lock stays taken away for a while.
+    // The job ignores TERM, so the lock stays revoked for a while.
     let job = "trap '' TERM; echo $$ > job.pid; echo up >> log; while :; do sleep 0.05; done";
     let holder = world.run("k", &["-t", "20s", "--grace", "30s"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
@@ -172,7 +173,7 @@ fn a_revoked_lock(backend: Backend) {
     assert_eq!(world.state("k"), "free");
 }
 
-fn a_pattern_means_what_looks_like_it(backend: Backend) {
+fn a_pattern_selects_the_keys_that_match(backend: Backend) {
     let world = World::new(backend);
     let keys = ["deploy-web", "deploy-db", "report"];
     let holders = keys.map(|key| world.run(key, &["-t", "1m"], HOLD).spawn());
@@ -205,7 +206,8 @@ fn a_pattern_means_what_looks_like_it(backend: Backend) {
     watch.finish();
 }
 
-/// Values that dlock did not write are foreign holders: reported, never an error, never taken over.
+/// Values that dlock did not write are foreign holders: they are shown, are no error, and are never
+/// overwritten.
 #[test]
 fn a_foreign_value_is_shown_and_left_alone() {
     let world = World::new(Backend::Redis);
@@ -226,7 +228,7 @@ fn a_foreign_value_is_shown_and_left_alone() {
     let types = ["string", "for-ever", "hash", "list"]
         .map(|key| redis.ask::<String>(&["TYPE", &format!("dlock:{key}")]));
     assert_eq!(types, ["string", "string", "hash", "list"], "all are still there");
-    // --force --now takes a STRING, and nothing else.
+    // --force --now deletes a STRING, and no other type.
     world.dlock(["release", "for-ever", "--force", "--now", "-y"]).any_stdout().any_stderr().run();
     assert_eq!(world.state("for-ever"), "free");
     world.dlock(["release", "hash", "--force", "--now", "-y"]).any_stdout().any_stderr().spawn().output();
@@ -245,9 +247,10 @@ fn assert_fields(object: &Value, names: &[&str]) {
     assert_eq!(shown, names);
 }
 
-/// Locks that were used and are free cost nobody anything: they are neither looked at nor listed, however many there are.
+/// Locks that were used and are free cost nothing: they are neither read nor listed, however many
+/// there are.
 #[test]
-fn idle_locks_are_not_looked_at() {
+fn idle_locks_are_not_read() {
     let (world, masters) = (World::new(Backend::Redis), Masters::aged(3));
     let redis = world.redis();
     assert_idle_ones_are_left_alone(&world, &redis.url(), redis, "dlock:");
@@ -276,7 +279,7 @@ fn assert_idle_ones_are_left_alone(world: &World, store: &str, redis: &Redis, pr
     let before = looks();
     let listed = dlock(&["status", "--json"]).any_stdout().run().stdout;
     assert!(listed.contains("busy") && listed.contains("kept") && !listed.contains("idle"), "{listed}");
-    // One of them may be the holder's, and two may be of scripts that the server did not know.
+    // One call may be the holder's, and two more come if the server did not know the scripts.
     assert!(looks() - before <= 5, "{} looks at {store} {prefix:?}", looks() - before);
     world.write("go", "");
     holder.finish();

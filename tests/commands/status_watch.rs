@@ -1,4 +1,4 @@
-//! `dlock status --watch`: the table redrawn in place, on a terminal that is given back as it was.
+//! `dlock status --watch`: the table is redrawn in place, and the terminal is restored at the end.
 
 use crate::support::proc;
 use crate::support::pty::{CTRL_C, CTRL_Z, Terminal};
@@ -6,14 +6,14 @@ use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 
-on_every_store!(it_shows_what_changes, every_end_gives_the_terminal_back, it_stops_and_goes_on, q_leaves,);
+on_every_store!(it_shows_changes, every_end_gives_the_terminal_back, it_stops_and_goes_on, q_leaves,);
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 const WATCH: &str = "TERM=xterm sh -c 'echo $$ > watch.pid; exec dlock status --watch 100ms'";
 
-fn it_shows_what_changes(backend: Backend) {
+fn it_shows_changes(backend: Backend) {
     let world = World::new(backend);
     let mut terminal = Terminal::open(&world);
     terminal.type_line(WATCH);
@@ -60,7 +60,7 @@ fn it_stops_and_goes_on(backend: Backend) {
     terminal.press(CTRL_Z);
     terminal.expect(LEAVE);
     terminal.expect("Stopped");
-    // In the background it keeps off the screen, which is the shell's.
+    // In the background it does not write to the screen.
     terminal.type_line("bg");
     let pid = world.wait_for_pid("watch.pid");
     wait_until("it runs", || !proc::stopped(pid));
@@ -73,7 +73,7 @@ fn it_stops_and_goes_on(backend: Backend) {
     terminal.close();
 }
 
-/// A key is heard at once and not echoed; the keyboard is given back as it was.
+/// A key is read at once and not echoed, and the settings of the keyboard are restored.
 fn q_leaves(backend: Backend) {
     let world = World::new(backend);
     let mut terminal = Terminal::open(&world);
@@ -99,7 +99,8 @@ fn q_leaves(backend: Backend) {
     terminal.close();
 }
 
-/// No line is wider than the terminal, whatever stands in it: the screen would cut it, or draw over it.
+/// No line is wider than the terminal, whatever it contains; otherwise the screen would cut it or
+/// draw over it.
 #[test]
 fn the_page_fits_its_terminal() {
     let world = World::new(Backend::Redis);
@@ -131,7 +132,7 @@ fn the_page_fits_its_terminal() {
     waiter.finish();
 }
 
-/// A store that goes away and comes back is said, with the time of its last answer; what it said then stays.
+/// While the store is away the page shows its last answer and the time of that.
 #[test]
 fn a_store_that_goes_away_is_ridden_out() {
     let mut world = World::new(Backend::Redis);
@@ -143,7 +144,7 @@ fn a_store_that_goes_away_is_ridden_out() {
     world.redis().pause();
     terminal.expect("no answer since ");
     terminal.expect(&format!(" {} ", holder.pid()));
-    // A silent store holds up no signal.
+    // A store that does not answer delays no signal.
     terminal.press(CTRL_Z);
     terminal.expect(LEAVE);
     terminal.type_line("fg");
@@ -176,7 +177,7 @@ fn it_is_for_terminals() {
     terminal.type_line("dlock status --watch; echo $?-is-the-status");
     terminal.expect("the terminal cannot redraw");
     terminal.expect("64-is-the-status");
-    // A store that was never there is an error as everywhere.
+    // A store that cannot be reached at the start is an error, as with other commands.
     terminal
         .type_line("TERM=xterm dlock status --watch --store redis+unix:///nowhere; echo $?-is-the-status");
     let shown = terminal.expect("69-is-the-status");

@@ -1,4 +1,4 @@
-//! `dlock wait`: until locks are free, without taking them.
+//! `dlock wait`: waits until locks are free, without taking them.
 
 use crate::support::dlock::{BINARY, Running};
 use crate::support::proxy::Proxy;
@@ -7,15 +7,15 @@ use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 
 on_every_store!(
-    what_is_free_is_not_waited_for,
-    it_is_woken_when_the_lock_is_given_back,
-    it_takes_nothing_and_holds_up_nobody,
-    it_sees_a_lease_end_that_nobody_notices,
-    what_cools_is_not_free,
-    a_bound_runs_out,
+    a_free_lock_is_not_waited_for,
+    it_is_woken_when_the_lock_is_released,
+    it_takes_no_lock_and_delays_nobody,
+    it_notices_the_end_of_a_lease,
+    a_cooling_lock_is_not_free,
+    a_timeout_runs_out,
     several_one_after_the_other,
     a_pattern_means_every_key_that_is_known,
-    nobody_waits_for_the_own_end,
+    a_job_does_not_wait_for_its_own_lock,
     a_signal_ends_it,
     a_store_that_cannot_be_reached_is_an_error,
 );
@@ -27,12 +27,13 @@ fn hold(world: &World, key: &str) -> Running {
     holder
 }
 
-/// One who looks on. `status` does not show that, so the scenarios hold whenever its first look is.
-fn looks_on(world: &World, options: &[&str]) -> Running {
+/// Starts a `dlock wait`. `status` does not show it, so each test must hold whenever its first read
+/// is.
+fn start_wait(world: &World, options: &[&str]) -> Running {
     world.dlock(["wait"]).args(options).any_stderr().spawn()
 }
 
-fn what_is_free_is_not_waited_for(backend: Backend) {
+fn a_free_lock_is_not_waited_for(backend: Backend) {
     let world = World::new(backend);
     world.dlock(["wait", "k"]).run();
     world.dlock(["wait", "k", "l", "k", "-w", "0"]).run();
@@ -41,19 +42,19 @@ fn what_is_free_is_not_waited_for(backend: Backend) {
     world.dlock(["wait", "k"]).run();
 }
 
-fn it_is_woken_when_the_lock_is_given_back(backend: Backend) {
+fn it_is_woken_when_the_lock_is_released(backend: Backend) {
     let world = World::new(backend);
     let holder = hold(&world, "k");
-    let waiters: Vec<Running> = (0..3).map(|_| looks_on(&world, &["k"])).collect();
+    let waiters: Vec<Running> = (0..3).map(|_| start_wait(&world, &["k"])).collect();
     world.write("end-k", "");
     holder.finish();
     waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
 }
 
-fn it_takes_nothing_and_holds_up_nobody(backend: Backend) {
+fn it_takes_no_lock_and_delays_nobody(backend: Backend) {
     let world = World::new(backend);
     let holder = hold(&world, "k");
-    let mut looker = looks_on(&world, &["k"]);
+    let mut looker = start_wait(&world, &["k"]);
     let next =
         world.run("k", &["-w"], "echo next >> log; until [ -e end-next ]; do sleep 0.02; done").spawn();
     world.wait_for_waiters("k", 1);
@@ -68,14 +69,14 @@ fn it_takes_nothing_and_holds_up_nobody(backend: Backend) {
     assert_eq!(world.state("k"), "free");
 }
 
-fn it_sees_a_lease_end_that_nobody_notices(backend: Backend) {
+fn it_notices_the_end_of_a_lease(backend: Backend) {
     let world = World::new(backend);
     world.dlock(["acquire", "-k", "k", "-t", "3s", "-q"]).any_stdout().run();
     world.dlock(["wait", "k"]).run();
     assert_eq!(world.state("k"), "free");
 }
 
-fn what_cools_is_not_free(backend: Backend) {
+fn a_cooling_lock_is_not_free(backend: Backend) {
     let world = World::new(backend);
     world.run("k", &["--min-hold", "1h"], "true").run();
     world.dlock(["wait", "k", "-w", "0"]).status(75).stderr_like("dlock: k in .*--min-hold.*\n").run();
@@ -84,7 +85,7 @@ fn what_cools_is_not_free(backend: Backend) {
     world.dlock(["wait", "short"]).run();
 }
 
-fn a_bound_runs_out(backend: Backend) {
+fn a_timeout_runs_out(backend: Backend) {
     let world = World::new(backend);
     let holder = hold(&world, "k");
     let like = format!(
@@ -100,7 +101,7 @@ fn a_bound_runs_out(backend: Backend) {
 fn several_one_after_the_other(backend: Backend) {
     let world = World::new(backend);
     let (first, second) = (hold(&world, "a"), hold(&world, "b"));
-    let mut looker = looks_on(&world, &["a", "b"]);
+    let mut looker = start_wait(&world, &["a", "b"]);
     world.write("end-a", "");
     first.finish();
     assert!(!looker.has_ended());
@@ -113,7 +114,7 @@ fn a_pattern_means_every_key_that_is_known(backend: Backend) {
     let world = World::new(backend);
     world.run("deploy-idle", &[], "true").run();
     let holders = ["deploy-production", "deploy-test"].map(|key| hold(&world, key));
-    let looker = looks_on(&world, &["deploy*", "-v"]);
+    let looker = start_wait(&world, &["deploy*", "-v"]);
     wait_until("it says which", || {
         looker.messages().contains("waiting for deploy-idle, deploy-production, deploy-test in ")
     });
@@ -129,12 +130,12 @@ fn a_pattern_means_every_key_that_is_known(backend: Backend) {
     world.dlock(["wait", "x*"]).stderr_like(none).run();
 }
 
-fn nobody_waits_for_the_own_end(backend: Backend) {
+fn a_job_does_not_wait_for_its_own_lock(backend: Backend) {
     let world = World::new(backend);
     let job = "$D wait other k; echo $?; $D wait other; echo $?; echo \"$DLOCK_HELD\" > held";
     let run = world.run("k", &[], job).env("D", BINARY);
     run.stdout("64\n0\n").stderr_like("dlock: this process itself runs under k in .*\n").run();
-    // What is claimed and not true is no reason.
+    // A stale DLOCK_HELD has no effect.
     world.dlock(["wait", "k"]).env("DLOCK_HELD", world.read("held").trim()).run();
 }
 
@@ -159,7 +160,7 @@ fn a_store_that_cannot_be_reached_is_an_error(backend: Backend) {
     wait.status(69).stderr_like("dlock: .*127.0.0.1:1.*\n").run();
 }
 
-/// After the first answer an outage is ridden out.
+/// After the first answer of the store `dlock wait` survives an outage.
 #[test]
 fn an_outage_is_ridden_out() {
     let world = World::with_redis(&[]);
@@ -174,7 +175,7 @@ fn an_outage_is_ridden_out() {
     };
     let (seen, looker) = wait(&[]);
     let looker = looker.spawn();
-    // Two looks, and the request to be woken between them.
+    // Two reads, and the subscription between them.
     wait_until("it looks on", || proxy.seen() >= seen + 3);
     proxy.begin_outage();
     wait_until("it says so", || looker.messages().contains("still waiting for k"));
@@ -183,7 +184,7 @@ fn an_outage_is_ridden_out() {
     proxy.end_outage();
     let output = looker.finish();
     assert!(output.stderr.contains("answers again"), "{}", output.stderr);
-    // A wait that ends in an outage does not know.
+    // If the wait ends in an outage, the state of the lock is unknown.
     let holder = hold(&world, "k2");
     let wait = world.dlock(["wait", "k2", "--op-timeout", "0.2", "-w", "2"]).env("DLOCK_STORE", proxy.url());
     let seen = proxy.seen();

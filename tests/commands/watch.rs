@@ -1,8 +1,9 @@
-//! `dlock watch`: what happens to locks, as it happens; each event once, also across an outage.
+//! `dlock watch`: events of locks as they happen; each event once, even across an outage.
+
+mod watch_outages;
 
 use crate::support::dlock::{BINARY, Running};
 use crate::support::proc;
-use crate::support::proxy::Proxy;
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
@@ -17,14 +18,14 @@ on_every_store!(
     signals_end_it,
     an_ignored_signal_does_not_end_it,
     other_signals_act_as_they_did,
-    nobody_reads_on,
-    many_runs_are_told_once,
-    a_short_run_of_several_is_told_of_each,
+    it_ends_when_its_reader_does,
+    many_runs_are_each_reported_once,
+    a_short_run_of_several_locks_is_reported_for_each,
 );
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 
-/// Starts it, and waits until it watches.
+/// Starts `dlock watch`, and waits until it watches.
 #[track_caller]
 fn watch(world: &World, arguments: &[&str]) -> Running {
     let watch = world.dlock(["watch", "-v"]).args(arguments).any_stdout().any_stderr().spawn();
@@ -32,7 +33,7 @@ fn watch(world: &World, arguments: &[&str]) -> Running {
     watch
 }
 
-/// What it has told so far.
+/// The events that it has printed so far.
 fn events(watch: &Running) -> Vec<Value> {
     let lines = watch.printed();
     let whole = lines.split_inclusive('\n').filter(|line| line.ends_with('\n'));
@@ -43,13 +44,13 @@ fn words(events: &[Value]) -> Vec<&str> {
     events.iter().map(|event| event["event"].as_str().expect("a word")).collect()
 }
 
-/// Waits until so many events were told, and returns them.
+/// Waits until `count` events were printed, and returns them.
 #[track_caller]
 fn wait_for_events(watch: &Running, count: usize) -> Vec<Value> {
     wait_for(&format!("{count} events"), || Some(events(watch)).filter(|events| events.len() >= count))
 }
 
-/// Ends it, and returns all that it told.
+/// Ends it, and returns all its events.
 #[track_caller]
 fn end(watch: Running) -> Vec<Value> {
     watch.signal(Signal::TERM);
@@ -135,7 +136,7 @@ fn every_kind_of_event(backend: Backend) {
     assert_eq!(events[11]["exit_status"], 3);
 }
 
-/// Nobody is left to give the lock back, and nobody comes who would notice: it is told all the same.
+/// dlock and its guard are dead, and no other run notices. The event comes all the same.
 fn a_crashed_holder(backend: Backend) {
     let world = World::new(backend);
     let watch = watch(&world, &["k", "--json"]);
@@ -146,7 +147,7 @@ fn a_crashed_holder(backend: Backend) {
     pids.into_iter().for_each(|pid| proc::signal(pid, Signal::STOP));
     pids.into_iter().for_each(|pid| proc::signal(pid, Signal::KILL));
     wait_for_events(&watch, 2);
-    // Whoever comes next writes the end into the log; that is not told again.
+    // The next run writes the end into the log. That causes no second event.
     world.run("k", &[], "exit 0").run();
     wait_for_events(&watch, 4);
     assert_eq!(words(&end(watch)), ["granted", "expired", "granted", "released"]);
@@ -187,7 +188,7 @@ fn all_locks_and_new_ones(backend: Backend) {
     world.run("new", &[], "exit 2").status(2).run();
     world.run("else", &["--prefix", "other:"], "exit 3").status(3).run();
     wait_for_events(&watch, 4);
-    // Once it is known it is watched like the others.
+    // A new lock is watched like the others once it is known.
     world.run("new", &[], "exit 4").status(4).run();
     wait_for_events(&watch, 6);
     let told = end(watch);
@@ -229,7 +230,7 @@ fn signals_end_it(backend: Backend) {
     }
 }
 
-/// What its caller had it ignore, such as ^C in a script's background, does not end it.
+/// A signal that its caller ignores, such as ^C in a script's background, does not end it.
 fn an_ignored_signal_does_not_end_it(backend: Backend) {
     let world = World::new(backend);
     for (ignored, signal) in [("trap '' INT", Signal::INT), ("trap '' HUP", Signal::HUP)] {
@@ -243,7 +244,7 @@ fn an_ignored_signal_does_not_end_it(backend: Backend) {
     }
 }
 
-/// HUP and QUIT kill it, as they would any program; what its caller had it block ends it.
+/// HUP and QUIT kill it, as they would any program. A signal that its caller blocked ends it.
 fn other_signals_act_as_they_did(backend: Backend) {
     let world = World::new(backend);
     for signal in [Signal::HUP, Signal::QUIT] {
@@ -260,8 +261,8 @@ fn other_signals_act_as_they_did(backend: Backend) {
     watch.finish();
 }
 
-/// It ends when its reader does, also when nothing happens any more.
-fn nobody_reads_on(backend: Backend) {
+/// It ends even if no event comes any more.
+fn it_ends_when_its_reader_does(backend: Backend) {
     let world = World::new(backend);
     let mut shell = world.command("bash");
     let script =
@@ -276,8 +277,9 @@ fn nobody_reads_on(backend: Backend) {
     holder.finish();
 }
 
-/// Faster than anybody looks, and more than the log would keep between two looks of a slow one.
-fn many_runs_are_told_once(backend: Backend) {
+/// The runs are faster than the reads of `watch`, and more than the log keeps between two slow
+/// reads.
+fn many_runs_are_each_reported_once(backend: Backend) {
     let world = World::new(backend);
     let watch = watch(&world, &["k", "--json"]);
     let loops = "for i in $(seq 10); do \"$0\" run -q -w -k k -- true; done; echo done >> log";
@@ -300,12 +302,12 @@ fn many_runs_are_told_once(backend: Backend) {
         fences.dedup();
         assert_eq!(fences.len(), 40, "{word} once each");
     }
-    // Whoever came to wait was granted the lock, and did not leave.
+    // Every waiter was granted the lock, so none has left.
     assert!(told.iter().all(|event| event["event"] != "left"), "{told:#?}");
 }
 
-/// A run between two listings is told at each of its locks.
-fn a_short_run_of_several_is_told_of_each(backend: Backend) {
+/// The run begins and ends between two reads, and has an event for each of its locks.
+fn a_short_run_of_several_locks_is_reported_for_each(backend: Backend) {
     let world = World::new(backend);
     let watch = watch(&world, &["--json"]);
     world.run("a", &["-k", "b", "-k", "c"], "true").run();
@@ -315,85 +317,4 @@ fn a_short_run_of_several_is_told_of_each(backend: Backend) {
         let of_key: Vec<_> = told.iter().filter(|event| event["key"] == key).cloned().collect();
         assert_eq!(words(&of_key), ["granted", "released"], "{key}");
     }
-}
-
-/// The server is killed, with all that it knew: said once each way, and what was held is lost.
-#[test]
-fn a_server_that_starts_anew() {
-    let mut world = World::new(Backend::Redis);
-    for arguments in [&["k", "--json"][..], &["--json"]] {
-        let holder = world.run("k", &["-t", "6s"], HOLD).any_stderr().status(79).spawn();
-        world.wait_for_log("up");
-        let watch = watch(&world, arguments);
-        world.redis_mut().kill();
-        wait_until("it says that it is cut off", || watch.messages().contains("no events until"));
-        world.redis_mut().restart();
-        wait_until("it says that it is back", || watch.messages().contains("answers again"));
-        wait_for_events(&watch, 1);
-        holder.finish();
-        world.run("k", &[], "exit 5").status(5).run();
-        wait_for_events(&watch, 3);
-        let said = watch.messages();
-        let told = end(watch);
-        assert_eq!(words(&told), ["lost", "granted", "released"]);
-        assert_eq!(said.lines().count(), 3, "watching, cut off, back: {said}");
-        world.write("log", "");
-    }
-}
-
-/// Only the way to the server is gone: what happened meanwhile is told from the log.
-#[test]
-fn an_outage_is_caught_up() {
-    let world = World::new(Backend::Redis);
-    let proxy = Proxy::before(world.redis().port());
-    let watch = world.dlock(["watch", "k", "--json", "-v", "--op-timeout", "300ms"]);
-    let watch = watch.env("DLOCK_STORE", proxy.url()).any_stdout().any_stderr().spawn();
-    wait_until("it watches", || watch.messages().contains("watching from now on"));
-    world.run("k", &[], "exit 1").status(1).run();
-    wait_for_events(&watch, 2);
-    proxy.begin_outage();
-    world.run("k", &[], "exit 2").status(2).run();
-    wait_until("it says that it is cut off", || watch.messages().contains("no events until"));
-    world.run("k", &[], "exit 3").status(3).run();
-    proxy.end_outage();
-    let told = wait_for_events(&watch, 6);
-    let statuses: Vec<_> = told.iter().filter_map(|event| event["exit_status"].as_u64()).collect();
-    assert_eq!(statuses, [1, 2, 3]);
-    wait_until("it says that it is back", || watch.messages().contains("answers again"));
-    assert_eq!(end(watch).len(), 6);
-}
-
-#[test]
-fn a_lock_that_vanishes_is_lost() {
-    let world = World::new(Backend::Redis);
-    let watch = watch(&world, &["k", "--json"]);
-    let holder = world.run("k", &["-t", "6s"], HOLD).status(79).any_stderr().spawn();
-    world.wait_for_log("up");
-    world.redis().ask::<()>(&["DEL", "dlock:k"]);
-    holder.finish();
-    wait_for_events(&watch, 2);
-    assert_eq!(words(&end(watch)), ["granted", "lost"]);
-}
-
-/// At first contact a store that is gone is an error, as for the other commands.
-#[test]
-fn no_store_to_begin_with() {
-    let world = World::without_redis();
-    let output = world.dlock(["watch", "k"]).env("DLOCK_STORE", "redis://127.0.0.1:1").status(69);
-    assert_eq!(output.stderr_like("dlock: cannot reach .*\n").run().stdout, "");
-}
-
-/// What somebody else has put where the watchers of a lock stand is in nobody's way.
-#[test]
-fn a_strange_value_in_place_of_the_watchers() {
-    let world = World::new(Backend::Redis);
-    let strange = "dlock.watch:{dlock:k}:dlock:k";
-    world.redis().ask::<()>(&["SET", strange, "x"]);
-    world.run("k", &[], "true").run();
-    let watch = world.dlock(["watch", "-v", "k"]).any_stdout().any_stderr().spawn();
-    wait_until("it watches", || watch.messages().contains("watching from now on"));
-    world.run("k", &[], "true").run();
-    wait_until("the run is told", || watch.printed().contains("released k"));
-    watch.signal(Signal::TERM);
-    watch.finish();
 }

@@ -1,5 +1,6 @@
-//! Does the fence help where no lock can? The example of docs/guarantees.md, as it is printed there, on SQLite: a run that
-//! was stopped together with its dlock and its guard comes back when the next one has written.
+//! The example of a fence in docs/guarantees.md, as it is printed there, on SQLite. No lock helps
+//! there: a run that was stopped together with its dlock and its guard goes on after the next run
+//! has written.
 
 use crate::support::proc;
 use crate::support::wait::wait_until;
@@ -21,7 +22,7 @@ fn an_older_run_is_refused() {
     assert_eq!(query(&world, "SELECT fence FROM report"), world.fence("report").to_string());
 }
 
-/// So it is the condition that refuses it, and nothing else.
+/// The same without the condition, to show that only the condition refuses the old run.
 #[test]
 fn without_the_condition_it_overwrites_what_is_newer() {
     let write = block("sql", "-- write.sql\n");
@@ -37,7 +38,7 @@ fn runs_in_order_write_one_after_the_other() {
     let world = a_database(&block("sql", "-- write.sql\n"));
     let mut fence = 0;
     for text in ["first", "second"] {
-        // The same run, twice.
+        // The same run writes twice.
         world
             .run("report", &[], &format!("for at in 1 2; do {}; done", writes(&format!("{text} $at"))))
             .run();
@@ -50,9 +51,9 @@ fn runs_in_order_write_one_after_the_other() {
     assert_eq!(query(&world, "SELECT count(*) FROM report"), "1");
 }
 
-/// Whoever has read keeps those away who came before it.
+/// After a run has read the row, an older run may not write it.
 #[test]
-fn who_reads_first_claims_the_row() {
+fn a_read_claims_the_row() {
     let world = a_database(&block("sql", "-- write.sql\n"));
     world.run("report", &[], &writes("first")).run();
     let claim = format!("{} SELECT changes();", block("sql", "-- claim.sql\n"));
@@ -67,8 +68,8 @@ fn who_reads_first_claims_the_row() {
     assert_eq!(body(&world), "first");
 }
 
-/// One run gets the lock and is stopped, with its dlock and its guard, until its lease is over. The next one writes. Then
-/// the job of the first one goes on, before anybody can end it.
+/// A run gets the lock and is stopped, with its dlock and its guard, until its lease is over. The
+/// next run writes. Then the first job goes on, before its guard can end it.
 fn comes_back_too_late(world: &World) {
     let writes = format!("{} 2> refusal; echo \"status $?\" >> log", writes("older"));
     let job = format!("echo $$ > job; while [ ! -e go ]; do sleep 0.02; done; {writes}");
@@ -88,12 +89,12 @@ fn comes_back_too_late(world: &World) {
     holder.finish();
 }
 
-/// What a job does that has this to report.
+/// The script of a job that writes this report.
 fn writes(text: &str) -> String {
     format!("printf %s \"{text}\" > report.txt; {RUN}")
 }
 
-/// The files of the page, and a database with its table.
+/// A world with the files of the page, and a database with its table.
 fn a_database(write: &str) -> World {
     let world = World::without_redis();
     world.script("write-report", &block("sh", "#!/bin/sh\n# write-report:"));
@@ -110,13 +111,13 @@ fn body(world: &World) -> String {
 #[track_caller]
 fn query(world: &World, sql: &str) -> String {
     let mut sqlite = world.command("sqlite3");
-    // What begins with a comment must not look like an option.
+    // Without the space a leading comment would look like an option.
     let output = sqlite.args(["-bail", "report.db", &format!(" {sql}")]).output().expect("sqlite3");
     assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
 }
 
-/// A fenced block of the page.
+/// The fenced block of the page that begins with `begin`.
 fn block(language: &str, begin: &str) -> String {
     let page = include_str!("../../docs/guarantees.md");
     let (_, section) = page.split_once("### An example in SQL\n").expect("the section");

@@ -1,5 +1,6 @@
-//! Are man/ and completions/ what src/cli.rs says? Both are generated and committed, so that a package needs no
-//! build step for them. `DLOCK_REGENERATE=1 cargo test generated` writes them anew.
+//! man/ and completions/ must be what src/cli.rs says. Both are generated and committed, so that a
+//! package needs no build step for them. `DLOCK_REGENERATE=1 cargo test generated` writes them
+//! anew.
 
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
@@ -27,7 +28,7 @@ fn pages() -> Result<BTreeMap<String, String>, Box<dyn std::error::Error>> {
     Ok(pages)
 }
 
-/// The page of the configuration file. Its settings are those of the packaged file, with the comments there.
+/// The page of the configuration file, made of the settings and comments of the packaged file.
 fn settings_page() -> String {
     let mut page = format!(
         ".TH DLOCK.TOML 5 \"\" \"dlock {}\" dlock\n.SH NAME\ndlock.toml \\- settings of dlock\n",
@@ -35,7 +36,7 @@ fn settings_page() -> String {
     );
     let name = "dlock.toml";
     let file = format!("{}\n", include_str!("../../packaging/dlock.toml"));
-    // The first paragraphs explain the file itself, as the section DESCRIPTION does.
+    // The first paragraph explains the file itself, as the section DESCRIPTION does.
     let blocks = file.split("\n\n").skip(1).map(|block| block.lines().collect::<Vec<_>>());
     let mut settings = String::new();
     for block in blocks {
@@ -58,7 +59,7 @@ fn settings_page() -> String {
     page
 }
 
-/// Nobody has to scroll sideways: what a page does not break itself fits, and so does the help on a terminal.
+/// Lines that `man` does not break fit into 80 columns, and so does the help on a terminal.
 #[test]
 fn generated_pages_fit_80_columns() -> Outcome {
     let mut wide = Vec::new();
@@ -81,7 +82,7 @@ fn generated_pages_fit_80_columns() -> Outcome {
     Ok(())
 }
 
-/// Only what can be typed is printed as it stands.
+/// Only text that can be typed is literal.
 #[test]
 fn generated_prose_is_prose() {
     let lines = ["  # One,", "  # or two:", "  dlock a", "", "Prose that", "goes on.", "", "  dlock b"];
@@ -112,9 +113,9 @@ fn completions_are_fresh() -> Outcome {
     fresh("completions", &scripts.collect::<Result<_, dlock::error::Error>>()?)
 }
 
-/// A script offers nothing that is refused (`run` has no --timeout; `release` has).
+/// A script offers no option that its command refuses (`release` has --timeout, `run` has not).
 #[test]
-fn completions_offer_what_is_understood() -> Outcome {
+fn completions_offer_valid_options_only() -> Outcome {
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         let script = script(shell)?;
         let run = match shell {
@@ -133,7 +134,7 @@ fn completions_offer_what_is_understood() -> Outcome {
     Ok(())
 }
 
-/// Compares a directory with what it should hold, or makes it so.
+/// Compares a directory with the files that it should contain, or writes them.
 fn fresh(directory: &str, files: &BTreeMap<String, String>) -> Outcome {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
     let regenerate = std::env::var_os("DLOCK_REGENERATE").is_some_and(|value| value == "1");
@@ -164,10 +165,11 @@ fn fresh(directory: &str, files: &BTreeMap<String, String>) -> Outcome {
     Ok(())
 }
 
-/// What `man` leaves of 80 columns for a line that it may not break.
+/// The columns, of 80, that `man` leaves for a line that it may not break.
 const ROOM: usize = 80 - 7;
 
-/// One page: clap_mangen's sections, and the examples and statuses of the long help as sections of their own.
+/// One page: clap_mangen's sections, and the examples and statuses of the long help as separate
+/// sections.
 fn page(command: &Command, name: &str) -> Result<String, Box<dyn std::error::Error>> {
     let plain = |bytes: Vec<u8>| String::from_utf8(bytes);
     let man = Man::new(command.clone().display_name(name.to_owned()))
@@ -216,7 +218,7 @@ fn page(command: &Command, name: &str) -> Result<String, Box<dyn std::error::Err
     Ok(page)
 }
 
-/// What a page says and `--help` does not: the lines of that title in src/cli/man.txt.
+/// Text that a page has and `--help` has not: the lines under `title` in src/cli/man.txt.
 fn further(name: &str, title: &str) -> Vec<&'static str> {
     let head = format!("{name} {title}");
     let mut sections =
@@ -224,7 +226,7 @@ fn further(name: &str, title: &str) -> Vec<&'static str> {
     sections.find(|(found, _)| *found == head).map(|(_, text)| text.lines().collect()).unwrap_or_default()
 }
 
-/// Every variable that dlock reads or sets has a place where it is explained.
+/// Every variable that dlock reads or sets is explained in a page.
 #[test]
 fn every_variable_is_in_a_page() -> Outcome {
     let pages = pages()?;
@@ -249,13 +251,14 @@ fn every_variable_is_in_a_page() -> Outcome {
 enum Part<'a> {
     /// Lines that `man` joins, and breaks to its width.
     Prose(Vec<&'a str>),
-    /// Lines that stay as they are.
+    /// Lines that are printed as they are.
     Literal(Vec<&'a str>),
-    /// What is explained, and its explanation.
+    /// A term, and its explanation.
     Item(&'a str, Vec<&'a str>),
 }
 
-/// The examples, which the help indents: a comment is prose, what can be typed is literal. And the prose after them.
+/// Parses the examples, which the help indents: comments become prose, commands are literal. The
+/// second part of the result is the prose after them.
 fn parted<'a>(lines: &[&'a str]) -> (Vec<Part<'a>>, Vec<Part<'a>>) {
     let (mut examples, mut notes) = (Vec::new(), Vec::new());
     for block in lines.split(|line| line.is_empty()).filter(|block| !block.is_empty()) {
@@ -276,7 +279,8 @@ fn parted<'a>(lines: &[&'a str]) -> (Vec<Part<'a>>, Vec<Part<'a>>) {
     (examples, notes)
 }
 
-/// Names or right-aligned statuses, each with its meaning, which may go on in the next line; and the prose around.
+/// Parses names or right-aligned statuses, each with its meaning, which may take several lines, and
+/// the prose around them.
 fn items<'a>(lines: &[&'a str]) -> Vec<Part<'a>> {
     let mut parts = Vec::new();
     for line in lines.iter().filter(|line| !line.is_empty()) {

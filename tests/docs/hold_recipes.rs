@@ -1,4 +1,5 @@
-//! Do the recipes of docs/hold.md work as they are written? What a CI runner does with the lines of a job is done here.
+//! The recipes of docs/hold.md, run as they are written. The test does what a CI runner does with
+//! the lines of a job.
 
 use crate::support::dlock::BINARY;
 use crate::support::proc;
@@ -16,7 +17,7 @@ fn recipe(heading: &str, language: &str) -> &'static str {
     block.split("```").next().expect("its end")
 }
 
-/// A world in which dlock is in PATH, and two steps log that they run and wait for a file.
+/// A world with dlock in PATH, and with two steps that log that they run and wait for a file.
 fn world() -> World {
     let world = World::without_redis();
     std::os::unix::fs::symlink(BINARY, world.path("dlock")).expect("a link");
@@ -36,7 +37,7 @@ fn start(world: &World, program: &str, arguments: &[&str]) -> Child {
     command.spawn().expect("a program")
 }
 
-/// Runs it: it holds the lock while it works, and no longer.
+/// Expects that the program holds the lock while it works, and no longer.
 fn holds_while_it_works(world: &World, key: &str, mut program: Child, last: &str) {
     world.wait_for_log(last);
     assert_eq!(world.state(key), "held");
@@ -48,7 +49,7 @@ fn holds_while_it_works(world: &World, key: &str, mut program: Child, last: &str
     assert_eq!(world.log().last().map(String::as_str), Some("next"));
 }
 
-/// It is stopped when an operator asks for the lock.
+/// Expects that the program is stopped when an operator asks for the lock.
 fn is_stopped(world: &World, key: &str, mut program: Child, last: &str) {
     world.wait_for_lines(last, 2);
     world.dlock(["release", key, "-y"]).any_stderr().run();
@@ -59,7 +60,7 @@ fn works(world: &World, key: &str, last: &str, start: impl Fn() -> Child) {
     holds_while_it_works(world, key, start(), last);
     std::fs::remove_file(world.path("go")).expect("a file");
     is_stopped(world, key, start(), last);
-    // Busy: it does nothing.
+    // If the lock is busy, the program does nothing.
     world.write("log", "");
     let holder = world.run(key, &[], "echo other >> log; until [ -e go ]; do sleep 0.02; done").spawn();
     world.wait_for_log("other");
@@ -95,7 +96,7 @@ fn a_node_program() {
     works(&world, "import", "load", || start(&world, "node", &["import.js"]));
 }
 
-/// The lines of a job, as a runner takes them out of the YAML.
+/// The commands of a job, as a runner reads them from the YAML.
 fn run_lines(block: &str) -> Vec<String> {
     let mut steps: Vec<String> = Vec::new();
     let mut within = false;
@@ -114,7 +115,8 @@ fn run_lines(block: &str) -> Vec<String> {
     steps
 }
 
-/// A worker that runs each step by a shell of its own, with what the steps before put into its environment.
+/// A worker that runs each step in its own shell, with the environment that the steps before have
+/// set.
 const WORKER: &str = r#"
 export GITHUB_ENV=$PWD/github_env GITHUB_RUN_ID=42
 : > "$GITHUB_ENV"

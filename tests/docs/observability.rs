@@ -1,5 +1,6 @@
-//! The rules and the dashboard that the packages bring: promtool tests the rules, and a real Prometheus that has scraped a
-//! real `dlock metrics` is asked for every expression of the dashboard. How Grafana draws it is not tested.
+//! The rules and the dashboard in the packages. promtool tests the rules. A real Prometheus scrapes
+//! a real `dlock metrics` and evaluates every expression of the dashboard. How Grafana draws it is
+//! not tested.
 
 use crate::support::dlock::Running;
 use crate::support::wait::{wait_for, wait_until};
@@ -15,7 +16,8 @@ use std::thread;
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 
-/// A program of Debian's package prometheus. `./test` fetches it, and leaves a note where it could not.
+/// The path of a program of Debian's package prometheus. `./test` fetches it. If that failed, it
+/// leaves a file, and the tests are skipped.
 pub fn of_prometheus(program: &str) -> Option<PathBuf> {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -63,7 +65,7 @@ fn expressions() -> Vec<(String, String)> {
         let targets = panel["targets"].as_array().expect("targets").clone();
         let expressions = targets.into_iter().map(move |target| {
             let expression = target["expr"].as_str().expect("an expression");
-            // As Grafana does.
+            // Replaces variables as Grafana does.
             (title.clone(), expression.replace("$key", ".*").replace("$__rate_interval", "1m"))
         });
         expressions.collect::<Vec<_>>()
@@ -73,9 +75,9 @@ fn expressions() -> Vec<(String, String)> {
     all
 }
 
-/// What the rules and the dashboard ask for is what `dlock metrics` prints.
+/// `dlock metrics` prints every metric that the rules and the dashboard use.
 #[test]
-fn only_metrics_that_there_are_are_asked_for() {
+fn rules_and_dashboard_use_existing_metrics_only() {
     let world = World::without_redis();
     world.run("k", &[], "true").run();
     let page = world.dlock(["metrics"]).any_stdout().run().stdout;
@@ -113,7 +115,7 @@ fn each_panel_of_the_dashboard_has_data() {
     let held = || has_data(port, "dlock_holders{key=\"held\"} == 1 and dlock_queue_length == 1");
     wait_until("Prometheus has scraped a page", || held() == Ok(true));
     let mut missing = expressions();
-    // Rates need two scrapes between which something happens.
+    // Rates need two scrapes with new events between them.
     wait_until("every panel has data", || {
         for key in ["free", "busy"] {
             world.run(key, &["-w"], "true").any_stderr().run();
@@ -136,7 +138,8 @@ fn each_panel_of_the_dashboard_has_data() {
     runs.into_iter().for_each(|run| drop(run.finish()));
 }
 
-/// One lock that is held and waited for, one each that is paused, cooling and free, and one with each kind of end.
+/// Makes one lock with a holder and a waiter, one each that is paused, cooling and free, and one
+/// with each kind of end.
 fn locks_in_every_state(world: &World) -> [Running; 2] {
     world.run("free", &["--once-per", "1h"], "true").run();
     world.run("free", &["-q", "--once-per", "1h"], "true").run();
@@ -158,13 +161,13 @@ fn locks_in_every_state(world: &World) -> [Running; 2] {
     [holder, waiter]
 }
 
-/// Serves a file to whoever asks, as it is at that moment. Returns the port.
+/// Serves the current content of a file over HTTP. Returns the port.
 fn serve(file: PathBuf) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            // A request of this client fits in one read.
+            // A request of this client fits into one read.
             drop(stream.read(&mut [0; 4096]));
             let page = fs::read_to_string(&file).unwrap_or_default();
             let head = "HTTP/1.0 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n";
@@ -174,7 +177,7 @@ fn serve(file: PathBuf) -> u16 {
     port
 }
 
-/// Starts a Prometheus. It ends with its world.
+/// Starts a Prometheus, which ends with its world. Returns its port.
 fn start(world: &World, program: &Path) -> u16 {
     wait_for("Prometheus answers", || {
         let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port();
@@ -183,7 +186,7 @@ fn start(world: &World, program: &Path) -> u16 {
         server.arg(format!("--web.listen-address=127.0.0.1:{port}"));
         let mut server =
             server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("Prometheus starts");
-        // Somebody may have taken the port meanwhile.
+        // Another program may have taken the port meanwhile.
         wait_for("Prometheus answers or ends", || match server.try_wait().expect("our child") {
             Some(_) => Some(None),
             None => get(port, "/-/ready").contains("is Ready").then_some(Some(port)),
@@ -191,7 +194,7 @@ fn start(world: &World, program: &Path) -> u16 {
     })
 }
 
-/// What a Prometheus answers; nothing while it cannot be reached.
+/// The answer of a Prometheus; empty while it cannot be reached.
 fn get(port: u16, path: &str) -> String {
     let mut answer = String::new();
     if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) {
@@ -201,7 +204,7 @@ fn get(port: u16, path: &str) -> String {
     answer
 }
 
-/// Whether an expression has a value that is a number.
+/// Whether the value of an expression is a number.
 fn has_data(port: u16, expression: &str) -> Result<bool, String> {
     let encoded = expression.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
     let answer = get(port, &format!("/api/v1/query?query={encoded}"));

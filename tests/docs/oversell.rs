@@ -1,6 +1,7 @@
-//! Why there are locks, shown by the example of docs/recipes.md itself: nine buyers on three servers, a stock of seven in
-//! a plain file. Without a lock more is sold than there is; under `dlock run` never, nor with the stock in five segments and a
-//! slot for each. That this is faster is measured elsewhere (benches/oversell.sh).
+//! The example of docs/recipes.md that shows why locks are needed: nine buyers on three servers,
+//! and a stock of seven in a plain file. Without a lock more is sold than there is. Under `dlock
+//! run` that never happens, nor with the stock in five segments and a slot for each.
+//! benches/oversell.sh measures that segments are faster.
 
 use crate::support::dlock::BINARY;
 use crate::support::world::{Backend, World, on_every_store};
@@ -14,21 +15,23 @@ const STOCK: usize = 7;
 const BUYERS: usize = 9;
 const SEGMENTS: usize = 5;
 
-/// The race is made, not hoped for: between reading the stock and writing it, a buyer waits until all have read it.
+/// Forces the race: between reading the stock and writing it, a buyer waits until all buyers have
+/// read it.
 const PAY_WHEN_ALL_HAVE_READ: &str = "
     : > read.$$
     while [ $(ls read.* | wc -l) -lt 9 ]; do sleep 0.01; done";
 
-/// Under a lock all cannot be there at once. All want to be: the first buyer pays when eight others are at the door, and
-/// whoever got in beside another would be seen, and would have read an old stock.
+/// Under a lock the buyers cannot all be inside at once, but all try: the first buyer pays only
+/// when eight others wait. Two buyers inside at once would be noticed, and would have read an old
+/// stock.
 const PAY_WHEN_ALL_HAVE_COME: &str = "
     mkdir inside || echo 'not alone' >> log
     while [ $(ls come.* | wc -l) -lt 9 ]; do sleep 0.01; done
     sleep 0.1
     rmdir inside";
 
-/// Five are in at the same time, each in a segment of its own; whoever came in beside another in the same one, or beside one
-/// who has them all, would be seen.
+/// Five buyers are inside at the same time, each in its own segment. Two buyers in one segment, or
+/// one beside a buyer that has all segments, would be noticed.
 const PAY_WHEN_FIVE_ARE_IN: &str = "
     mkdir inside.$DLOCK_SLOT || echo 'not alone' >> log
     [ -n \"$DLOCK_SLOT\" ] || [ \"$(echo inside.*)\" = inside. ] || echo 'not alone' >> log
@@ -76,7 +79,7 @@ fn shop(backend: Backend, pay: &str) -> World {
     world
 }
 
-/// Three servers, each of which serves three buyers at once; waits until all have gone.
+/// Starts three servers, each of which serves three buyers at once, and waits until all have gone.
 fn open(world: &World, purchase: &str) {
     let server = format!("for buyer in 1 2 3; do sh -c '{purchase}' >> log & done; wait");
     let serve = |_| -> Child {
@@ -93,7 +96,7 @@ fn sold(world: &World) -> usize {
     world.log().iter().filter(|line| *line == "sold").count()
 }
 
-/// A script as it is printed.
+/// A script as it is printed in docs/recipes.md.
 fn recipe(name: &str) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/recipes.md");
     let page = fs::read_to_string(page).expect("docs/recipes.md");

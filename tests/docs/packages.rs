@@ -1,6 +1,7 @@
-//! The packages, in a copy of this machine whose changes are thrown away. The Debian package: what a fresh install offers,
-//! what an upgrade does to a job that holds a lock, and that a purge leaves nothing behind. The rpm: that it installs the
-//! same, and keeps what an administrator wrote. `./test --packages` runs them, as root (or with sudo).
+//! The packages, in a copy of this machine whose changes are thrown away. The Debian package: a
+//! fresh install, an upgrade while a job holds a lock, and a purge that leaves nothing behind. The
+//! rpm: it installs the same files, and keeps an administrator's settings. `./test --packages` runs
+//! these tests, as root (or with sudo).
 
 use crate::support::dlock::BINARY;
 use crate::support::machine::{Machine, printed};
@@ -14,14 +15,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// Installs a package.
 #[track_caller]
 fn install(machine: &Machine<'_>, package: &Path) {
     machine.copy(package, "/dlock.deb");
     machine.run("dpkg --install /dlock.deb && rm /dlock.deb");
 }
 
-/// Everything that a package could leave behind. What dpkg and man-db note of every package is their own.
+/// All files that a package could leave behind, except the records that dpkg and man-db keep of
+/// every package.
 fn files(machine: &Machine<'_>) -> BTreeSet<String> {
     let kept = ["/var/lib/dpkg/", "/var/cache/man", "/var/log/"];
     let all = machine.run("find /etc /usr /var -xdev");
@@ -45,7 +46,7 @@ fn packages() -> &'static [PathBuf; 2] {
     &PACKAGES
 }
 
-/// The same package again, as a later version.
+/// The same package as a later version.
 fn later(world: &World, package: &Path) -> PathBuf {
     let later =
         "dpkg-deb --raw-extract \"$1\" later && sed -i 's/^Version: .*/&+later/' later/DEBIAN/control &&
@@ -55,17 +56,18 @@ fn later(world: &World, package: &Path) -> PathBuf {
     world.path("later.deb")
 }
 
-/// The rpm has what the Debian package has, keeps the settings when it is installed again, and goes without a trace but for
-/// those. rpm works on a directory of its own here, as this machine has another package manager.
+/// The rpm has the same files as the Debian package. It keeps the settings when it is installed
+/// again, and leaves only them when it is removed. rpm works on a separate directory, because this
+/// machine has another package manager.
 #[test]
 #[ignore = "needs cargo-deb, cargo-generate-rpm and root; ./test --packages"]
-fn an_rpm_installs_what_the_debian_package_does() {
+fn an_rpm_installs_the_files_of_the_debian_package() {
     let world = World::without_redis();
     let [deb, rpm] = packages();
     let machine = Machine::start(&world, "web-1");
     machine.copy(deb, "/dlock.deb");
     machine.copy(rpm, "/dlock.rpm");
-    // Where the two differ by the habits of their distributions.
+    // Differences that the conventions of the distributions require.
     let usual = |list: String| {
         let paths = list.lines().filter(|path| !path.ends_with('/'));
         let paths = paths.map(|path| {
@@ -100,7 +102,7 @@ fn a_package_is_installed_used_upgraded_and_purged() {
     let before = files(&machine);
     install(&machine, first);
 
-    // Whatever the pages point to is there.
+    // All files that the pages name exist.
     let page = machine.run("MANWIDTH=80 man dlock-run | col -bx");
     let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words.contains("NAME dlock-run - Take the lock"), "{page}");
@@ -115,14 +117,14 @@ fn a_package_is_installed_used_upgraded_and_purged() {
         machine.run(&format!("test -e /usr/share/doc/dlock/{page}"));
     }
 
-    // The settings are all comments, and an administrator's line is kept by what comes later.
+    // All settings are comments, and an upgrade keeps an administrator's line.
     assert_eq!(machine.run("grep -v '^#' /etc/dlock.toml || true").trim(), "");
     machine.run("echo 'store = \"file:/root/locks\"' >> /etc/dlock.toml");
     machine.run("for key in nightly-report nightly-backup db:main; do dlock run -k $key -- true; done");
 
     completes_in_every_shell(&world, &machine);
 
-    // A job that runs while its dlock is replaced, and another one that waits for it.
+    // One job runs while its dlock is replaced, and another one waits for its lock.
     let held = "mkdir /root/job && cd /root/job && exec dlock run -k held -t 5s -w -- sh -c 'echo up > up; until test -e go; do sleep 0.1; done'";
     let mut holder = machine.command(held).spawn().expect("nsenter");
     wait_until("the job runs", || machine.run("cat /root/job/up 2>/dev/null || true") == "up\n");
@@ -143,7 +145,7 @@ fn a_package_is_installed_used_upgraded_and_purged() {
     assert_eq!(left.symmetric_difference(&before).collect::<Vec<_>>(), [""; 0]);
 }
 
-/// A command and a key that the store knows, in shells that were told nothing of dlock.
+/// Completes a command and a key of the store, in shells without any setup for dlock.
 fn completes_in_every_shell(world: &World, machine: &Machine<'_>) {
     let fish = |typed: &str| machine.run(&format!("fish -c 'complete -C \"{typed}\"'"));
     wait_until("fish", || fish("dlock ru").starts_with("run\t"));

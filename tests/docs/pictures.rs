@@ -1,6 +1,6 @@
-//! Are the pictures of the README what dlock shows? They are drawn from a real terminal, and compared without what
-//! differs from run to run: numbers, lengths of spaces and bars. `DLOCK_REGENERATE=1 cargo test pictures` draws them
-//! anew.
+//! The pictures of the README must be what dlock shows. They are drawn from a real terminal, and
+//! compared without what differs from run to run: numbers, lengths of spaces and bars.
+//! `DLOCK_REGENERATE=1 cargo test pictures` draws them anew.
 
 use crate::support::dlock::Running;
 use crate::support::masters::steered_clock;
@@ -21,7 +21,7 @@ const ROWS: u16 = 24;
 const COLUMNS: u16 = 104;
 const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 
-/// Text, background, and the colours that a terminal calls 1 to 5.
+/// Text, background, and the terminal colours 1 to 5.
 struct Palette {
     name: &'static str,
     text: &'static str,
@@ -47,7 +47,7 @@ const PALETTES: [Palette; 2] = [
 /// A character and its colour.
 type Cell = (String, vt100::Color);
 
-/// The words that start a program on another machine.
+/// The command that starts a program on a machine of this name.
 fn machine(name: &str) -> Vec<String> {
     let user: &[&str] = if geteuid().is_root() { &[] } else { &["--user", "--map-root-user"] };
     let script = format!("echo {name} > /proc/sys/kernel/hostname; exec \"$@\"");
@@ -66,14 +66,14 @@ fn run_on<'w>(
     world.run("nightly-report", options, script).under(&words)
 }
 
-/// Somebody who holds the lock until the file `go` is there.
+/// Starts a run that holds the lock until the file `go` exists.
 fn holder(world: &World) -> Running {
     let holder = run_on(world, "web-1", &["--label", "report"], JOB).spawn();
     world.wait_for_log("up");
     holder
 }
 
-/// A terminal on a third machine, with nothing on it.
+/// An empty terminal on a third machine.
 fn terminal(world: &World) -> Terminal {
     let mut terminal = Terminal::with_size(world, "xterm-256color", ROWS, COLUMNS);
     let shell = machine("web-3").iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
@@ -84,7 +84,7 @@ fn terminal(world: &World) -> Terminal {
     terminal
 }
 
-/// Presses the keys of a command and waits until it is over.
+/// Types a command and waits until it ends.
 fn enter(terminal: &mut Terminal, line: &str) {
     terminal.type_line(line);
     terminal.expect("READY> ");
@@ -167,7 +167,8 @@ fn the_history_is_fresh() {
     fresh("history", &world, &terminal);
 }
 
-/// A busy machine adds seconds to a night, which then needs a wider column: such nights are played again.
+/// A busy machine adds seconds to a night, which then needs a wider column. Such nights are
+/// repeated.
 #[test]
 fn the_nights_are_fresh() {
     let nights = || {
@@ -182,8 +183,8 @@ fn the_nights_are_fresh() {
     fresh("nights", &world, &terminal);
 }
 
-/// Six nights on a server whose clock the test sets: when a night begins, and while its job runs. The lease is longer than a
-/// night, so that no renewal meets the change.
+/// Plays six nights on a server whose clock the test moves: before each night, and while its job
+/// runs. The lease is longer than a night, so that no renewal happens while the clock moves.
 fn play_nights(world: &mut World) -> Redis {
     const MINUTE: i64 = 60_000_000;
     let clock = world.path("clock");
@@ -235,11 +236,11 @@ fn play_nights(world: &mut World) -> Redis {
 #[test]
 fn the_findings_of_the_doctor_are_fresh() {
     let world = World::with_redis(&[]);
-    // It warns of a server that is younger than a lease.
+    // `doctor` warns of a server that is younger than a lease.
     let young = || world.dlock(["doctor", "-t", "5s"]).any_stdout().run().stdout.contains("warn  uptime");
     wait_until("the server is old enough", || !young());
     let mut terminal = terminal(&world);
-    // It tells of a machine that is busy, as this one may be for a moment.
+    // `doctor` reports a slow machine, and this one may be slow for a moment.
     wait_until("the findings are those of the picture", || {
         terminal.press("clear\n");
         terminal.expect("READY> ");
@@ -248,7 +249,7 @@ fn the_findings_of_the_doctor_are_fresh() {
     });
 }
 
-/// The picture of docs/protocol.md is what its script prints.
+/// The picture of docs/protocol.md must be what its script prints.
 #[test]
 fn the_theory_of_operation_is_fresh() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -275,10 +276,10 @@ fn fresh(name: &str, world: &World, terminal: &Terminal) {
     }
 }
 
-/// Compares a picture with what the terminal shows, or draws it. Returns both where they differ.
+/// Compares a picture with the terminal, or draws it. Returns both if they differ.
 fn difference(name: &str, world: &World, terminal: &Terminal) -> Option<(String, String)> {
     let mut lines = terminal.coloured_lines();
-    // The prompt of the next command.
+    // Leaves out the prompt of the next command.
     if lines.last().is_some_and(|line| text(line) == "READY>") {
         lines.pop();
     }
@@ -311,7 +312,7 @@ fn text(line: &[Cell]) -> String {
     line.iter().map(|(text, _)| text.as_str()).collect::<String>().trim_end().to_owned()
 }
 
-/// Puts one text in place of another, in the colour that was there.
+/// Replaces a text by another one in the same colour.
 fn replace(line: &mut Vec<Cell>, old: &str, new: &str) {
     let old = old.chars().map(String::from).collect::<Vec<_>>();
     let mut from = 0;
@@ -326,7 +327,7 @@ fn replace(line: &mut Vec<Cell>, old: &str, new: &str) {
     }
 }
 
-/// The screen as SVG: one text a row, one span a colour.
+/// Draws the screen as SVG: one text per row, one span per colour.
 fn draw(rows: &[&[Cell]], palette: &Palette) -> String {
     let (advance, height, margin) = (8.4, 19.0, 14.0);
     let width = f64::from(COLUMNS) * advance + 2.0 * margin;
@@ -365,7 +366,8 @@ fn draw(rows: &[&[Cell]], palette: &Palette) -> String {
     picture
 }
 
-/// What of a picture is the same in every run: what is said, in which colours, without numbers, bars and line breaks.
+/// The part of a picture that is the same in every run: words and colours, without numbers, bars
+/// and line breaks.
 fn lasting(picture: &str) -> String {
     let mut lasting = picture.to_owned();
     for (pattern, replacement) in [

@@ -1,5 +1,6 @@
-//! The README does not lie: every `dlock` line in its examples is one that dlock understands, and the first command
-//! does what it says with no server at hand.
+//! The README and the pages in docs are correct: dlock understands every `dlock` line in their
+//! examples, the first command works without a server, links lead somewhere, and the tests that a
+//! page names exist.
 
 use crate::support::dlock::BINARY;
 use crate::support::world::World;
@@ -14,16 +15,17 @@ fn every_example_is_understood() {
     let world = World::without_redis();
     let examples = examples(&documents());
     assert!(examples.iter().any(|(_, line)| line.starts_with("dlock run ")), "{examples:?}");
-    // Only dlock is in reach of these lines: the jobs that they name are not found, which comes after the parsing.
+    // Only dlock is in PATH. The jobs are not found, which dlock reports after it has parsed the
+    // line.
     fs::create_dir(world.path("bin")).expect("a directory");
     symlink(BINARY, world.path("bin/dlock")).expect("a link");
     world.write("token", "00000000000000000000000000000000");
-    // What these name is not here; `hold_recipes` runs them.
+    // The files that these lines name are missing here; `hold_recipes` runs these lines.
     let is_elsewhere = |line: &str| line.contains("daemon.pid") || line.contains("reboot-token");
     for (place, line) in examples.into_iter().filter(|(_, line)| !is_elsewhere(line)) {
         let mut shell = world.command("/bin/sh");
         shell.args(["-c", &line]).env_clear().env("PATH", world.path("bin")).env("HOME", world.path(""));
-        // A name that nobody has: who waits does not wait for that.
+        // The name is invalid, so --wait does not wait for it.
         shell.env("DLOCK_STORE", "redis://no..such..name").env("GITHUB_ENV", world.path("github_env"));
         let output = shell.output().expect("sh");
         let said = String::from_utf8_lossy(&output.stderr);
@@ -43,7 +45,8 @@ fn there_is_an_example_of_every_command() {
     }
 }
 
-/// Whoever pastes the first lines of the page is safe: the store is named before, cron finds dlock, and sends no mail.
+/// The first lines of a page can be pasted: the page names the store before them, cron finds dlock,
+/// and sends no mail.
 #[test]
 fn crontab_lines_can_be_pasted() {
     let help = dlock::cli::Cli::command().get_after_long_help().map(ToString::to_string);
@@ -65,7 +68,8 @@ fn crontab_lines_can_be_pasted() {
     assert!(lines >= 5, "{lines} lines");
 }
 
-/// What a comment names by number is defined, and what a page points to is there.
+/// Invariants that a comment names are defined in docs/protocol.md, and links lead to files and
+/// headings that exist.
 #[test]
 fn invariants_and_links_lead_somewhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -87,7 +91,7 @@ fn invariants_and_links_lead_somewhere() {
     for (name, text) in &pages {
         for found in link.captures_iter(text) {
             let target = &found[1];
-            // The releases are a page beside the files of the repository.
+            // The releases are a page of the repository's web site.
             if target.starts_with("http") || target == "../../releases" {
                 continue;
             }
@@ -106,7 +110,7 @@ fn invariants_and_links_lead_somewhere() {
     }
 }
 
-/// What a page says that a test shows, a test shows: `file::name`.
+/// Tests that a page names as `file::name` exist.
 #[test]
 fn tests_that_pages_name_are_there() {
     let files = crate::walls::read_below("tests");
@@ -124,7 +128,7 @@ fn tests_that_pages_name_are_there() {
     assert!(found > 0);
 }
 
-/// A command that a page gives to run a test runs one, and none but those that it names.
+/// Each command of the track record runs a test, and only tests that it names.
 #[test]
 fn commands_of_the_track_record_run_what_they_name() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/track-record.md");
@@ -139,7 +143,7 @@ fn commands_of_the_track_record_run_what_they_name() {
     for command in &commands {
         let (line, name) = (&command[0], &command[2]);
         let named = |test: &&String| test.contains(name);
-        // Which tests there are on databases only a binary with them could tell.
+        // This binary may lack the tests of databases, so their sources are searched.
         let run = if command.get(1).is_some() {
             written.iter().find(named)
         } else {
@@ -153,7 +157,7 @@ fn commands_of_the_track_record_run_what_they_name() {
     }
 }
 
-/// What this binary would run.
+/// The tests that this binary would run.
 fn tests_here() -> Vec<String> {
     let list = |more: &[&str]| {
         let this = std::env::current_exe().expect("this binary");
@@ -166,8 +170,8 @@ fn tests_here() -> Vec<String> {
     run.filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect()
 }
 
-/// The tests with these names that the sources in a folder have, as `file::function`; as `file::*::function` where
-/// modules lie between.
+/// The tests in the sources of a folder whose names contain one of `names`, as `file::function`, or
+/// as `file::*::function` if the function runs on several stores.
 fn tests_by_source(folder: &str, names: &[String]) -> Vec<String> {
     let wanted = |function: &str| {
         let ends = names.iter().filter_map(|name| name.rsplit("::").next());
@@ -186,7 +190,8 @@ fn tests_by_source(folder: &str, names: &[String]) -> Vec<String> {
     tests
 }
 
-/// Whether a file has a test of that name: a function that is marked as one, or one that a macro has run on every store.
+/// Whether a file has a test of that name: a function with `#[test]`, or one that a macro runs on
+/// several stores.
 fn is_test(file: &str, name: &str) -> bool {
     let lines = file.lines().map(str::trim_start).collect::<Vec<_>>();
     let function = format!("fn {name}(");
@@ -200,7 +205,7 @@ fn is_test(file: &str, name: &str) -> bool {
     if places.is_empty() || places.iter().any(|at| marked(*at)) {
         return !places.is_empty();
     }
-    // What a macro runs on every store, or on some: the names and their attributes, up to where the list ends.
+    // The lists of `on_every_store!` and similar macros: names and their attributes.
     let calls = file.split("\non_").skip(1).filter_map(|call| call.split_once("!(")?.1.split_once(");"));
     let lists = calls.map(|(list, _)| list.split(|c: char| !c.is_alphanumeric() && c != '_'));
     lists.into_iter().any(|mut words| words.any(|word| word == name))
@@ -214,7 +219,7 @@ fn a_function_alone_is_no_test() {
     assert!(["helper", "everything", "store"].iter().all(|name| !is_test(&format!("\n{file}"), name)));
 }
 
-/// A heading as a link names it.
+/// A heading in the form that links use.
 fn anchor(heading: &str) -> String {
     let kept = |c: char| c.is_alphanumeric() || c == '-' || c == ' ' || c == '_';
     heading
@@ -227,7 +232,7 @@ fn anchor(heading: &str) -> String {
         .replace(' ', "-")
 }
 
-/// The README's first block has the two set-up commands; its first one ends by running a job.
+/// The first command of the README with `file:` runs a job.
 #[test]
 fn the_first_command_runs_a_job_without_a_server() {
     let world = World::without_redis();
@@ -246,13 +251,13 @@ fn the_first_command_runs_a_job_without_a_server() {
     assert!(!output.stdout.is_empty(), "there is something to see: {run}");
 }
 
-/// The examples in the help texts are understood by a shell, too. They stand in the man pages as well.
+/// A shell understands the examples in the help texts, which are in the man pages as well.
 #[test]
 fn every_example_in_the_help_is_understood() {
     let world = World::without_redis();
     fs::create_dir(world.path("bin")).expect("a directory");
     symlink(BINARY, world.path("bin/dlock")).expect("a link");
-    // What the patterns of the examples match.
+    // A key that the patterns of the examples match.
     world.run("deploy-web", &[], "true").run();
     for command in dlock::cli::Cli::command().get_subcommands() {
         let name = command.get_name();
@@ -262,12 +267,13 @@ fn every_example_in_the_help_is_understood() {
         let examples =
             examples.map(|line| format!("{}\n", line.trim_start_matches("  "))).collect::<String>();
         for example in examples.split("\n\n").filter(|example| example.contains("dlock ")) {
-            // One wants a terminal, the other a process; both have tests of their own.
+            // --watch needs a terminal, daemon.pid a process; both have other tests.
             let is_run = |line: &&str| !line.contains("--watch") && !line.contains("daemon.pid");
             let example = example.lines().filter(is_run).collect::<Vec<_>>();
             world.write("token", "00000000000000000000000000000000");
             let mut shell = world.command("/bin/sh");
-            // What they name beside dlock is not found, which comes after the parsing. `watch` ends where there is no store.
+            // Other programs are not found, which dlock reports after it has parsed the line.
+            // Without a store `watch` ends.
             let store = if name == "watch" { "redis://127.0.0.1:1".to_owned() } else { world.url() };
             shell.args(["-c", &example.join("\n")]).env("PATH", world.path("bin")).env("DLOCK_STORE", store);
             // A pipe that is closed at once.
@@ -281,7 +287,8 @@ fn every_example_in_the_help_is_understood() {
     }
 }
 
-/// The lines of fenced blocks that begin with `dlock `, a prompt or a crontab's time before it aside, and where.
+/// The lines of fenced blocks that begin with `dlock `, after a prompt or a crontab's time, each
+/// with its place.
 fn examples(documents: &[(String, String)]) -> Vec<(String, String)> {
     let mut examples = Vec::new();
     for (name, text) in documents {
@@ -304,7 +311,7 @@ fn examples(documents: &[(String, String)]) -> Vec<(String, String)> {
             let command = crontab_command(command).unwrap_or(command);
             let command = command.strip_prefix("exec ").unwrap_or(command);
             let command = command.strip_prefix("/usr/bin/").unwrap_or(command);
-            // A shell comment goes with the line; a synopsis in brackets is not an example.
+            // A synopsis in brackets is not an example.
             if command.starts_with("dlock ") && !command.contains(['[', '…']) && !command.contains("...") {
                 examples.push((format!("{name}:{}", number + 1), command.to_owned()));
             }
@@ -313,7 +320,8 @@ fn examples(documents: &[(String, String)]) -> Vec<(String, String)> {
     examples
 }
 
-/// What a line of a crontab runs: what follows five fields of digits and stars, or `@daily`.
+/// The command of a crontab line: the text after five fields of digits and stars, or after
+/// `@daily`.
 fn crontab_command(line: &str) -> Option<&str> {
     let mut rest = line.trim_start();
     if let Some(command) = rest.strip_prefix("@daily ") {

@@ -1,12 +1,16 @@
-//! Is what dlock prints as JSON what docs/dlock.schema.json says? Real output of real stores against the document. The
-//! document allows fields that it does not name, for later versions; here they are refused, so that none is forgotten.
+//! Checks the JSON that dlock prints on real stores against docs/dlock.schema.json. The document
+//! allows unknown fields, for later versions; here they are refused, so that none is forgotten.
 
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use boon::{Compiler, SchemaIndex, Schemas};
 use serde_json::{Value, json};
 
-on_every_store!(what_commands_print, what_runs_report, what_is_watched);
+on_every_store!(
+    commands_print_what_the_schema_says,
+    reports_are_what_the_schema_says,
+    watch_prints_what_the_schema_says
+);
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 
@@ -14,7 +18,7 @@ fn document() -> Value {
     serde_json::from_str(include_str!("../../docs/dlock.schema.json")).expect("the schema is JSON")
 }
 
-/// The definitions, strict about fields.
+/// The definitions, which refuse unknown fields.
 pub struct Definitions {
     schemas: Schemas,
     compiler: Compiler,
@@ -50,7 +54,7 @@ impl Definitions {
     }
 }
 
-fn what_commands_print(backend: Backend) {
+fn commands_print_what_the_schema_says(backend: Backend) {
     let world = World::new(backend);
     let mut definitions = Definitions::read();
     let print = |words: &[&str]| world.dlock(words).any_stdout().run().stdout;
@@ -91,7 +95,7 @@ fn what_commands_print(backend: Backend) {
     waiter.finish();
 }
 
-fn what_is_watched(backend: Backend) {
+fn watch_prints_what_the_schema_says(backend: Backend) {
     let world = World::new(backend);
     let mut definitions = Definitions::read();
     let watch = world.dlock(["watch", "-v", "k", "--json"]).any_stdout().any_stderr().spawn();
@@ -113,7 +117,7 @@ fn what_is_watched(backend: Backend) {
     }
 }
 
-fn what_runs_report(backend: Backend) {
+fn reports_are_what_the_schema_says(backend: Backend) {
     let world = World::new(backend);
     let mut definitions = Definitions::read();
     let report = |options: &[&str], script: &str, status| {
@@ -137,7 +141,7 @@ fn what_runs_report(backend: Backend) {
     assert_eq!(definitions.check("report", &report(&["--store", "x"], "true", 78))["store"], Value::Null);
 }
 
-/// The document refuses what it should, and says what every field is.
+/// The document refuses wrong values, and describes every field.
 #[test]
 fn the_document_is_strict_and_complete() {
     let mut definitions = Definitions::read();

@@ -1,9 +1,10 @@
-//! May another version of dlock share a store with this one? What released versions wrote is kept in tests/records; it is
-//! put into a server with its times moved to now, and has to be what it was. `PREVIOUS_DLOCK=FILE ./test upgrade` also
-//! has another version's binary take part.
+//! Two versions of dlock may share a store. tests/records has what released versions wrote; a test
+//! puts it into a server, with its times moved to now, and this version must read it as before.
+//! `PREVIOUS_DLOCK=FILE ./test upgrade` runs another version's binary as well.
 //!
-//! A file of records is JSON lines: a header with the time of writing (ms since 1970), the token of the lock
-//! `exclusive`, and what `status` and `history` showed; then one line a key: `[name, type, ttl in ms, value]`.
+//! A file of records is JSON lines: a header with the time of writing (ms since 1970), the token of
+//! the lock `exclusive`, and what `status` and `history` showed; then one line per key: `[name,
+//! type, ttl in ms, value]`.
 
 use crate::support::dlock::Dlock;
 use crate::support::world::{Backend, World, on_every_store};
@@ -24,7 +25,7 @@ fn records() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/records")
 }
 
-/// What `status` or `history` shows of a lock, without what changes as time passes.
+/// What `status` or `history` shows of a lock, without fields that change with time.
 fn shown(world: &World, command: &str, lock: &str) -> Value {
     let mut value: Value =
         serde_json::from_str(&world.dlock([command, "--json", lock]).any_stdout().run().stdout)
@@ -51,8 +52,8 @@ fn now_ms() -> i64 {
     i64::try_from(now.as_millis()).expect("a time")
 }
 
-/// What this version writes is what its records, or those of the last version that has some, say that it writes. As long
-/// as a version has not been released they can be written anew; a released one keeps them, and the next has its own.
+/// This version writes what the newest file of records says. Until a version is released its file
+/// may be written anew. After that it stays, and the next version gets its own file.
 #[test]
 fn this_version_writes_what_the_last_records_say() {
     let path = records().join(concat!("redis-", env!("CARGO_PKG_VERSION"), ".jsonl"));
@@ -74,7 +75,7 @@ fn this_version_writes_what_the_last_records_say() {
     fs::write(path, written).expect("a file");
 }
 
-/// The files of records, the oldest first.
+/// The files of records, oldest first.
 fn kept() -> Vec<PathBuf> {
     let files = fs::read_dir(records()).expect("records").flatten().map(|entry| entry.path());
     let mut files =
@@ -87,7 +88,8 @@ fn kept() -> Vec<PathBuf> {
     files
 }
 
-/// The records of a file without what differs from run to run: tokens, numbers, hosts and users, the order of fields.
+/// The records of a file without what differs from run to run: tokens, numbers, hosts, users, and
+/// the order of fields.
 fn shapes(records: &str) -> BTreeSet<String> {
     let differs = [("[0-9a-f]{32}", "T"), ("\\d+", "N"), (r#""(host|user)\\?":\\?"[^"\\]*"#, "$1")];
     let differs = differs.map(|(pattern, stand_in)| (Regex::new(pattern).expect("a pattern"), stand_in));
@@ -106,7 +108,7 @@ fn shapes(records: &str) -> BTreeSet<String> {
     shapes
 }
 
-/// What this version writes.
+/// The records that this version writes.
 fn written() -> String {
     let world = World::with_redis(&[]);
     let acquire = |lock: &str, options: &[&str]| {
@@ -161,13 +163,14 @@ fn written() -> String {
     lines.join("\n") + "\n"
 }
 
-/// A world whose Redis has the records of a file, as if they had been written just now; and the file's header.
+/// A world whose Redis has the records of a file, as if they were written now, and the file's
+/// header.
 fn restored(path: &Path) -> (World, Value) {
     let text = fs::read_to_string(path).expect("records");
     let header: Value = serde_json::from_str(text.lines().next().expect("a header")).expect("a header");
     let written = header["written_ms"].as_i64().expect("when it was written");
     let moved = now_ms() - written;
-    // A time in the records is one of 40 days around that: in milliseconds, or in microseconds.
+    // Numbers within 40 days of the time of writing, in milliseconds or microseconds, are times.
     let number = Regex::new("[0-9]{13,16}").expect("a pattern");
     let text = number.replace_all(&text, |found: &Captures| {
         let number: i64 = found[0].parse().expect("a number");
@@ -196,7 +199,7 @@ fn restored(path: &Path) -> (World, Value) {
 }
 
 #[test]
-fn what_released_versions_wrote_is_what_it_was() {
+fn records_of_released_versions_mean_the_same_now() {
     for path in kept() {
         let (world, header) = restored(&path);
         for (lock, looks) in LOCKS.iter().zip(header["shown"].as_array().expect("what was shown")) {
@@ -228,7 +231,7 @@ fn what_released_versions_wrote_is_what_it_was() {
     }
 }
 
-/// A later version may show more, and shows all that it showed then.
+/// A later version may show more fields, but shows all that were shown then.
 #[track_caller]
 fn assert_shows(path: &Path, now: &Value, then: &Value) {
     match (now, then) {
@@ -245,7 +248,7 @@ fn assert_shows(path: &Path, now: &Value, then: &Value) {
     }
 }
 
-/// The binary of another version in place of the one under test.
+/// Uses the binary of another version instead of the one under test.
 fn previous(dlock: Dlock<'_>) -> Dlock<'_> {
     dlock.under(&["sh", "-c", "shift; exec \"$PREVIOUS_DLOCK\" \"$@\"", "sh"])
 }

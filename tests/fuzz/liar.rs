@@ -1,5 +1,6 @@
-//! What stands between dlock and a real server, hears what that answers, and says something else? It passes on as many answers
-//! as it is told to, so that a lie may come at any point of a conversation that began well. Which lie, `tongue` knows.
+//! A proxy between dlock and a real server that replaces answers. It passes on a given number of
+//! answers first, so that a lie may come at any point of a conversation that began well. `tongue`
+//! makes the lies.
 
 use crate::support::storm::Dice;
 use std::io::{Read as _, Write as _};
@@ -9,21 +10,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
-/// What is said in place of an answer.
+/// What is sent in place of an answer.
 pub enum Lie {
     Say(Vec<u8>),
-    /// And hangs up.
+    /// The bytes, then a hang-up.
     Last(Vec<u8>),
-    /// A byte a second.
+    /// One byte a second.
     Slowly(Vec<u8>),
-    /// The first once, the second again and again.
+    /// The first bytes once, then the second ones again and again.
     ForEver(Vec<u8>, Vec<u8>),
 }
 
-/// What to say: by the number of the answer, the first being 0, of all connections together; and by the answer itself.
+/// Chooses the lie by the number of the answer, counted from 0 over all connections, and by the
+/// answer itself.
 type Plan = dyn Fn(&mut Dice, u64, &[u8]) -> Lie + Send + Sync;
 
-/// Begins to lie on behalf of the server at a port, and answers at which. It does until the process ends.
+/// Starts a proxy before the server at a port, and returns the proxy's port. It runs until the
+/// process ends.
 pub fn before(
     server: u16,
     seed: u64,
@@ -93,7 +96,7 @@ fn relay(
             }
             Lie::ForEver(first, again) => {
                 client.write_all(&first).ok()?;
-                // Many at once, or all the time goes by in the kernel.
+                // Many copies at once; otherwise all the time is spent in the kernel.
                 let again = if again.is_empty() { vec![0] } else { again };
                 let again = again.repeat((1 << 16) / again.len() + 1);
                 loop {
@@ -105,7 +108,7 @@ fn relay(
     None
 }
 
-/// An answer of which some bytes are others, are missing, or come twice.
+/// The answer with some bytes changed, removed or doubled.
 pub fn garbled(dice: &mut Dice, answer: &[u8]) -> Vec<u8> {
     let mut bytes = answer.to_vec();
     for _ in 0..=dice.roll(5) {

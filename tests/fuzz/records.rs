@@ -1,5 +1,6 @@
-//! Who may write into a database, etcd or ZooKeeper puts anything in place of a lock's records, and beside them. dlock says so in
-//! a line about that lock, starts nothing under it that it cannot tell to be free, and shows all others.
+//! A client with write access to a database, etcd or ZooKeeper puts anything in place of a lock's
+//! records and beside them. dlock says so in a line about that lock, starts no job under it unless
+//! the lock is clearly free, and shows all other locks.
 
 use super::is_decent;
 use super::liar::{garbled, random};
@@ -19,8 +20,8 @@ macro_rules! on_the_other_stores {
         #[cfg(feature = $feature)]
         mod $store {
             #[test]
-            fn whatever_stands_in_a_record_hides_no_other_lock() {
-                super::whatever_stands_in_a_record_hides_no_other_lock(crate::support::world::Backend::$backend);
+            fn a_damaged_record_hides_no_other_lock() {
+                super::a_damaged_record_hides_no_other_lock(crate::support::world::Backend::$backend);
             }
         }
     )+};
@@ -33,7 +34,7 @@ on_the_other_stores! {
     on_zookeeper, ZooKeeper, "zookeeper";
 }
 
-fn whatever_stands_in_a_record_hides_no_other_lock(backend: Backend) {
+fn a_damaged_record_hides_no_other_lock(backend: Backend) {
     let world = World::new(backend);
     let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
     let holder = world.run("good", &["-t", "5m"], hold).any_stderr().spawn();
@@ -56,7 +57,7 @@ fn whatever_stands_in_a_record_hides_no_other_lock(backend: Backend) {
         ] {
             let output = is_decent(world.dlock(words), &case(words), "");
             assert!(output.stdout.contains(shown), "{}: {output:?}", case(words));
-            // Of the good one nothing is wrong.
+            // No message is about the good lock.
             assert!(!output.stderr.contains("good"), "{}: {output:?}", case(words));
             lines.extend(output.stderr.lines().filter(|line| line.contains("damaged")).map(str::to_owned));
             if words[0] == "run" {
@@ -103,7 +104,7 @@ fn spoiled(dice: &mut Dice, record: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Whether nobody could take it for a record.
+/// Whether the bytes cannot be read as a record.
 fn is_rubbish(bytes: &[u8]) -> bool {
     !bytes.is_empty() && serde_json::from_slice::<serde::de::IgnoredAny>(bytes).is_err()
 }
@@ -112,7 +113,8 @@ const TOKENS: [&str; 4] = ["0123456789abcdef0123456789abcdef", "0123", "\u{1}", 
 #[cfg(feature = "sql")]
 const NUMBERS: [&str; 5] = ["-1", "0", "9223372036854775807", "1152921504606846977", "7"];
 
-/// Changes the record of the lock (0 and 1), or puts in one who waits, or an end. Answers what, and whether the record is none.
+/// Changes the record of the lock (0 and 1), or adds a waiter or an end. Returns what it did, and
+/// whether the record is unreadable.
 fn spoil(world: &World, backend: Backend, what: u64, dice: &mut Dice) -> (String, bool) {
     let bytes = match what {
         0 | 1 => spoiled(dice, record(world, backend).as_bytes()),
@@ -163,7 +165,7 @@ fn spoil(world: &World, backend: Backend, what: u64, dice: &mut Dice) -> (String
     (format!("{said}: {shown}"), is_lock && is_rubbish(&bytes))
 }
 
-/// What is kept of the lock in one value.
+/// The record of the lock in one value.
 fn record(world: &World, backend: Backend) -> String {
     match backend {
         #[cfg(feature = "mysql")]
@@ -184,7 +186,7 @@ fn record(world: &World, backend: Backend) -> String {
     }
 }
 
-/// Removes all that is kept of the bad lock, and what was put beside it.
+/// Removes all records of the bad lock and those beside it.
 fn forget(world: &World, backend: Backend) {
     match backend {
         #[cfg(feature = "mysql")]

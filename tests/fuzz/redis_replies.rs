@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Servers that answer anything at all, at any speed.
 #[test]
-fn whatever_a_server_answers_ends_in_a_line() {
+fn any_reply_of_a_server_ends_in_a_line() {
     let world = World::without_redis();
     let seeds = AtomicU64::new(1);
     thread::scope(|scope| {
@@ -47,7 +47,7 @@ fn whatever_a_server_answers_ends_in_a_line() {
     });
 }
 
-/// A server that answers each packet with what its seed gives.
+/// A server that answers each packet with random bytes from its seed.
 fn bad_server(seed: u64) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -72,7 +72,7 @@ fn answer(mut stream: TcpStream, dice: &mut Dice, port: u16) -> Option<()> {
                     sleep(Duration::from_secs(1));
                 }
             }
-            // More than anybody asked for, without an end.
+            // An answer without an end.
             2 => loop {
                 stream.write_all(&[b'x'; 4096]).ok()?;
             },
@@ -102,7 +102,7 @@ fn answer(mut stream: TcpStream, dice: &mut Dice, port: u16) -> Option<()> {
 }
 
 /// A value of the Redis protocol.
-pub fn value(dice: &mut Dice, depth: u64, reply: &mut String) {
+fn value(dice: &mut Dice, depth: u64, reply: &mut String) {
     let words = [
         "OK",
         "granted",

@@ -1,5 +1,6 @@
-//! What comes of a server that begins well and then says anything at all, or of a network that changes what it says? Whoever
-//! asks ends soon and small, and says why; whoever holds a lock goes on with it, or is dead before another one has it.
+//! A server that begins well and then answers anything at all, and a network that changes answers.
+//! A client that asks ends soon, stays small and says why. A holder goes on with its lock, or its
+//! job is dead before another client gets the lock.
 
 use super::liar::{self, Lie, garbled, random};
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
@@ -32,8 +33,8 @@ macro_rules! on_the_other_stores {
             use crate::support::world::Backend;
 
             #[test]
-            fn whatever_it_answers_ends_in_a_line() {
-                super::whatever_it_answers_ends_in_a_line(Backend::$backend);
+            fn any_answer_ends_in_a_line() {
+                super::any_answer_ends_in_a_line(Backend::$backend);
             }
 
             #[test]
@@ -57,17 +58,17 @@ on_the_other_stores! {
     on_zookeeper, ZooKeeper, "zookeeper";
 }
 
-/// No process needs as much address space, in bytes.
+/// Address space in bytes that is more than any process of dlock needs.
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 const SMALL: &str = "--as=400000000";
-/// Nobody who may wait for a third of a second at each step takes as long, on any machine.
+/// Longer than any client takes whose steps may each wait for a third of a second.
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 const SOON: Duration = Duration::from_secs(25);
-/// So many at a time.
+/// Number of clients at a time.
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 const WORKERS: usize = 4;
 
-/// Where the server of a world listens.
+/// The port of a world's server.
 fn port(world: &World) -> u16 {
     let url = world.url();
     let behind = url.split_once("127.0.0.1:").expect("a server of this machine's").1;
@@ -75,13 +76,13 @@ fn port(world: &World) -> u16 {
     digits.parse().expect("a port")
 }
 
-/// How to get there by way of another port.
+/// The URL of the world's store through another port.
 fn by_way_of(world: &World, other: u16) -> String {
     world.url().replace(&format!("127.0.0.1:{}", port(world)), &format!("127.0.0.1:{other}"))
 }
 
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
-fn whatever_it_answers_ends_in_a_line(backend: Backend) {
+fn any_answer_ends_in_a_line(backend: Backend) {
     let (world, tongue) = (World::new(backend), Tongue::of(backend));
     let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
     let holder = world.run("held", &["-t", "5m"], hold).any_stderr().spawn();
@@ -109,7 +110,8 @@ fn whatever_it_answers_ends_in_a_line(backend: Backend) {
 fn one_case(world: &World, tongue: Tongue, seed: u64) {
     let mut dice = Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     let honest = dice.roll(14);
-    // What makes sense by chance may say that somebody else's lock is free; then it is the word of the server.
+    // An answer that is valid by chance may say that a held lock is free; then that is the server's
+    // word.
     let is_held = dice.roll(3) == 0;
     let liar = liar::before(port(world), seed, move |dice, number, answer| match number < honest {
         true => Lie::Say(answer.to_vec()),
@@ -137,14 +139,15 @@ fn one_case(world: &World, tongue: Tongue, seed: u64) {
     let (end, has_run) = (output.end(), world.path(ran).exists());
     assert!(end != End::Status(64), "it is not the caller's fault: {case}: {}", output.stderr);
     if words[0] == "run" && !is_held {
-        // A job that has ended cannot be stopped, so what is said then is that it may have run beside another one.
+        // A job that has ended cannot be stopped, so the message says that it may have run beside
+        // another one.
         let fits = if has_run { matches!(end, End::Status(0 | 79)) } else { end != End::Status(0) };
         assert!(fits, "{end:?}, and that it has run is {has_run}: {case}: {}", output.stderr);
     }
     assert!(end == End::Status(0) || output.stderr.contains("dlock: "), "it says nothing: {end:?}: {case}");
 }
 
-/// What comes faster than anybody could use it ends by what was said of it, not by the clock and not by the kernel.
+/// An endless answer is ended by a limit on its size, not by the clock and not by the kernel.
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 fn an_answer_without_an_end_is_given_up(backend: Backend) {
     let (world, tongue) = (World::new(backend), Tongue::of(backend));
@@ -172,7 +175,7 @@ fn an_answer_without_an_end_is_given_up(backend: Backend) {
                     let dlock = world.dlock(words).env("DLOCK_STORE", by_way_of(&world, liar));
                     let case = format!("flood {kind} after {honest} answers");
                     let output = is_decent(dlock.env("DLOCK_OP_TIMEOUT", "8s"), &case, SMALL);
-                    // Where it is asked for less, all is there before it begins.
+                    // If less was requested, the whole answer came before the flood.
                     assert!(matches!(output.end(), End::Status(0 | 69 | 77)), "{case}: {output:?}");
                 }
             });
@@ -180,8 +183,8 @@ fn an_answer_without_an_end_is_given_up(backend: Backend) {
     });
 }
 
-/// The answers to a holder come with other bytes than the server sent, half, slowly or without an end. All that it asks for arrives, so that whoever asks the
-/// server itself is let in when the lease is over, and not before.
+/// The answers to a holder are changed, cut, slow or endless. Its requests arrive, so another
+/// client is granted the lock by the server when the lease is over, and not before.
 fn a_job_whose_network_garbles_is_dead_in_time_or_goes_on(backend: Backend) {
     let last = if is_soak() { 40 } else { 4 };
     let seeds = AtomicU64::new(1);
@@ -221,7 +224,7 @@ fn one_holder(backend: Backend, seed: u64) {
     let holder = world.run("k", &options, job).env("DLOCK_OP_TIMEOUT", "2s").any_stderr().spawn();
     let pid = world.wait_for_pid("pid");
     let born = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // Who is granted the lock looks whether the holder's job may still do something.
+    // The next holder checks whether the previous job can still do something.
     let looks = "read -r pid < pid; read -r _ _ state _ < /proc/$pid/stat || state=X
         case $state in Z | X) ;; *) [ -e over ] || echo overlap >> log ;; esac; echo next >> log";
     let waiter = world.run("k", &["-w", "60s", "-t", "20s"], &format!("{looks} 2> /dev/null"));

@@ -1,14 +1,15 @@
-//! What may a bad server say? In the words of each store: what is well formed and means nothing, refusals of every kind, lengths
-//! that are none, and what does not end. Who says it when is told in `liar` and `servers`.
+//! What a bad server may send, in the protocol of each store: well-formed answers that mean
+//! nothing, refusals of every kind, wrong lengths, and answers without an end. `liar` and `servers`
+//! decide when it is sent.
 
 mod frames;
 
 use super::liar::{Lie, garbled, random};
 use crate::support::storm::Dice;
 use crate::support::world::Backend;
-use frames::{frame, frames, http, message, number_of, packet, row};
+use frames::*;
 
-/// How a kind of server speaks.
+/// The protocol of a kind of server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Tongue {
     #[cfg(feature = "mysql")]
@@ -36,7 +37,7 @@ impl Tongue {
         }
     }
 
-    /// Something else than the answer. By chance it may even make sense.
+    /// Something in place of the answer. By chance it may be valid.
     pub fn lie(self, dice: &mut Dice, answer: &[u8]) -> Lie {
         match dice.roll(15) {
             0..5 => self.rubbish(dice, answer),
@@ -45,7 +46,7 @@ impl Tongue {
         }
     }
 
-    /// What is no answer, whoever reads it, or one that refuses.
+    /// Bytes that are no valid answer, or a refusal.
     pub fn rubbish(self, dice: &mut Dice, answer: &[u8]) -> Lie {
         let half = answer[..answer.len() / 2].to_vec();
         match dice.roll(12) {
@@ -67,7 +68,7 @@ impl Tongue {
         }
     }
 
-    /// A message that says to be longer than anybody waits for, or less than nothing.
+    /// A message whose length field is huge or negative.
     fn too_long(self, dice: &mut Dice) -> Vec<u8> {
         let length =
             *dice.of(&[0xffff_ffff, 0x7fff_ffff, 0x8000_0000, (1 << 30) + 7, 33 << 20, (32 << 20) - 9, 3, 0]);
@@ -75,7 +76,7 @@ impl Tongue {
     }
 
     fn with_length(self, dice: &mut Dice, length: u32) -> Vec<u8> {
-        // ZooKeeper has one way only.
+        // ZooKeeper has one length field only.
         let _ = &dice;
         match self {
             #[cfg(feature = "mysql")]
@@ -99,10 +100,10 @@ impl Tongue {
         }
     }
 
-    /// What begins well and does not end, or is full of what takes more room than it says: each as what is said once, and what is
-    /// said again and again.
+    /// Answers that begin well and do not end, or whose content takes more room than they say. Each
+    /// is a pair: bytes sent once, and bytes sent again and again.
     pub fn floods(self, answer: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
-        // That of ZooKeeper alone says which question it is to.
+        // Only ZooKeeper's answers carry the number of the request.
         let _ = answer;
         match self {
             #[cfg(feature = "mysql")]
@@ -163,7 +164,7 @@ impl Tongue {
             }
             #[cfg(feature = "zookeeper")]
             Self::ZooKeeper => {
-                // Of several that come together the last one is the list.
+                // Of several frames in one packet the last one is the list.
                 let (before, last) = frames(answer);
                 let head = [number_of(last), &[0; 8], &[0; 4]].concat();
                 let names =
@@ -187,7 +188,7 @@ impl Tongue {
         }
     }
 
-    /// An error that the server may have, at a time when it may not.
+    /// An error that the server may return, at a time when it may not.
     fn refusal(self, dice: &mut Dice, answer: &[u8]) -> Vec<u8> {
         let _ = answer;
         let said = *dice.of(&[
@@ -197,7 +198,7 @@ impl Tongue {
             "invalid user ID or password",
             "etcdserver: request is too large",
         ]);
-        // And no words for it.
+        // ZooKeeper's errors have no text.
         let _ = said;
         match self {
             #[cfg(feature = "mysql")]
@@ -259,7 +260,7 @@ impl Tongue {
         }
     }
 
-    /// What is well formed, and no answer to anything.
+    /// A well-formed message that answers no request.
     fn nonsense(self, dice: &mut Dice, answer: &[u8]) -> Vec<u8> {
         let _ = answer;
         match self {

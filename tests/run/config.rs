@@ -1,8 +1,8 @@
-//! Flag, then variable, then config file, then default; and no setting is lost silently.
+//! Precedence of settings: flag, variable, config file, default. No setting is ignored silently.
 
 use crate::support::world::{Backend, World};
 
-/// The prefix in force, seen by the name of the lock in the server.
+/// The prefix in force, read from the lock's key on the server.
 #[track_caller]
 fn prefix_in_force(world: &World, options: &[&str], variable: Option<&str>) -> String {
     let call = world.run("k", options, "exit 0");
@@ -31,7 +31,7 @@ fn the_nearer_setting_wins() {
     assert_eq!(prefix_in_force(&world, &["--prefix", "flag:"], Some("variable:")), "flag:");
     assert_eq!(prefix_in_force(&world, &["--prefix="], Some("variable:")), "");
     assert_eq!(prefix_in_force(&world, &[], Some("")), "", "empty means no prefix");
-    // --config alone, when given: nothing of the other file counts.
+    // If --config is given, no other file is read.
     world.write("empty.toml", "");
     assert_eq!(prefix_in_force(&world, &["--config", "empty.toml"], None), "dlock:");
 }
@@ -56,7 +56,6 @@ fn a_config_file_names_the_store_and_the_defaults_of_run() {
     world.run("l", &[], "exec sleep 1000").env_remove("DLOCK_STORE").status(124).any_stderr().run();
 }
 
-/// The default is said to be the default, and how to name another.
 #[test]
 fn messages_say_where_the_store_was_set() {
     let world = World::without_redis();
@@ -96,7 +95,7 @@ fn a_unix_socket_is_a_store() {
     assert_eq!(world.state("k"), "cooling");
 }
 
-/// What cannot be found is not created elsewhere: each user has a file of their own.
+/// Without HOME no file of the user is read or created elsewhere.
 #[test]
 fn without_home_there_is_no_users_file() {
     let world = World::new(Backend::Redis);

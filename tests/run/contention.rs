@@ -1,4 +1,5 @@
-//! Many want one lock: exactly one runs at a time, in order of arrival, and the others are told who has it.
+//! Many runs want one lock: one runs at a time, in order of arrival, and the others report the
+//! holder.
 
 use crate::support::dlock::{End, Running};
 use crate::support::wait::wait_until;
@@ -8,18 +9,18 @@ use std::time::{Duration, Instant};
 const CONTENDERS: usize = 50;
 
 on_every_store!(
-    one_of_many_runs_and_the_others_are_told,
-    many_who_wait_run_one_at_a_time_in_order,
-    each_turn_comes_at_once,
-    a_turn_begins_with_a_whole_lease,
+    one_of_many_runs_and_the_others_report_the_holder,
+    many_waiters_run_one_at_a_time_in_order,
+    each_waiter_is_woken_at_once,
+    a_granted_waiter_has_a_whole_lease,
     a_crowd_that_comes_at_once_runs_one_at_a_time,
-    who_does_not_wait_does_not_overtake,
-    waiting_for_a_while_ends_busy,
+    a_run_without_wait_does_not_overtake,
+    a_wait_that_runs_out_ends_busy,
     keys_and_prefixes_do_not_meet,
-    a_waiter_speaks_up_after_a_while,
+    a_waiter_reports_after_a_while_that_it_waits,
 );
 
-fn one_of_many_runs_and_the_others_are_told(backend: Backend) {
+fn one_of_many_runs_and_the_others_report_the_holder(backend: Backend) {
     let world = World::new(backend);
     let job = "echo ran $PPID >> log; while [ ! -e enough ]; do sleep 0.05; done";
     let mut contenders = (0..CONTENDERS)
@@ -38,7 +39,8 @@ fn one_of_many_runs_and_the_others_are_told(backend: Backend) {
         let [line] = lines[..] else { panic!("one line, not {lines:?}") };
         assert!(line.starts_with("dlock: "), "{line}");
         assert!(line.contains("nightly"), "it names the key: {line}");
-        // Whoever came between a grant and the record of its owner could not know; the record is part of the grant.
+        // The grant and the record of its owner are one step, so a busy run always knows the
+        // holder.
         assert!(
             line.contains('@') && line.contains(&holder.pid().to_string()),
             "it names the holder: {line}"
@@ -50,7 +52,7 @@ fn one_of_many_runs_and_the_others_are_told(backend: Backend) {
     assert_eq!(world.state("nightly"), "free");
 }
 
-fn many_who_wait_run_one_at_a_time_in_order(backend: Backend) {
+fn many_waiters_run_one_at_a_time_in_order(backend: Backend) {
     let world = World::new(backend);
     let first = world.run("queue", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
     world.wait_for_log("up");
@@ -64,8 +66,8 @@ fn many_who_wait_run_one_at_a_time_in_order(backend: Backend) {
     assert_eq!(world.log()[1..], expected.collect::<Vec<_>>());
 }
 
-/// Who waits is woken when its turn comes; nobody has to ask again and again.
-fn each_turn_comes_at_once(backend: Backend) {
+/// A waiter does not have to poll.
+fn each_waiter_is_woken_at_once(backend: Backend) {
     let world = World::new(backend);
     let first = world.run("queue", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
     world.wait_for_log("up");
@@ -84,13 +86,13 @@ fn each_turn_comes_at_once(backend: Backend) {
     let times = world.read("times").lines().map(|line| line.parse().expect("a time")).collect::<Vec<u64>>();
     let mut gaps = times.windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>();
     gaps.sort_unstable();
-    // Without a wake the next one asks when this one has just begun, and again 1.6 s later.
+    // Without a wake-up the next waiter polls when this run has just begun, and again 1.6 s later.
     assert!(gaps[gaps.len() / 2] < 1000, "{gaps:?}");
 }
 
-/// A waiter that is granted the lock confirms that before its job starts: what it has then is the lease it asked for,
-/// not the few seconds in which to confirm.
-fn a_turn_begins_with_a_whole_lease(backend: Backend) {
+/// A granted waiter confirms before its job starts. From then on it has the lease that it
+/// requested, not the few seconds in which it had to confirm.
+fn a_granted_waiter_has_a_whole_lease(backend: Backend) {
     let world = World::new(backend);
     let hold =
         |name: &str| format!("echo {name} $DLOCK_FENCE >> log; while [ ! -e {name} ]; do sleep 0.02; done");
@@ -108,7 +110,7 @@ fn a_turn_begins_with_a_whole_lease(backend: Backend) {
     second.finish();
 }
 
-/// Starts waiters one after the other; each stands in the queue before the next one comes.
+/// Starts waiters one after the other; each is in the queue before the next one starts.
 fn queue_up(world: &World, key: &str, count: usize) -> Vec<Running> {
     (0..count)
         .map(|i| {
@@ -133,7 +135,7 @@ fn a_crowd_that_comes_at_once_runs_one_at_a_time(backend: Backend) {
     assert!(log.chunks(2).all(|pair| pair == ["start", "end"]), "{log:?}");
 }
 
-fn who_does_not_wait_does_not_overtake(backend: Backend) {
+fn a_run_without_wait_does_not_overtake(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
     world.wait_for_log("up");
@@ -142,7 +144,7 @@ fn who_does_not_wait_does_not_overtake(backend: Backend) {
     world.wait_for_waiters("k", 1);
     world.write("go", "");
     holder.finish();
-    // From here on the lock is the waiter's, whether it has been told so yet or not.
+    // From here on the lock is the waiter's, even if the waiter does not know it yet.
     for _ in 0..5 {
         world.run("k", &[], "echo overtook >> log").status(75).stderr_like("dlock: .*k.*\n").run();
     }
@@ -151,7 +153,7 @@ fn who_does_not_wait_does_not_overtake(backend: Backend) {
     assert_eq!(world.log(), ["up", "waited"]);
 }
 
-fn waiting_for_a_while_ends_busy(backend: Backend) {
+fn a_wait_that_runs_out_ends_busy(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
     world.wait_for_log("up");
@@ -179,8 +181,9 @@ fn keys_and_prefixes_do_not_meet(backend: Backend) {
     assert_eq!(world.log(), ["up", "another key", "another prefix", "another case"]);
 }
 
-/// Not at once, where nobody watches: a cron job's mail should not be about seconds. And not twice.
-fn a_waiter_speaks_up_after_a_while(backend: Backend) {
+/// Without a terminal the message is delayed, so that cron sends no mail about a wait of seconds.
+/// It is printed once.
+fn a_waiter_reports_after_a_while_that_it_waits(backend: Backend) {
     let world = World::new(backend);
     let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
     let holder = world.run("k", &["--label", "the-long-one"], hold).spawn();
@@ -202,10 +205,10 @@ fn a_waiter_speaks_up_after_a_while(backend: Backend) {
     waiter.finish();
 }
 
-/// The last request of a wait has only what is left of it. If that was too short, the one that gives the place back tells
-/// whether the store is there.
+/// The last request may take only what is left of the wait. If it times out, the request that
+/// leaves the queue shows whether the store answers.
 #[test]
-fn a_wait_that_ends_while_it_is_asked_ends_busy() {
+fn a_wait_that_ends_during_a_request_ends_busy() {
     let world = World::new(Backend::Redis);
     let holder =
         world.run("k", &["-t", "60s"], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();

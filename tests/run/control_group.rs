@@ -1,5 +1,6 @@
-//! A job that is being stopped is taken into a control group, where there can be one: so a chain of processes that fork
-//! and end is killed at once, and what runs as another user is killed, too. Nothing of it is left behind.
+//! A job that is being stopped is moved into a cgroup if dlock can make one. Then processes that
+//! fork and end all the time are killed at once, and processes of another user as well. No cgroup
+//! is left behind.
 
 use crate::support::dlock::Dlock;
 use crate::support::proc;
@@ -12,15 +13,15 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const NOBODY: u32 = 65534;
-/// Writes down when it is in a group of its own, and does not end.
+/// Logs when it is in a cgroup of its own, and does not end.
 const STUBBORN: &str = "trap '' TERM; echo $$ > job.pid
     while ! grep -q dlock-stop- /proc/self/cgroup; do sleep 0.02; done; echo taken >> log; exec sleep 1000";
 
-/// A control group of the test's own; removed with the test.
+/// A cgroup for one test, removed when it is dropped.
 struct Group(PathBuf);
 
 impl Group {
-    /// `None`, and a word about it, where there can be none.
+    /// Prints the reason and returns `None` if this user cannot make one.
     fn make(name: &str) -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("/proc is mounted");
         let own = fs::read_to_string("/proc/self/cgroup").expect("/proc is mounted");
@@ -38,7 +39,7 @@ impl Group {
         made
     }
 
-    /// Has dlock run in it, as this user if it is not root.
+    /// Runs dlock in this cgroup, as `user` if it is given.
     fn around<'w>(&self, run: Dlock<'w>, user: Option<u32>) -> Dlock<'w> {
         let enter = format!("echo $$ > {}/cgroup.procs || exit 99; exec \"$@\"", self.0.display());
         let user = user.map(|user| user.to_string()).unwrap_or_default();
@@ -55,7 +56,7 @@ impl Group {
         }
     }
 
-    /// The groups in it.
+    /// The cgroups below this one.
     fn inner(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.0).expect("it is there").flatten();
         entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
@@ -93,7 +94,7 @@ fn chains_that_fork_all_the_time_are_dead_when_the_run_is_over() {
     assert_eq!(group.inner(), [""; 0].map(PathBuf::from));
 }
 
-/// Also when the guard is killed in the midst of it.
+/// The guard is killed while it stops the job.
 #[test]
 fn nothing_is_left_of_a_group_whose_maker_is_killed() {
     let Some(group) = Group::make("left") else { return };
@@ -109,9 +110,10 @@ fn nothing_is_left_of_a_group_whose_maker_is_killed() {
     assert_eq!((made.len(), group.inner().len()), (1, 0));
 }
 
-/// As sudo would make it. Its user has a subtree of control groups, as systemd gives a user's services.
+/// The job becomes root, as with sudo. dlock's user owns a subtree of cgroups, as the services of a
+/// user do under systemd.
 #[test]
-fn what_may_not_be_signalled_is_killed_with_its_group() {
+fn a_process_that_may_not_be_signalled_is_killed_with_its_cgroup() {
     let Some(group) = Group::make("risen") else { return };
     let world = World::new(Backend::Redis);
     world.open_to_all();

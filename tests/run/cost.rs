@@ -1,6 +1,7 @@
-//! What a run costs, in what does not depend on the machine's mood: round trips, commands, bytes, threads, page faults,
-//! system calls. Times are measured in benches/. Where a bound is passed, mend it, or change it and say why in the same
-//! commit. The bounds are those of a debug build, which is larger than what is released.
+//! What a run costs, in numbers that do not depend on the machine: round trips, commands, bytes,
+//! threads, page faults, system calls. Times are measured in benches/. If a change exceeds a bound,
+//! fix the change, or raise the bound and say why in the same commit. The bounds are those of a
+//! debug build, which is larger than a release.
 
 use crate::support::dlock::BINARY;
 use crate::support::proxy::{Fault, Proxy};
@@ -10,12 +11,12 @@ use crate::support::world::{Backend, World};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// What the server has counted of a command: calls.
+/// How often the server was sent a command.
 fn calls(redis: &Redis, command: &str) -> u64 {
     counted(redis, "commandstats", &format!("cmdstat_{command}:calls="))
 }
 
-/// The number behind this text in a section of INFO; 0 if it is not there.
+/// The number that follows `before` in a section of INFO; 0 if it is missing.
 fn counted(redis: &Redis, section: &str, before: &str) -> u64 {
     let info: String = redis.ask(&["INFO", section]);
     let rest = info.split_once(before).map_or("", |(_, rest)| rest);
@@ -23,9 +24,9 @@ fn counted(redis: &Redis, section: &str, before: &str) -> u64 {
     rest[..end].parse().unwrap_or(0)
 }
 
-/// With the connection itself these are three round trips, also where there is a password and a database.
+/// With the connection these are three round trips, even with a password and a database number.
 #[test]
-fn a_run_that_need_not_wait_asks_twice() {
+fn a_run_that_need_not_wait_makes_two_requests() {
     let world = World::with_redis(&["--requirepass", "sesame"]);
     let redis: fn(&World, &[&str]) -> String = |world, words| {
         let mut connection =
@@ -36,7 +37,7 @@ fn a_run_that_need_not_wait_asks_twice() {
     };
     let proxy = Proxy::before(world.redis().port());
     let requests = || {
-        // Nothing befalls any request that there is.
+        // The proxy only counts: the fault is planned for a request that never comes.
         proxy.plan(usize::MAX, Fault::Swallowed);
         world
             .run("k", &[], "exit 3")
@@ -53,7 +54,7 @@ fn a_run_that_need_not_wait_asks_twice() {
 }
 
 #[test]
-fn a_run_says_little_to_the_server() {
+fn a_run_sends_little_to_the_server() {
     let world = World::new(Backend::Redis);
     let run = || drop(world.run("k", &[], "true").run());
     run();
@@ -68,7 +69,7 @@ fn a_run_says_little_to_the_server() {
     assert!((1..=1300).contains(&bytes), "{bytes} bytes went to the server");
     assert_eq!(calls(redis, "evalsha"), 2);
     let info: String = redis.ask(&["INFO", "commandstats"]);
-    // Those of the test's own client.
+    // Commands of the test's own client.
     let own = ["_info", "_config", "_client"];
     let all = info.lines().filter(|line| !own.iter().any(|own| line.contains(own)));
     let all: u64 =
@@ -76,12 +77,12 @@ fn a_run_says_little_to_the_server() {
     assert!(all <= 42, "{all} commands, those in scripts included:\n{info}");
 }
 
-/// Each of those who wait costs the server as much, however many there are.
+/// The cost of one waiter does not depend on how many there are.
 #[test]
-fn a_hand_over_costs_as_much_in_any_crowd() {
+fn a_hand_over_costs_the_same_in_any_crowd() {
     let world = World::new(Backend::Redis);
     let redis = world.redis();
-    // From then on the server knows the scripts.
+    // Loads the scripts into the server.
     world.run("k", &[], "true").run();
     let per_waiter = |crowd: usize| {
         let holder = world.run("k", &[], "while [ ! -e go ]; do sleep 0.02; done").spawn();
@@ -94,7 +95,7 @@ fn a_hand_over_costs_as_much_in_any_crowd() {
         holder.finish();
         waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
         std::fs::remove_file(world.path("go")).expect("the file is there");
-        // A waiter says every 1.6 s that it lives.
+        // A waiter sends a heartbeat every 1.6 s.
         let heartbeats = (began.elapsed().as_secs() + 2) * crowd as u64;
         let asked = calls(redis, "evalsha") - asked - 1;
         assert!(asked >= 2 * crowd as u64, "each confirms its grant and gives it back");
@@ -104,7 +105,7 @@ fn a_hand_over_costs_as_much_in_any_crowd() {
     assert!(few <= 2.0 && many <= 2.0, "{few} requests a hand-over among 3, {many} among 20");
 }
 
-/// So many locks that are held, each with so many ends in its log.
+/// Makes `locks` locks that are held, each with `ends` ended runs in its log.
 fn hold_many(redis: &Redis, locks: usize, ends: usize) {
     let script = r#"
         local now = redis.call('TIME')[1]
@@ -122,9 +123,9 @@ fn hold_many(redis: &Redis, locks: usize, ends: usize) {
     redis.ask::<()>(&["EVAL", script, "0", &locks.to_string(), &ends.to_string()]);
 }
 
-/// And not in one for each, nor in one that keeps everybody waiting for long.
+/// Neither one request for each lock, nor one request so large that it blocks the server.
 #[test]
-fn many_locks_are_looked_at_in_few_requests() {
+fn many_locks_are_read_in_few_requests() {
     const LOCKS: usize = 300;
     let world = World::new(Backend::Redis);
     let redis = world.redis();
@@ -148,9 +149,10 @@ fn many_locks_are_looked_at_in_few_requests() {
     assert!(short <= 8 && (15..=60).contains(&long), "{short} and {long} requests");
 }
 
-/// Each of the first who wait looks up how long the last runs took. What that costs does not grow with the crowd.
+/// Each waiter near the head reads how long the last runs took. The cost must not grow with the
+/// queue.
 #[test]
-fn who_waits_does_not_ask_who_else_does() {
+fn a_waiter_does_not_read_all_other_waiters() {
     const OTHERS: u64 = 500;
     let world = World::new(Backend::Redis);
     let redis = world.redis();
@@ -180,8 +182,7 @@ fn who_waits_does_not_ask_who_else_does() {
     waiter.finish();
 }
 
-/// What the kernel knows of a run at the moment at which its job runs: threads and page faults of dlock, page faults of
-/// the guard.
+/// Threads and page faults of dlock, and page faults of its guard, while the job runs.
 fn seen_by_the_job(world: &World) -> [u64; 3] {
     let look = "d=$(cut -d' ' -f4 /proc/$PPID/stat); ls /proc/$d/task | wc -l; cut -d' ' -f10 /proc/$d/stat /proc/$PPID/stat";
     let output = world.run("k", &[], look).any_stdout().run();
@@ -204,7 +205,7 @@ fn a_short_run_starts_no_thread_and_touches_little_memory() {
     }
 }
 
-/// Who is granted the lock after a wait has no other thread to wake.
+/// A waiter that is granted the lock has no other thread to wake.
 #[test]
 fn a_wait_starts_no_thread() {
     for backend in [Backend::Redis, Backend::File] {
@@ -221,7 +222,7 @@ fn a_wait_starts_no_thread() {
     }
 }
 
-/// One that holds has nothing to do between two renewals, nor has its guard.
+/// Between two renewals neither dlock nor its guard wakes.
 #[test]
 fn a_holder_sleeps_between_renewals() {
     for backend in [Backend::Redis, Backend::File] {
@@ -255,7 +256,7 @@ fn a_holder_sleeps_between_renewals() {
     }
 }
 
-/// Needs strace(1), and leave to trace.
+/// Needs strace(1), and permission to trace.
 #[test]
 fn a_run_makes_few_system_calls() {
     for (backend, most) in [(Backend::Redis, 280), (Backend::File, 320)] {

@@ -1,17 +1,17 @@
-//! `--wait` covers the first contact: a store that is not there yet is waited for as the lock is; what waiting cannot mend
-//! ends at once.
+//! `--wait` covers the first contact: a store that cannot be reached yet is waited for like the
+//! lock. An error that waiting cannot fix ends the run at once.
 
 use crate::support::dlock::{Dlock, finish_all};
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World};
 use std::net::TcpListener;
 
-/// A store at which nothing listens yet.
+/// The URL of a store at which nothing listens yet.
 fn absent(world: &World) -> String {
     format!("redis+unix://{}", world.path("later.sock").display())
 }
 
-/// Has the store come up.
+/// Starts the store.
 fn appears(world: &World) {
     std::os::unix::fs::symlink(world.redis().socket(), world.path("later.sock")).expect("a link");
 }
@@ -37,14 +37,14 @@ fn an_outage_at_the_start_is_waited_out() {
     for call in calls {
         let said = call.finish().stderr;
         assert_eq!(said.matches("trying again").count(), 1, "it is said once: {said}");
-        // And so is its end.
+        // The end of the outage is reported.
         let over = ["got run in ", "acquire in ", "answers again"];
         assert!(over.iter().any(|over| said.contains(over)), "{said}");
     }
     assert!(world.path("ran").exists());
 }
 
-/// Inside of a job, too, where the store is asked before there is a queue to stand in.
+/// Inside a job dlock first asks the store whether the lock is held, before it joins a queue.
 #[test]
 fn a_dlock_inside_of_a_job_waits_for_the_store() {
     let world = World::new(Backend::Redis);
@@ -75,19 +75,19 @@ fn a_wait_that_ends_in_an_outage_is_69() {
         let said = call.finish().stderr;
         assert!(said.contains("trying again") && said.contains("there is no such socket"), "{said}");
     }
-    // Who does not wait hears it at once.
+    // A run without --wait ends at once.
     let run = world.dlock(["run", "-k", "k", "--", "touch", "ran"]).env("DLOCK_STORE", absent(&world));
     run.status(69).stderr_like("dlock: k: cannot reach .*did not run\n").run();
     assert!(!world.path("ran").exists());
 }
 
 #[test]
-fn what_waiting_cannot_mend_ends_at_once() {
+fn an_error_that_waiting_cannot_fix_ends_at_once() {
     let world = World::with_redis(&["--requirepass", "sesame"]);
     let port = world.redis().port();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let web = format!("redis://{}", listener.local_addr().expect("an address"));
-    // Nobody has such a name, and no name service need be asked for that.
+    // The name is invalid, so it fails without a name service.
     let nameless = "redis://no..such..name".to_owned();
     std::thread::spawn(move || {
         use std::io::{Read as _, Write as _};

@@ -1,5 +1,5 @@
-//! dlock or its guard is killed or stopped: the whole job is dead before anybody else has the lock, and the next
-//! waiter gets it, after a kill without waiting for the lease to end.
+//! dlock or its guard is killed or stopped: the whole job is dead before another run gets the lock.
+//! After a kill the next waiter gets the lock at once, not when the lease ends.
 
 mod processes;
 mod waiters;
@@ -19,11 +19,11 @@ on_every_store!(
     guard_killed,
     guard_stopped,
     guard_killed_before_the_start,
-    guard_stopped_keeps_no_ended_job,
+    a_stopped_guard_keeps_no_ended_job,
     on_lost_warn_ends_with_dlock,
 );
 
-/// A lease so long that whoever waits for its end is found out.
+/// A lease so long that a test would fail if a waiter had to wait for its end.
 const LONG: &str = "10m";
 
 fn dlock_killed(backend: Backend) {
@@ -73,12 +73,13 @@ fn guard_killed(backend: Backend) {
     assert_eq!(job::survivors(&world), [""; 0]);
 }
 
-/// The lease has run out, and the job is being stopped for that, whatever becomes of the store and of the guard: 79.
+/// The job is being stopped because its lease runs out. The status stays 79, even if the store
+/// comes back and the guard is killed.
 #[test]
 fn guard_killed_while_it_stops_a_job_that_lost_its_lease() {
     let world = World::new(Backend::Redis);
     let proxy = Proxy::before(world.redis().port());
-    // Deaf to TERM, so that only KILL ends it.
+    // The job survives TERM, so that only KILL ends it.
     let job = "trap 'echo term >> log' TERM; echo up >> log; while :; do sleep 0.05; done";
     let holder = world.run("k", &["-t", "15s"], job).env("DLOCK_STORE", proxy.url()).status(79);
     let holder = holder.any_stderr().spawn();
@@ -92,7 +93,8 @@ fn guard_killed_while_it_stops_a_job_that_lost_its_lease() {
     assert_eq!(output.stderr.matches("is being stopped").count(), 1, "{}", output.stderr);
 }
 
-/// A stopped guard harms nobody while dlock renews; once it goes on, all ends as usual.
+/// While the guard is stopped, dlock renews the lease. When the guard goes on, the run ends as
+/// usual.
 fn guard_stopped(backend: Backend) {
     let world = World::new(backend);
     let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done; echo end >> log; exit 4";
@@ -101,7 +103,7 @@ fn guard_stopped(backend: Backend) {
     let guard = holder.guard();
     proc::signal(guard, Signal::STOP);
     wait_until("the guard stops", || proc::stopped(guard));
-    // Longer than the lease, by a clock of its own: the lock is somebody's all the time.
+    // The wait is longer than the lease: the lock stays held all the time.
     world.run("k", &["-w", "6s"], "echo overlap >> log").status(75).any_stderr().run();
     proc::signal(guard, Signal::CONT);
     world.write("go", "");
@@ -109,10 +111,11 @@ fn guard_stopped(backend: Backend) {
     assert_eq!(world.log(), ["up", "end"]);
 }
 
-/// Where there is no guard to give back what was granted, dlock does it, and does not leave it to the lease.
+/// Without a guard dlock itself releases the granted lock, instead of leaving it to the lease.
 fn guard_killed_before_the_start(backend: Backend) {
     let world = World::new(backend);
-    // On `file:` the dlock that is stopped below may have the mutex of the lock, and the holder says that it waits for it.
+    // On `file:` the dlock that is stopped below may hold the lock's mutex, and the holder then
+    // reports that it waits.
     let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
     let holder = world.run("k", &[], job).any_stderr().spawn();
     world.wait_for_log("up");
@@ -132,8 +135,9 @@ fn guard_killed_before_the_start(backend: Backend) {
     assert_eq!((world.state("k").as_str(), world.log()), ("free", vec!["up".to_owned()]));
 }
 
-/// A job that ended is over, and ended as it did, also when its guard does not say so.
-fn guard_stopped_keeps_no_ended_job(backend: Backend) {
+/// If CMD has ended and its guard is stopped, dlock still exits with CMD's status and releases the
+/// lock.
+fn a_stopped_guard_keeps_no_ended_job(backend: Backend) {
     thread::scope(|scope| {
         for options in [&["-t", LONG][..], &["-t", LONG, "--tree"], &["-t", LONG, "--on-lost", "warn"]] {
             scope.spawn(move || {
@@ -152,9 +156,10 @@ fn guard_stopped_keeps_no_ended_job(backend: Backend) {
     });
 }
 
-/// CMD has ended of the TERM, the rest has not, and the guard that was to kill it is stopped: the job is not over.
+/// CMD has ended by the TERM, but other processes of the job live, and the guard that would kill
+/// them is stopped. dlock must not take the job for ended.
 #[test]
-fn a_guard_stopped_in_the_middle_of_a_stop_spares_nobody() {
+fn a_guard_stopped_in_the_middle_of_a_stop_spares_no_process() {
     let world = World::new(Backend::Redis);
     job::prepare(&world);
     let script = "sh family & trap 'echo left >> log; exit 0' TERM; while :; do sleep 0.05; done";
@@ -166,7 +171,8 @@ fn a_guard_stopped_in_the_middle_of_a_stop_spares_nobody() {
     proc::signal(guard, Signal::STOP);
     let next = world.run("k", &["-w"], job::SUCCESSOR).any_stderr().spawn();
     world.wait_for_waiters("k", 1);
-    // With its guard stopped the lock is renewed, and the job is stopped when that ends.
+    // With its guard stopped, dlock goes on renewing. It stops the job when it cannot renew any
+    // more.
     world.redis().pause();
     holder.finish();
     assert_eq!(job::survivors(&world), [""; 0]);
@@ -175,7 +181,7 @@ fn a_guard_stopped_in_the_middle_of_a_stop_spares_nobody() {
     assert!(!world.read("log").contains("overlap"), "{:?}", world.log());
 }
 
-/// `--on-lost warn` lets the lease pass, but no job outlives its dlock.
+/// With `--on-lost warn` a job may outlive its lease, but not its dlock.
 fn on_lost_warn_ends_with_dlock(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
@@ -188,7 +194,7 @@ fn on_lost_warn_ends_with_dlock(backend: Backend) {
     world.wait_for_state("k", "free");
 }
 
-/// Somebody kills dlock's whole process group, as a shell or a supervisor may: the guard is not in it.
+/// A shell or a supervisor may kill dlock's whole process group. The guard is not in it.
 #[test]
 fn the_group_of_dlock_killed() {
     let world = World::new(Backend::Redis);
@@ -203,9 +209,9 @@ fn the_group_of_dlock_killed() {
     world.wait_for_state("k", "free");
 }
 
-/// However busy the machine is.
+/// The guard must get the processor even on a busy machine.
 #[test]
-fn a_guard_that_stops_a_job_comes_before_others() {
+fn a_guard_that_stops_a_job_has_real_time_priority() {
     if !Command::new("chrt").args(["-r", "1", "true"]).status().is_ok_and(|status| status.success()) {
         println!("skipped: this user may not have a real-time priority");
         return;

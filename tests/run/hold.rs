@@ -1,5 +1,5 @@
-//! `dlock hold`: a lock for what dlock did not start. A process, by its number, or the program on stdin. Whatever becomes of
-//! dlock and its guard, what the lock was held for is dead before anybody else has it.
+//! `dlock hold`: a lock for a process that dlock did not start (`--pid`), or for the program at its
+//! stdin. The process is dead before another run gets the lock.
 
 mod background;
 mod killed;
@@ -20,14 +20,14 @@ use std::time::Duration;
 
 on_every_store!(
     a_lock_is_held_until_the_process_ends,
-    a_process_that_becomes_another_program_is_the_same,
-    who_has_the_token_gives_the_lock_back,
-    nothing_is_left_of_many,
+    a_process_that_executes_another_program_keeps_the_lock,
+    the_token_releases_the_lock_from_outside,
+    many_holds_leave_nothing_behind,
 );
 
 const LONG: &str = "10m";
 
-/// Those of [`FAMILY`].
+/// The processes of [`FAMILY`].
 const MEMBERS: [&str; 6] = ["leader", "session", "naked", "stranger", "deaf", "frozen"];
 
 const FAMILY: &str = r"
@@ -39,7 +39,7 @@ sh member frozen &
 exec sh member leader
 ";
 
-/// Something that dlock did not start. Dropping it kills it.
+/// A process that dlock did not start. Dropping it kills it.
 struct Target(Child);
 
 impl Target {
@@ -47,7 +47,8 @@ impl Target {
         Self(world.command("sh").args(["-c", script]).spawn().expect("a process"))
     }
 
-    /// A process whose descendants try to get away.
+    /// A process whose descendants try to escape: new sessions, empty environments, ignored
+    /// signals.
     fn family(world: &World) -> Self {
         job::prepare(world);
         let target = Self::sh(world, FAMILY);
@@ -105,8 +106,8 @@ fn a_lock_is_held_until_the_process_ends(backend: Backend) {
     assert_eq!(world.log(), ["next"]);
 }
 
-/// What it left behind is left alone, as with `run`.
-fn a_process_that_becomes_another_program_is_the_same(backend: Backend) {
+/// Processes that it leaves behind are not stopped, as with `run`.
+fn a_process_that_executes_another_program_keeps_the_lock(backend: Backend) {
     let world = World::new(backend);
     let script = "until [ -e go ]; do sleep 0.02; done; sleep 1000 & echo $! > left.pid; \
                   exec sh -c 'echo again >> log; until [ -e stop ]; do sleep 0.02; done'";
@@ -123,8 +124,8 @@ fn a_process_that_becomes_another_program_is_the_same(backend: Backend) {
     proc::signal(world.wait_for_pid("left.pid"), Signal::KILL);
 }
 
-/// Also where the release cannot tell the hold itself, as from another machine.
-fn who_has_the_token_gives_the_lock_back(backend: Backend) {
+/// The release has only the token, as on another machine.
+fn the_token_releases_the_lock_from_outside(backend: Backend) {
     let world = World::new(backend);
     let mut target = Target::sh(&world, "exec sleep 1000");
     let options = ["-t", "4s", "--json"];
@@ -147,8 +148,8 @@ fn who_has_the_token_gives_the_lock_back(backend: Backend) {
     next.finish();
 }
 
-/// Starts and ends at a time: of processes that end, holds that get a signal, and processes that are asked for the lock.
-fn nothing_is_left_of_many(backend: Backend) {
+/// Holds start and end side by side: processes end, holds get a signal, operators ask for the lock.
+fn many_holds_leave_nothing_behind(backend: Backend) {
     let world = World::new(backend);
     let each = if is_soak() { 50 } else { 6 };
     thread::scope(|scope| {
@@ -189,11 +190,11 @@ fn one_of_many(world: &World, worker: usize, turn: usize) {
             if turn.is_multiple_of(2) {
                 wait_until("it is held", || world.status(&key)["holders"][0]["pid"] == target.pid());
                 holder.signal(Signal::TERM);
-                // In the instant of the grant it still ends as one that waits.
+                // If the signal arrives with the grant, dlock still ends as a waiter.
                 assert!([End::Status(0), End::Signal(15)].contains(&holder.output().end()));
                 assert_eq!(target.0.try_wait().expect("our child"), None, "it goes on");
             } else {
-                // At whatever moment, also while it waits.
+                // At any moment, even while dlock waits.
                 target.0.kill().expect("it lives");
                 let status = holder.output().status.code();
                 assert!([Some(0), Some(64), Some(75)].contains(&status), "{status:?}");
@@ -210,7 +211,7 @@ fn one_of_many(world: &World, worker: usize, turn: usize) {
 }
 
 #[test]
-fn what_cannot_keep_a_lock_is_refused() {
+fn a_stdin_or_pid_that_cannot_keep_a_lock_is_refused() {
     let world = World::without_redis();
     for (after, why) in [
         ("exec < /dev/null", "stdin is not a pipe, socket or terminal"),
@@ -240,7 +241,7 @@ fn what_cannot_keep_a_lock_is_refused() {
     assert_eq!(world.state("k"), "free");
 }
 
-/// A process that has ended and that nobody has reaped is none.
+/// The process has ended, and its parent has not reaped it.
 #[test]
 fn a_zombie_is_no_process() {
     let world = World::without_redis();
@@ -250,9 +251,9 @@ fn a_zombie_is_no_process() {
     target.0.wait().expect("our child");
 }
 
-/// INT, TERM and HUP give the lock back, and what it was held for goes on.
+/// INT, TERM and HUP release the lock, and the process goes on.
 #[test]
-fn a_signal_gives_the_lock_back() {
+fn a_signal_releases_the_lock() {
     let world = World::without_redis();
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         let mut target = Target::sh(&world, "exec sleep 1000");
@@ -266,7 +267,7 @@ fn a_signal_gives_the_lock_back() {
     }
 }
 
-/// Also while it is waited for, nobody holds a lock for what is not there any more.
+/// If the process ends while dlock waits for the lock, dlock leaves the queue.
 #[test]
 fn a_process_that_ends_is_not_waited_for() {
     let world = World::without_redis();

@@ -1,17 +1,17 @@
-//! Bad input: the status that the contract names, one line that says what is allowed (and at most a hint), and
-//! nothing locked.
+//! Bad input: the documented status, one line that says what is allowed (and at most a hint), and
+//! no lock is taken.
 
 use crate::support::dlock::{Dlock, End};
 use crate::support::world::{Backend, World, on_every_store};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 
-/// What is wrong with the way in which a call was refused.
+/// Everything that is wrong with how calls were refused.
 #[derive(Default)]
 struct Faults(Vec<String>);
 
 impl Faults {
-    /// Expects a status and one line, with at most a hint after it, that says certain things.
+    /// Expects a status and one line that contains `says`, with at most a hint after it.
     fn refused(&mut self, case: &str, call: Dlock<'_>, status: i32, says: &[&str]) {
         let output = call.any_stderr().spawn().output();
         let lines = output.stderr.lines().collect::<Vec<_>>();
@@ -39,7 +39,7 @@ fn usage_is_64() {
     let world = World::new(Backend::Redis);
     let long = "k".repeat(513);
     let cases: &[(&[&str], &[&str])] = &[
-        // No command, none that exists, options that do not.
+        // No command, an unknown command, unknown options.
         (&[], &[]),
         (&["rum"], &["run"]),
         (&["run", "-k", "k", "--wiat", "--", "touch", "ran"], &["--wait"]),
@@ -92,7 +92,7 @@ fn usage_is_64() {
         (&["run", "-k", "k", "-n", "-3", "--", "touch", "ran"], &["1 to 1000"]),
         (&["run", "-k", "k", "-n", "1.5", "--", "touch", "ran"], &["1 to 1000"]),
         (&["run", "-k", "k", "-k", "", "--", "touch", "ran"], &["512"]),
-        // Other tools' habits.
+        // Options of other tools.
         (&["run", "-k", "k", "--timeout", "5", "--", "touch", "ran"], &["waiting is -w", "--max-run"]),
         (&["run", "-k", "k", "-n", "--", "touch", "ran"], &["not waiting is the default"]),
         (&["run", "-n", "-k", "k", "--", "touch", "ran"], &["not waiting is the default"]),
@@ -120,9 +120,9 @@ fn usage_is_64() {
     let words = ["run".into(), "-k".into(), bytes, "--".into(), "touch".into(), "ran".into()];
     faults.refused("not UTF-8", world.dlock::<[OsString; 6]>(words), 64, &["UTF-8"]);
     faults.are_none(&world);
-    // The same key twice is one.
+    // The same key twice counts once.
     world.dlock(["run", "-k", "k", "-k", "k", "--", "true"]).run();
-    // What every command takes may stand before it, and the separator may be left out.
+    // Global options may come before the command, and the separator may be left out.
     let words = ["--prefix", "p:", "-q", "run", "-k", "k", "echo", "-n", "--", "-k", "l"];
     world.dlock(words).stdout("-- -k l").run();
     for words in [
@@ -133,7 +133,7 @@ fn usage_is_64() {
     }
 }
 
-/// Whatever is in force comes from somewhere that is named.
+/// The message names where the store was set.
 #[test]
 fn a_bad_store_is_78() {
     let world = World::new(Backend::Redis);
@@ -187,7 +187,7 @@ fn a_bad_store_is_78() {
     faults.are_none(&world);
 }
 
-/// A dlock that was built without a store says where to get one with it.
+/// A dlock that was built without a store says where to get a build with it.
 #[cfg(not(any(feature = "sql", feature = "etcd", feature = "zookeeper")))]
 #[test]
 fn a_store_that_was_not_built_in_is_78() {
@@ -261,7 +261,7 @@ fn a_bad_config_line_is_78() {
     faults.refused("bad", world.dlock(["status", "--config", "bad.toml"]), 78, &["bad.toml"]);
     faults.refused("absent", world.dlock(["status", "--config", "absent.toml"]), 78, &["absent.toml"]);
     faults.refused("empty", world.dlock(["status", "--config", ""]), 78, &["--config"]);
-    // Found, not named: an error all the same.
+    // A file that was found, not named by --config, is checked as well.
     world.write("config/dlock.toml", "tll = \"5s\"\n");
     faults.refused("found", world.dlock(["status"]), 78, &["dlock.toml", "ttl"]);
     std::fs::remove_file(world.path("config/dlock.toml")).expect("a file");
@@ -272,7 +272,7 @@ fn a_bad_config_line_is_78() {
 
 on_every_store!(odd_keys_are_keys);
 
-/// What looks odd and is allowed.
+/// Unusual keys that are allowed.
 fn odd_keys_are_keys(backend: Backend) {
     let world = World::new(backend);
     let long = "é".repeat(256);
@@ -287,7 +287,7 @@ fn odd_keys_are_keys(backend: Backend) {
         let holder = world.dlock(words).any_stdout().spawn();
         crate::support::wait::wait_until("the job runs", || world.read("key") == key);
         world.run(key, &[], "touch ran").status(75).any_stderr().run();
-        // In `status` a star stands for any text.
+        // In `status` a star is a wildcard.
         let escaped = key.replace('\\', r"\\").replace('*', r"\*").replace('?', r"\?");
         let shown = world.dlock(["status", "--json", "--", &escaped]).any_stdout().run().stdout;
         let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");

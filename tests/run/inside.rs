@@ -1,18 +1,18 @@
-//! What runs inside a job reaches the same place, whatever the flags or the files outside said: a dlock finds its own lock
-//! there, and nobody is told a password.
+//! A dlock inside a job reaches the same store, wherever that was set outside, and finds its own
+//! lock there. No password is passed on.
 
 use crate::support::dlock::BINARY;
 use crate::support::world::{Backend, World, on_every_store};
 use std::fs;
 
 on_every_store!(
-    a_job_finds_the_lock_that_a_flag_led_to,
+    a_job_finds_its_lock_if_a_flag_named_the_store,
     a_script_finds_the_lock_that_it_acquired,
-    a_held_key_is_found_where_it_is,
-    a_configuration_file_leads_inside_too,
+    a_held_key_is_found_in_its_own_store,
+    a_config_file_named_by_a_flag_applies_inside,
 );
 
-/// Where the password is, and the options and variables that lead there.
+/// Where the password is set, and the options and variables that name it.
 type Way<'a> = (&'static str, &'a [&'a str], &'a [(&'a str, &'a str)]);
 
 const SECRET: &str = "op3n s3same's";
@@ -20,20 +20,21 @@ const SECRET: &str = "op3n s3same's";
 /// `dlock` as a function: the binary under test.
 const D: &str = "dlock() { \"$D\" \"$@\"; }\n";
 
-/// A shell script, in which `$U` is the store that no variable names.
+/// A shell script, in which `$U` is the store, and DLOCK_STORE is not set.
 fn script<'w>(world: &'w World, text: &str) -> crate::support::dlock::Dlock<'w> {
     world.write("script", &format!("{D}{text}"));
     let call = world.dlock([""; 0]).under(&["sh", "script"]).env("D", BINARY);
     call.env("U", world.url()).env("DLOCK_STORE", "redis://127.0.0.1:1").env("DLOCK_CONNECT_TIMEOUT", "0.3")
 }
 
-fn a_job_finds_the_lock_that_a_flag_led_to(backend: Backend) {
+fn a_job_finds_its_lock_if_a_flag_named_the_store(backend: Backend) {
     let world = World::new(backend);
     world.script("job", &format!("#!/bin/sh\n{D}dlock check && dlock check k && dlock run -k k -c 'echo nested $DLOCK_PREFIX'
         dlock status --json k | grep -c '\"state\": \"held\"'; dlock renew -q; echo $DLOCK_STORE; echo ${{DLOCK_USERNAME-none}}"));
     let said = format!("nested p:\n1\n{}\nnone\n", world.url());
     script(&world, "dlock run --store $U --prefix p: -k k ./job").stdout(&said).run();
-    // Without a prefix, too; and what is under another hold of the tree is told of that.
+    // The same without a prefix. A run that is covered by another hold of the tree gets that hold's
+    // store and prefix.
     let text = "dlock run --store $U --prefix= -k k -- sh -c '
         $D run --store file:$PWD/other --prefix x: -k l -- sh -c \"
             echo \\$DLOCK_STORE \\$DLOCK_PREFIX; $D run --store $U --prefix= -k k -- sh -c \\\"
@@ -51,8 +52,8 @@ fn a_script_finds_the_lock_that_it_acquired(backend: Backend) {
     script(&world, text).stdout("nested\n79\n").stderr_like(like).run();
 }
 
-/// Where the variables lead is another question.
-fn a_held_key_is_found_where_it_is(backend: Backend) {
+/// DLOCK_HELD names the store of the lock, even if the variables name another one.
+fn a_held_key_is_found_in_its_own_store(backend: Backend) {
     let world = World::new(backend);
     let text = "eval \"$(dlock acquire --store $U --prefix p: --export -k k -t 10m)\"
         export DLOCK_STORE=redis://127.0.0.1:1; unset DLOCK_PREFIX
@@ -66,16 +67,17 @@ fn a_held_key_is_found_where_it_is(backend: Backend) {
     assert!(call.stderr.contains(&world.shown()), "{}", call.stderr);
 }
 
-fn a_configuration_file_leads_inside_too(backend: Backend) {
+fn a_config_file_named_by_a_flag_applies_inside(backend: Backend) {
     let world = World::new(backend);
     world.write("own.toml", &format!("store = {:?}\nprefix = 'own:'\nttl = 20\n", world.url()));
     let text = "unset DLOCK_STORE; cd /; dlock run --config $OLDPWD/own.toml -k k -- sh -c '$D check && $D check k && echo yes'";
     script(&world, text).stdout("yes\n").run();
 }
 
-/// With a user and a password, however they were given, and never a password in what the job inherits by dlock.
+/// The same user and password work inside, however they were given, and dlock adds no password to
+/// the job's environment.
 #[test]
-fn who_may_log_in_outside_may_inside() {
+fn a_login_that_works_outside_works_inside() {
     let users =
         ["--user", "default", "off", "--user", "app", "on", &format!(">{SECRET}"), "~*", "&*", "+@all"];
     let world = World::with_redis(&users);
@@ -90,13 +92,14 @@ fn who_may_log_in_outside_may_inside() {
         "file.toml",
         &format!("store = '{bare}'\nusername = 'app'\npassword-file = 'secrets/password'\n"),
     );
-    // Without DLOCK_STORE it is DLOCK_HELD that leads there; what a URL alone knows is gone with that.
+    // Without DLOCK_STORE, DLOCK_HELD names the store. A password that was only in the URL is lost
+    // then.
     let job = "cd / && $D check && $D check k || exit
         [ \"$URL\" ] || env -u DLOCK_STORE $D check k || exit
         echo yes; env";
     let ways: [Way<'_>; 9] = [
         ("file", &["--store", &bare, "--username", "app", "--password-file", "secrets/password"], &[]),
-        // A variable of the surroundings is wrong, and a flag set it aside.
+        // The variables are wrong, and the flags override them.
         (
             "file",
             &["--store", &bare, "--username", "app", "--password-file", "secrets/password"],
@@ -133,16 +136,17 @@ fn who_may_log_in_outside_may_inside() {
             assert_eq!(value("DLOCK_STORE"), Some(&*bare), "{way} {options:?}");
         }
     }
-    // A password in a flag is not handed on: DLOCK_PASSWORD has to tell it.
+    // A password in a flag is not passed on. The job needs DLOCK_PASSWORD.
     let job = "echo $DLOCK_STORE; $D check -q; echo $?; DLOCK_PASSWORD=$P $D check; echo $?";
     let call = world.dlock(["run", "-k", "k", "--store", &full, "--", "sh", "-c", job]).env("D", BINARY);
     let call = call.env_remove("DLOCK_STORE").env("P", SECRET);
     call.stdout(&format!("{bare}\n78\n0\n")).any_stderr().run();
 }
 
-/// Whoever gives a password in a flag is told that it ends there, and so is who lacks it inside.
+/// The outer run warns that the job does not get the password, and a dlock inside says what is
+/// missing.
 #[test]
-fn a_password_in_a_flag_is_missed_inside() {
+fn a_password_in_a_flag_is_reported_missing_inside() {
     let world = World::with_redis(&["--requirepass", "sesame"]);
     let url = format!("redis://:sesame@127.0.0.1:{}", world.redis().port());
     for words in ["check", "status", "run -k other true", "run -k k true", "acquire -k other"] {
@@ -157,15 +161,15 @@ fn a_password_in_a_flag_is_missed_inside() {
             "{inner}"
         );
     }
-    // Nobody around is to blame where there is none.
+    // Without a surrounding run the message does not mention one.
     let url = format!("redis://127.0.0.1:{}", world.redis().port());
     let call = world.dlock(["status"]).env("DLOCK_STORE", url).status(77).any_stderr().run();
-    assert!(!call.stderr.contains("around"), "{}", call.stderr);
+    assert!(!call.stderr.contains("surrounding"), "{}", call.stderr);
 }
 
-/// What a URL says beside the place is kept: here the authority that issued the server's certificate.
+/// Here the parameter is the authority that issued the server's certificate.
 #[test]
-fn a_url_is_handed_on_with_its_parameters() {
+fn a_url_is_passed_on_with_its_parameters() {
     let authority = crate::support::certificates::Authority::new("the test's own");
     let world = World::with_tls(&authority, &[]);
     let url = format!("rediss://localhost:{}?ca={}", world.redis().port(), world.path("ca.pem").display());
@@ -174,7 +178,8 @@ fn a_url_is_handed_on_with_its_parameters() {
     call.env_remove("DLOCK_STORE").stdout(&format!("{url}\nyes\n")).run();
 }
 
-/// What does not apply is not there; and a directory whose name is odd is still found.
+/// User and password do not apply to a directory and are not set inside. A directory with an odd
+/// name is found.
 #[test]
 fn a_directory_has_no_user() {
     let world = World::without_redis();
@@ -187,9 +192,10 @@ fn a_directory_has_no_user() {
     call.stdout("none none\n0\n").run();
 }
 
-/// On another machine the built-in default is another server. Inside of the job it has been said.
+/// The default means a different server on each machine, so the outer run reports it. Inside the
+/// job it is not reported again.
 #[test]
-fn the_built_in_default_is_said() {
+fn the_built_in_default_store_is_reported() {
     let world = World::without_redis();
     for words in
         [&["run", "-q", "-k", "dlock-test-of-the-default", "true"][..], &["acquire", "-qk", "x", "-t", "1s"]]
@@ -197,22 +203,23 @@ fn the_built_in_default_is_said() {
         let call = world.dlock(words).env_remove("DLOCK_STORE").any_stdout().any_stderr().spawn().output();
         let said = "dlock: no setting names a store, so redis://127.0.0.1:6379 is used, ";
         assert!(call.stderr.starts_with(said) && call.stderr.contains("/etc/dlock.toml"), "{}", call.stderr);
-        assert_eq!(call.stderr.matches("nothing names").count(), 1, "{}", call.stderr);
-        // Also where nothing listens, which is another line, it is said once how to name one.
+        assert_eq!(call.stderr.matches("no setting names").count(), 1, "{}", call.stderr);
+        // If nothing listens there, a second line follows, but only one of them says how to set a
+        // store.
         assert_eq!(call.stderr.matches("DLOCK_STORE").count(), 1, "{}", call.stderr);
     }
     let call = world.dlock(["status"]).env_remove("DLOCK_STORE").any_stdout().any_stderr().spawn().output();
-    assert!(!call.stderr.contains("nothing names"), "{}", call.stderr);
-    // A line that names it, even the same, is enough.
+    assert!(!call.stderr.contains("no setting names"), "{}", call.stderr);
+    // A setting that names the same store is enough.
     world.write("config/dlock.toml", "store = 'redis://127.0.0.1:6379'\n");
     let call = world.dlock(["run", "-k", "dlock-test-of-the-default", "true"]).env_remove("DLOCK_STORE");
     let call = call.any_stdout().any_stderr().spawn().output();
-    assert!(!call.stderr.contains("nothing names"), "{}", call.stderr);
+    assert!(!call.stderr.contains("no setting names"), "{}", call.stderr);
 }
 
-/// A variable that is empty is refused, unless a flag says what it should have said.
+/// An empty variable is refused, unless a flag sets the store.
 #[test]
-fn an_empty_store_does_not_matter_beside_a_flag() {
+fn a_flag_overrides_an_empty_store_variable() {
     let world = World::without_redis();
     let url = world.url();
     world.dlock(["run", "-k", "k", "--store", &url, "true"]).env("DLOCK_STORE", "").run();

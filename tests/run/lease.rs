@@ -1,5 +1,5 @@
-//! The lease: kept while the job runs, through outages up to half of it; and when it cannot be kept, or is taken
-//! away, the whole job is dead before anybody else could have the lock.
+//! The lease of `dlock run`: it is renewed while the job runs. If it cannot be renewed, or the lock
+//! is taken away, the whole job is dead before another run can get the lock.
 
 mod deadline;
 mod loss;
@@ -36,18 +36,18 @@ fn a_job_longer_than_five_ttls_keeps_its_lock(backend: Backend) {
         if !holder.has_ended() && world.log().len() == 1 {
             assert_eq!(world.fence("k"), fence, "it is still the first grant");
         }
-        // Waits for nothing: without it this loop alone would keep a processor busy for all of the job.
+        // Only saves processor time: the loop must not keep one busy for as long as the job runs.
         sleep(Duration::from_millis(50));
     }
     holder.finish();
     assert!(!world.log().contains(&"overlap up".into()), "{:?}", world.log());
 }
 
-/// A job, or anything else of the same user, may have used up what a thread takes. (Stores that cannot be asked while a
-/// signal is heeded have their thread from the first request on.)
+/// The user's processes may have used up the limit of threads. (Stores that block during a request
+/// have their thread from the first request on.)
 #[test]
-fn a_hold_is_kept_where_no_thread_can_be_made() {
-    // More than there is address space.
+fn a_lock_is_kept_if_no_thread_can_be_started() {
+    // More than the address space.
     const STACK: (&str, &str) = ("RUST_MIN_STACK", "70368744177664");
     for backend in [Backend::Redis, Backend::File] {
         let world = World::new(backend);
@@ -56,7 +56,7 @@ fn a_hold_is_kept_where_no_thread_can_be_made() {
         world.wait_for_log("up");
         holder.finish();
         assert_eq!(world.log(), ["up", "end"]);
-        // What an operator wants is heard with the next renewal.
+        // Without a notification channel the request of an operator arrives with the next renewal.
         let job = "echo again >> log; exec sleep 60";
         let holder = world.run("k", &["-t", "4s"], job).env(STACK.0, STACK.1).status(79).any_stderr().spawn();
         world.wait_for_log("again");
@@ -65,7 +65,7 @@ fn a_hold_is_kept_where_no_thread_can_be_made() {
     }
 }
 
-/// Loses every record of the store.
+/// Deletes every record of the store.
 fn forget(world: &World) {
     #[cfg(feature = "etcd")]
     if world.url().starts_with("etcd:") {
@@ -97,7 +97,7 @@ fn forget(world: &World) {
     }
 }
 
-/// Each grant has a greater fence, also when every record of the earlier ones is gone.
+/// Each grant has a greater fence, even if every record of the earlier ones is gone.
 fn fences_grow_when_the_store_forgets(backend: Backend) {
     let mut world = World::new(backend);
     let mut last = 0;
@@ -114,7 +114,7 @@ fn fences_grow_when_the_store_forgets(backend: Backend) {
     }
 }
 
-/// CMD's time limit: 124, also when it took KILL, with the lock kept until all of it is dead.
+/// --max-run ends with 124, even if CMD needed KILL. The lock is kept until the whole job is dead.
 #[test]
 fn max_run_stops_the_whole_job() {
     let world = World::new(Backend::Redis);
@@ -130,9 +130,9 @@ fn max_run_stops_the_whole_job() {
     world.run("k", &["--max-run", "20s"], "exit 3").status(3).run();
 }
 
-/// What the job starts and leaves behind at a normal end is left alone.
+/// Without --tree, processes that outlive CMD are not stopped.
 #[test]
-fn what_a_job_leaves_behind_lives_on() {
+fn processes_that_a_job_leaves_behind_live_on() {
     let world = World::new(Backend::Redis);
     world.run("k", &[], "sleep 1000 & echo $! > left.tmp; mv left.tmp left.pid").run();
     let left = world.wait_for_pid("left.pid");
@@ -141,10 +141,10 @@ fn what_a_job_leaves_behind_lives_on() {
     assert!(proc::alive(left));
 }
 
-/// The lease counts from when it was asked for. An answer that comes when that is long ago is worth nothing, but the
-/// question may be put again.
+/// The lease counts from the request. A grant that arrives after its end is useless, so dlock
+/// requests the lock again.
 #[test]
-fn a_grant_that_comes_too_late_is_asked_for_again() {
+fn a_grant_that_arrives_too_late_is_requested_again() {
     let world = World::new(Backend::Redis);
     world.redis().pause();
     let slow = ["-t", "4s", "--connect-timeout", "1m", "--op-timeout", "1m"];

@@ -1,5 +1,6 @@
-//! What does a program read of each situation? The messages of `--log-format json`: each against docs/dlock.schema.json, and
-//! one of them with the event, the key, the store, who is concerned, and the status that dlock then ends with.
+//! The messages of `--log-format json`. Each is valid by docs/dlock.schema.json, and in each
+//! situation one of them has the event, the key, the store, the process concerned, and dlock's exit
+//! status.
 
 use crate::docs::schema::Definitions;
 use crate::support::dlock::{Output, Running};
@@ -10,25 +11,25 @@ use std::fs::File;
 use std::process::Stdio;
 
 on_every_store!(
-    who_has_the_lock,
-    how_a_wait_goes,
-    how_a_job_is_stopped,
-    what_became_of_the_lock,
-    what_an_operator_does,
-    what_a_hold_tells
+    busy_messages_name_the_holder,
+    waiters_report_their_place_and_their_grant,
+    a_stopped_job_reports_the_reason,
+    commands_report_the_state_of_the_lock,
+    operator_commands_report_their_effect,
+    a_hold_prints_its_events
 );
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 const JSON: [&str; 2] = ["--log-format", "json"];
 
-/// The messages, each of which is as the schema says.
+/// The messages in `text`, each of them checked against the schema.
 #[track_caller]
 fn messages(text: &str) -> Vec<Value> {
     let mut definitions = Definitions::read();
     text.lines().map(|line| definitions.check("message", line)).collect()
 }
 
-/// The message with this event, which has the key, the store and the status.
+/// The message with this event; it must have the key, the store and the status.
 #[track_caller]
 fn told(world: &World, text: &str, event: &str, key: &str, status: Option<i32>) -> Value {
     let all = messages(text);
@@ -40,7 +41,7 @@ fn told(world: &World, text: &str, event: &str, key: &str, status: Option<i32>) 
     message.clone()
 }
 
-/// What ends a command that has one thing to say.
+/// The only message of a command.
 #[track_caller]
 fn last(output: &Output) -> Value {
     let all = messages(&output.stderr);
@@ -55,7 +56,7 @@ fn holder(world: &World, key: &str, options: &[&str]) -> Running {
     holder
 }
 
-fn who_has_the_lock(backend: Backend) {
+fn busy_messages_name_the_holder(backend: Backend) {
     let world = World::new(backend);
     let dlock = |words: &[&str]| world.dlock(words.iter().chain(&JSON)).any_stderr().any_stdout();
     let run = |options: &[&str]| world.run("k", &[&JSON, options].concat(), "true").any_stderr();
@@ -72,7 +73,7 @@ fn who_has_the_lock(backend: Backend) {
     busy(&dlock(&["acquire", "-k", "k"]).status(75).run().stderr, 75);
     busy(&dlock(&["hold", "-k", "k", "--pid", "1"]).status(75).run().stderr, 75);
     busy(&dlock(&["wait", "k", "-w", "100ms"]).status(75).run().stderr, 75);
-    // Of several keys, the one that is in the way.
+    // Of several keys the message names the busy one.
     let several = run(&["-k", "a"]).status(75).run();
     busy(&several.stderr, 75);
     world.write("go", "");
@@ -87,7 +88,7 @@ fn who_has_the_lock(backend: Backend) {
     assert!(done["by"]["pid"].is_number(), "{done}");
 }
 
-fn how_a_wait_goes(backend: Backend) {
+fn waiters_report_their_place_and_their_grant(backend: Backend) {
     let world = World::new(backend);
     let holder = holder(&world, "k", &[]);
     let waiter = world.run("k", &[&JSON[..], &["-w"]].concat(), "true").any_stderr().spawn();
@@ -95,7 +96,7 @@ fn how_a_wait_goes(backend: Backend) {
     let looker = world.dlock(["wait", "k"].iter().chain(&JSON)).any_stderr().spawn();
     let second = world.run("k", &[&JSON[..], &["-w"]].concat(), "true").any_stderr().spawn();
     world.wait_for_waiters("k", 2);
-    // Only after ten seconds is anything said of it.
+    // Without a terminal a waiter reports only after ten seconds.
     wait_until("all say that they wait", || {
         [&waiter, &looker, &second].iter().all(|one| one.messages().contains("\"waiting\""))
     });
@@ -113,7 +114,7 @@ fn how_a_wait_goes(backend: Backend) {
     told(&world, &looker.finish().stderr, "free", "k", None);
 }
 
-fn how_a_job_is_stopped(backend: Backend) {
+fn a_stopped_job_reports_the_reason(backend: Backend) {
     let world = World::new(backend);
     let run = |options: &[&str]| world.run("k", &[&JSON[..], &["-t", "30s"], options].concat(), HOLD);
     let timeout = run(&["--max-run", "100ms"]).status(124).any_stderr().run();
@@ -140,7 +141,7 @@ fn how_a_job_is_stopped(backend: Backend) {
     told(&world, &unfound.status(127).any_stderr().run().stderr, "not-started", "k", Some(127));
 }
 
-fn what_became_of_the_lock(backend: Backend) {
+fn commands_report_the_state_of_the_lock(backend: Backend) {
     let world = World::new(backend);
     let dlock = |words: &[&str]| world.dlock(words.iter().chain(&JSON)).any_stderr().any_stdout();
     told(&world, &dlock(&["release", "k", "-y"]).run().stderr, "free", "k", None);
@@ -159,7 +160,7 @@ fn what_became_of_the_lock(backend: Backend) {
     }
 }
 
-fn what_an_operator_does(backend: Backend) {
+fn operator_commands_report_their_effect(backend: Backend) {
     let world = World::new(backend);
     let dlock = |words: &[&str]| world.dlock(words.iter().chain(&JSON)).any_stderr().any_stdout();
     told(&world, &dlock(&["pause", "a", "k", "--reason", "r"]).run().stderr, "paused", "a", None);
@@ -191,7 +192,7 @@ fn what_an_operator_does(backend: Backend) {
     told(&world, &forced.stderr, "free", "k", None);
 }
 
-fn what_a_hold_tells(backend: Backend) {
+fn a_hold_prints_its_events(backend: Backend) {
     let world = World::new(backend);
     let job = holder(&world, "k", &["-t", "30s"]);
     let mut words = world.command(crate::support::dlock::BINARY);
@@ -206,7 +207,7 @@ fn what_a_hold_tells(backend: Backend) {
     wait_until("it is granted", || said().contains("granted"));
     let release = world.dlock(["release", "k", "-y"]).any_stderr().spawn();
     wait_until("it is asked", || world.status("k")["holders"][0]["asked_by"].is_object());
-    // Its stdin is closed by this.
+    // `wait` closes the stdin of the hold.
     held.wait().expect("our child");
     release.finish();
     let mut definitions = Definitions::read();
@@ -221,7 +222,7 @@ fn what_a_hold_tells(backend: Backend) {
     );
 }
 
-/// The store goes away and comes back, and stays away.
+/// The store goes away and comes back, and later goes away for good.
 #[test]
 fn a_store_that_goes_away() {
     let world = World::with_redis(&[]);
@@ -249,9 +250,9 @@ fn a_store_that_goes_away() {
     world.redis().resume();
 }
 
-/// What is wrong before there is a lock to speak of.
+/// Errors that come before a lock is requested.
 #[test]
-fn what_ends_a_command() {
+fn errors_that_end_a_command_are_messages() {
     let world = World::with_redis(&["--requirepass", "hush"]);
     let password = world.path("password");
     world.write("password", "wrong\n");
@@ -268,7 +269,7 @@ fn what_ends_a_command() {
         (&["--log-format", "json", "--config", "bad.toml"], "invalid", 78, false),
         (&["--log-format", "json", "--store", "nonsense"], "invalid", 78, false),
         (&["--log-format=json", "--no-such-option"], "invalid", 64, false),
-        // The error is said as the configuration asks for.
+        // The configuration sets the format of the error.
         (&["--config", "json.toml", "--store", "redis://127.0.0.1:1"], "unreachable", 69, true),
     ] {
         let message = run(options, status);

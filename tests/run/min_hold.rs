@@ -1,4 +1,4 @@
-//! `--min-hold`: once a tick, whatever the clocks of the cron hosts say.
+//! `--min-hold`: a job runs once per cron tick, even if the clocks of the hosts differ.
 
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
@@ -8,15 +8,15 @@ on_every_store!(
     the_second_host_is_busy,
     it_counts_from_the_grant,
     it_outlives_a_kill,
-    it_stands_after_failure,
-    who_waits_gets_the_lock_when_it_is_over,
+    it_applies_after_a_failure,
+    a_waiter_gets_the_lock_when_it_is_over,
     it_excludes_waiting,
 );
 
 fn the_second_host_is_busy(backend: Backend) {
     let world = World::new(backend);
     world.run("tick", &["--min-hold", "5m"], "echo ran >> log").run();
-    // That the first is back while the lock stays is what "at once" means.
+    // The first run has ended, and the lock is still kept.
     assert_eq!(world.state("tick"), "cooling");
     let busy = "dlock: .*tick.*\n";
     world.run("tick", &["--min-hold", "5m"], "echo ran >> log").status(75).stderr_like(busy).run();
@@ -28,10 +28,10 @@ fn the_second_host_is_busy(backend: Backend) {
 
 fn it_counts_from_the_grant(backend: Backend) {
     let world = World::new(backend);
-    // The job takes longer than the min-hold: nothing of it is left.
+    // The job takes longer than the min-hold, so the lock is free at its end.
     world.run("tick", &["--min-hold", "1s"], "sleep 1.2").run();
     assert_eq!(world.state("tick"), "free");
-    // And a shorter one is over a little later.
+    // After a shorter job the lock is free a little later.
     world.run("tick", &["--min-hold", "1s"], "true").run();
     wait_until("the min-hold ends", || {
         let second = world.run("tick", &[], "echo ran >> log").any_stderr().spawn().output();
@@ -51,19 +51,19 @@ fn it_outlives_a_kill(backend: Backend) {
     world.run("tick", &[], "echo ran >> log").status(75).any_stderr().run();
 }
 
-fn it_stands_after_failure(backend: Backend) {
+fn it_applies_after_a_failure(backend: Backend) {
     let world = World::new(backend);
     world.run("tick", &["--min-hold", "5m"], "exit 1").status(1).run();
     world.run("tick", &[], "echo ran >> log").status(75).any_stderr().run();
     world.run("tock", &["--min-hold", "5m"], "kill -9 $$").dies_of(9).run();
     world.run("tock", &[], "echo ran >> log").status(75).any_stderr().run();
-    // An operator may end it.
+    // An operator may end the min-hold.
     world.dlock(["release", "tick", "--force"]).any_stdout().any_stderr().run();
     world.run("tick", &[], "echo ran >> log").run();
     assert_eq!(world.log(), ["ran"]);
 }
 
-fn who_waits_gets_the_lock_when_it_is_over(backend: Backend) {
+fn a_waiter_gets_the_lock_when_it_is_over(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run(
         "tick",

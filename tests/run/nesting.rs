@@ -1,4 +1,5 @@
-//! A run inside of a job that holds what it asks for: it runs at once under that hold, which the store has confirmed.
+//! A run inside a job that holds the requested lock: it starts at once under that hold, after the
+//! store has confirmed the hold.
 
 use crate::support::dlock::{BINARY, Dlock};
 use crate::support::proc;
@@ -8,22 +9,22 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 on_every_store!(
-    it_runs_at_once_and_gives_nothing_back,
-    at_any_depth_through_scripts,
+    a_nested_run_starts_at_once_and_releases_nothing,
+    runs_nest_at_any_depth_through_scripts,
     the_environment_is_that_of_the_hold,
-    side_by_side_they_do_not_exclude_each_other,
-    what_goes_inside_what,
-    a_part_is_held_and_the_rest_is_taken,
+    nested_runs_do_not_exclude_each_other,
+    a_nested_run_needs_a_mode_that_the_hold_covers,
+    keys_that_are_not_held_are_acquired,
     a_min_hold_is_ignored,
-    a_stale_claim_is_not_believed,
-    a_forged_claim_is_not_believed,
+    a_stale_dlock_held_is_not_believed,
+    a_forged_dlock_held_is_not_believed,
     another_prefix_or_store_is_another_lock,
-    it_ends_as_its_command_does,
-    it_stops_its_own_job_and_no_other,
-    killed_it_takes_its_job_along_and_no_other,
-    killed_as_the_command_it_keeps_the_lock_until_its_job_is_dead,
+    a_nested_run_ends_as_its_command_does,
+    a_nested_run_stops_its_own_job_and_no_other,
+    a_killed_nested_run_ends_its_own_job_and_no_other,
+    a_nested_run_killed_as_the_command_keeps_the_lock_until_its_job_is_dead,
     a_signal_reaches_the_command,
-    what_is_lost_outside_ends_everything_inside,
+    a_loss_outside_ends_everything_inside,
     a_report_says_that_it_was_nested,
 );
 
@@ -32,7 +33,7 @@ fn outer<'w>(world: &'w World, options: &[&str], script: &str) -> Dlock<'w> {
     world.run("k", options, script).env("D", BINARY)
 }
 
-fn it_runs_at_once_and_gives_nothing_back(backend: Backend) {
+fn a_nested_run_starts_at_once_and_releases_nothing(backend: Backend) {
     let world = World::new(backend);
     let script = "$D run -k k -- echo one; $D run -k k -w -- echo two; $D run -k k -w 10m -- echo three
         $D status --json k > during; $D run -k k -c 'echo four; echo up >> log; until [ -e go ]; do sleep 0.02; done'";
@@ -51,14 +52,14 @@ fn it_runs_at_once_and_gives_nothing_back(backend: Backend) {
     assert_eq!(world.status("k")["last_run"]["pid"], status["holders"][0]["pid"]);
 }
 
-fn at_any_depth_through_scripts(backend: Backend) {
+fn runs_nest_at_any_depth_through_scripts(backend: Backend) {
     let world = World::new(backend);
     world.script(
         "deeper",
         "#!/bin/sh\n[ $1 = 0 ] && { echo deep; exit; }\nsetsid -w $D run -k k -- ./deeper $(($1 - 1))\n",
     );
     outer(&world, &[], "./deeper 6").stdout("deep\n").run();
-    // Another lock between, and the same again.
+    // The same with another lock in between.
     let script = "$D run -k l -- sh -c '$D run -k k -- $D run -k l -w -- $D run -k k -k l -w -- echo deep'";
     outer(&world, &[], script).stdout("deep\n").run();
     assert_eq!((world.state("k"), world.state("l")), ("free".into(), "free".into()));
@@ -71,7 +72,7 @@ fn the_environment_is_that_of_the_hold(backend: Backend) {
     outer(&world, &["-n", "3"], &script).run();
     assert_eq!(world.read("inner"), world.read("outer"));
     assert!(world.read("inner").contains("DLOCK_SLOT=0\n"));
-    // With a lock in between, it is again the outer hold that covers.
+    // With another lock in between, the outer hold still covers the inner run.
     let script = format!("{told} > outer; $D run -k l -- $D run -k k -- sh -c '{told}' > inner");
     outer(&world, &[], &script).run();
     let line = |file: &str, name: &str| {
@@ -84,7 +85,7 @@ fn the_environment_is_that_of_the_hold(backend: Backend) {
     let held: Value =
         serde_json::from_str(&line("inner", "DLOCK_HELD")["DLOCK_HELD=".len()..]).expect("JSON");
     assert_eq!(held.as_array().map(Vec::len), Some(2), "every hold of the tree");
-    // What is asked for comes first, so that a script which looks at DLOCK_KEY knows that it is inside.
+    // The requested key comes first, so that a script sees by DLOCK_KEY that it runs inside.
     let script = "$D run -k b -- sh -c 'echo $DLOCK_KEY; printf \"%s\\n\" \"$DLOCK_KEYS\"'";
     world
         .dlock(["run", "-k", "a", "-k", "b", "--", "sh", "-c", script])
@@ -93,14 +94,14 @@ fn the_environment_is_that_of_the_hold(backend: Backend) {
         .run();
 }
 
-fn side_by_side_they_do_not_exclude_each_other(backend: Backend) {
+fn nested_runs_do_not_exclude_each_other(backend: Backend) {
     let world = World::new(backend);
     let both = "echo in >> log; until [ $(grep -c in log) = 2 ]; do sleep 0.02; done";
     let script = format!("$D run -k k -c '{both}' & $D run -k k -c '{both}'; wait");
     outer(&world, &[], &script).run();
 }
 
-fn what_goes_inside_what(backend: Backend) {
+fn a_nested_run_needs_a_mode_that_the_hold_covers(backend: Backend) {
     let world = World::new(backend);
     let modes = [&["-x"][..], &["-s"], &["-n2"], &["-n3"]];
     for held in modes {
@@ -124,7 +125,7 @@ fn what_goes_inside_what(backend: Backend) {
     }
 }
 
-fn a_part_is_held_and_the_rest_is_taken(backend: Backend) {
+fn keys_that_are_not_held_are_acquired(backend: Backend) {
     let world = World::new(backend);
     let inner = "echo in >> log; echo $DLOCK_KEY $DLOCK_FENCE > inner; until [ -e go ]; do sleep 0.02; done";
     let script =
@@ -142,7 +143,7 @@ fn a_part_is_held_and_the_rest_is_taken(backend: Backend) {
     assert_eq!(states, ["held", "free", "free"], "given back is what was taken");
     world.write("end", "");
     run.finish();
-    // Whoever waits while it holds something else may wait for one who waits for that.
+    // A waiter that holds another lock may deadlock, so its wait needs a limit.
     let unbound = r"dlock: this dlock runs inside a job .*-w 10m.*; the command did not run\n";
     let status = "-- echo ran; echo $? > status";
     outer(&world, &[], &format!("$D run -k k -k l -w {status}")).stderr_like(unbound).run();
@@ -167,18 +168,18 @@ fn a_min_hold_is_ignored(backend: Backend) {
     assert_eq!((world.state("k"), world.state("l")), ("free".into(), "free".into()));
 }
 
-/// What the variable says was true once.
-fn a_stale_claim_is_not_believed(backend: Backend) {
+/// DLOCK_HELD names a hold that has ended.
+fn a_stale_dlock_held_is_not_believed(backend: Backend) {
     let world = World::new(backend);
     outer(&world, &[], "printf %s \"$DLOCK_HELD\" > held").run();
     let held = world.read("held");
     assert!(held.contains("token"));
-    // Free: it is taken as by anybody.
+    // A free lock is acquired as usual.
     let stale = |options: &[&str], script: &str| world.run("k", options, script).env("DLOCK_HELD", &held);
     let run = stale(&[], "echo up >> log; until [ -e go ]; do sleep 0.02; done").spawn();
     world.wait_for_log("up");
     assert_eq!(world.status("k")["holders"][0]["pid"], run.pid());
-    // Held by somebody else: busy, and with --wait it waits.
+    // If another run holds the lock, the run is busy, and with --wait it waits.
     stale(&[], "echo ran >> log").status(75).any_stderr().run();
     let waits = stale(&["-w"], "echo waited >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
@@ -188,7 +189,7 @@ fn a_stale_claim_is_not_believed(backend: Backend) {
     assert_eq!(world.log(), ["up", "waited"]);
 }
 
-fn a_forged_claim_is_not_believed(backend: Backend) {
+fn a_forged_dlock_held_is_not_believed(backend: Backend) {
     let world = World::new(backend);
     let keep = "printf %s \"$DLOCK_HELD\" > held; echo up >> log; until [ -e go ]; do sleep 0.02; done";
     let holder = world.run("k", &[], keep).spawn();
@@ -214,7 +215,7 @@ fn a_forged_claim_is_not_believed(backend: Backend) {
         let ran = world.run("k", &[], "echo ran >> log").env("DLOCK_HELD", &forged);
         ran.status(75).stderr_like("dlock: k .*\n").run();
     }
-    // A claim on another key of a hold that is true does not make that key held.
+    // A valid token with another key added does not make that key held.
     let wider = text.replace("\"k\"", "\"k\",\"l\"");
     let run = world.run(
         "l",
@@ -224,7 +225,7 @@ fn a_forged_claim_is_not_believed(backend: Backend) {
     let run = run.env("DLOCK_HELD", &wider).spawn();
     world.wait_for_log("l");
     assert_eq!(world.status("l")["holders"][0]["pid"], run.pid());
-    // The true one, on the other hand, is.
+    // The unchanged variable is believed.
     world.run("k", &[], "echo inside >> log").env("DLOCK_HELD", &text).run();
     world.write("go", "");
     holder.finish();
@@ -249,7 +250,7 @@ fn another_prefix_or_store_is_another_lock(backend: Backend) {
     run.finish();
 }
 
-fn it_ends_as_its_command_does(backend: Backend) {
+fn a_nested_run_ends_as_its_command_does(backend: Backend) {
     let world = World::new(backend);
     for (inner, status) in [
         ("-c 'exit 7'", 7),
@@ -265,13 +266,13 @@ fn it_ends_as_its_command_does(backend: Backend) {
         assert_eq!(said, usize::from([124, 126, 127].contains(&status)), "{}", output.stderr);
         assert!(!output.stderr.contains("given back"), "{}", output.stderr);
     }
-    // It is waited for with --tree, as ever.
+    // With --tree the run waits for all processes of its job, as usual.
     outer(&world, &[], "$D run -k k --tree -c '{ sleep 0.3; echo last; } &'; echo then")
         .stdout("last\nthen\n")
         .run();
 }
 
-fn it_stops_its_own_job_and_no_other(backend: Backend) {
+fn a_nested_run_stops_its_own_job_and_no_other(backend: Backend) {
     let world = World::new(backend);
     let script = "sleep 1000 & echo $! > beside.pid
         $D run -k k --max-run 300ms -c 'setsid sleep 1000 & echo $! > inside.pid; wait'
@@ -285,8 +286,9 @@ fn it_stops_its_own_job_and_no_other(backend: Backend) {
     run.finish();
 }
 
-/// Its guard stops its job, which takes a while, and the guard outside must not take that for what a command leaves behind.
-fn killed_as_the_command_it_keeps_the_lock_until_its_job_is_dead(backend: Backend) {
+/// Its guard takes a while to stop its job. The outer guard must not take that job for processes
+/// that the command left behind.
+fn a_nested_run_killed_as_the_command_keeps_the_lock_until_its_job_is_dead(backend: Backend) {
     let world = World::new(backend);
     let job = "trap 'echo asked >> log' TERM; cut -d' ' -f4 /proc/$PPID/stat > dlock.pid; echo up >> log; \
         until [ -e go ]; do sleep 0.02; done; echo down >> log";
@@ -307,7 +309,7 @@ fn killed_as_the_command_it_keeps_the_lock_until_its_job_is_dead(backend: Backen
     assert_eq!(world.state("k"), "free");
 }
 
-fn killed_it_takes_its_job_along_and_no_other(backend: Backend) {
+fn a_killed_nested_run_ends_its_own_job_and_no_other(backend: Backend) {
     let world = World::new(backend);
     let script = "sleep 1000 & echo $! > beside.pid
         sh -c 'echo $$ > dlock.pid; exec $D run -k k --grace 100ms -c \"echo \\$\\$ > inside.pid; sleep 1000\"'
@@ -343,8 +345,9 @@ fn a_signal_reaches_the_command(backend: Backend) {
     run.finish();
 }
 
-/// From the outside in, a job of another lock included: nothing of it is left when the outer lock is granted again.
-fn what_is_lost_outside_ends_everything_inside(backend: Backend) {
+/// The inner jobs are dead before the outer lock is granted again, including a job under another
+/// lock.
+fn a_loss_outside_ends_everything_inside(backend: Backend) {
     let world = World::new(backend);
     world.write("deaf", "trap '' TERM; echo $$ > $1.pid; while :; do sleep 0.02; done");
     let script = "$D run -k k -- sh deaf same & $D run -k l -t 8s -- sh deaf other & wait";
@@ -379,9 +382,9 @@ fn a_report_says_that_it_was_nested(backend: Backend) {
     assert!(inner["held_ms"].is_u64() && inner["waited_ms"].is_u64(), "{inner}");
 }
 
-/// Nobody can say whether the claim is true.
+/// Only the store can tell whether DLOCK_HELD is true.
 #[test]
-fn a_store_that_does_not_answer_confirms_nothing() {
+fn a_store_that_does_not_answer_confirms_no_hold() {
     let mut world = World::new(Backend::Redis);
     outer(&world, &[], "printf %s \"$DLOCK_HELD\" > held").run();
     let held = world.read("held");

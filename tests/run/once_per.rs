@@ -1,5 +1,5 @@
-//! `dlock run --once-per`: of all who come in one tick one succeeds, and the others go home; whatever happens to those who
-//! try.
+//! `dlock run --once-per`: of all runs in one period exactly one succeeds, and the others end
+//! without running, even if some runs fail or are killed.
 
 use crate::support::cluster::Cluster;
 use crate::support::dlock::{End, Running, finish_all};
@@ -14,16 +14,16 @@ use std::thread;
 use std::time::Duration;
 
 on_every_store!(
-    what_is_done_is_not_done_again,
-    what_failed_is_not_done,
-    who_waits_goes_home_when_it_is_done,
-    the_next_runs_where_one_fails_or_is_killed,
-    what_is_done_is_done_while_somebody_holds_the_lock,
-    several_keys_are_done_when_all_are,
-    a_run_inside_the_hold_is_not_counted,
-    a_run_without_it_does_not_count,
-    the_last_success_is_known_whoever_had_it,
-    what_is_forgotten_is_due_for_who_waits,
+    a_success_is_not_repeated,
+    a_failure_is_no_success,
+    waiters_leave_the_queue_after_a_success,
+    the_next_run_starts_if_one_fails_or_is_killed,
+    a_success_counts_while_another_run_holds_the_lock,
+    several_keys_have_succeeded_if_each_has,
+    a_nested_run_is_not_skipped,
+    a_run_without_once_per_does_not_count,
+    status_shows_the_last_success_of_any_run,
+    a_success_that_comes_after_forget_counts_for_waiters,
     in_each_tick_one_succeeds,
     #[ignore = "long; ./test --soak"]
     in_a_thousand_ticks_one_succeeds,
@@ -32,28 +32,29 @@ on_every_store!(
 const DONE: &str = "dlock: k in .* is done: .*@.* \\(pid \\d+\\) ran 'sh -c .*' from .* to .*, with status 0; \
     the command did not run; it is due again in 59m.* \\(--once-per\\), or after 'dlock forget k'\n";
 
-fn what_is_done_is_not_done_again(backend: Backend) {
+fn a_success_is_not_repeated(backend: Backend) {
     done_once(&World::new(backend));
 }
 
 #[test]
-fn a_quorum_remembers_what_is_done() {
+fn a_quorum_remembers_a_success() {
     let mut masters = Masters::aged(3);
     masters.use_own_store();
     done_once(masters.world());
 }
 
 #[test]
-fn a_cluster_remembers_what_is_done() {
+fn a_cluster_remembers_a_success() {
     let mut world = World::without_redis();
     let cluster = Cluster::start(&world, 2);
     world.use_store(cluster.url(&[0]));
     done_once(&world);
 }
 
-/// Who may write to the store may say that something is done, in words that can be read. Nothing else stops a run.
+/// A client with write access to the store can forge a success, but only a valid record skips a
+/// run.
 #[test]
-fn what_is_no_success_stops_nobody() {
+fn an_invalid_record_of_success_skips_no_run() {
     let world = World::new(Backend::Redis);
     let now = (world.redis().ask::<Vec<u64>>(&["TIME"])[0] * 1000).to_string();
     let forged = |fence: &str, since: &str, ended: &str| {
@@ -88,7 +89,7 @@ fn done_once(world: &World) {
     );
     world.run("k", &["-q", "--once-per", "1h"], "echo again >> log").run();
     world.run("k", &["-q", "--once-per", "1h", "-w"], "echo again >> log").run();
-    // A test by hand does not prolong what is done either.
+    // A run by hand does not move the time of the success.
     world.run("k", &[], "echo test >> log").run();
     assert_eq!(world.log(), ["test", "ran", "test"]);
     world.dlock(["run", "-q", "-k", "k", "--once-per", "1h", "--", "false"]).run();
@@ -96,7 +97,7 @@ fn done_once(world: &World) {
     assert!(success["command"].as_str().is_some_and(|command| command.contains("test")), "{success}");
     let metrics = world.dlock(["metrics", "k"]).any_stdout().run().stdout;
     assert!(metrics.contains("dlock_done_total{key=\"k\"} 4\n"), "{metrics}");
-    // It is longer ago than that.
+    // The success is older than 10 ms.
     wait_until("a run is due again", || {
         world.run("k", &["-q", "--once-per", "10ms"], "echo due >> log").run();
         world.lines("due") > 0
@@ -107,14 +108,14 @@ fn done_once(world: &World) {
     assert_eq!(world.lines("forgotten"), 1);
 }
 
-fn what_failed_is_not_done(backend: Backend) {
+fn a_failure_is_no_success(backend: Backend) {
     let world = World::new(backend);
     let once = |options: &[&str], job: &str| world.run("k", &[&["--once-per", "1h"], options].concat(), job);
     once(&[], "exit 3").status(3).run();
     once(&[], "kill -9 $$").dies_of(9).run();
     once(&["--max-run", "100ms"], "sleep 60").any_stderr().status(124).run();
     world.dlock(["run", "-k", "k", "--once-per", "1h", "no-such-command"]).any_stderr().status(127).run();
-    // What a script gives back has no status.
+    // A hold that a script releases has no exit status.
     let token = world.dlock(["acquire", "-q", "-k", "k"]).any_stdout().run().stdout;
     world.write("token", &token);
     world.dlock(["release", "-q", "k", "--token-file", "token"]).run();
@@ -123,7 +124,8 @@ fn what_failed_is_not_done(backend: Backend) {
     assert_eq!(world.log(), ["ran"]);
 }
 
-/// One that holds the lock until `end` is there, and ends with the status that it finds in it.
+/// Starts a run that holds the lock until `end` has content, and exits with the status in that
+/// file.
 fn runner(world: &World) -> Running {
     let job = "echo up >> log; until [ -s end ]; do sleep 0.02; done; exit $(cat end)";
     let runner = world.run("k", &["--once-per", "1h"], job).any_stderr().spawn();
@@ -138,11 +140,11 @@ fn standing_by(world: &World, count: usize) -> Vec<Running> {
     waiters
 }
 
-fn who_waits_goes_home_when_it_is_done(backend: Backend) {
+fn waiters_leave_the_queue_after_a_success(backend: Backend) {
     let world = World::new(backend);
     let runner = runner(&world);
     let waiters = standing_by(&world, 20);
-    // Somebody who wants more than that it is done still has its turn.
+    // A waiter without --once-per still gets the lock.
     let other = world.run("k", &["-w"], "echo other >> log").spawn();
     world.wait_for_waiters("k", 21);
     world.write("end", "0");
@@ -153,7 +155,7 @@ fn who_waits_goes_home_when_it_is_done(backend: Backend) {
     assert_eq!(world.waiters("k"), 0);
 }
 
-fn the_next_runs_where_one_fails_or_is_killed(backend: Backend) {
+fn the_next_run_starts_if_one_fails_or_is_killed(backend: Backend) {
     for kill in [false, true] {
         let world = World::new(backend);
         let runner = runner(&world);
@@ -169,7 +171,7 @@ fn the_next_runs_where_one_fails_or_is_killed(backend: Backend) {
     }
 }
 
-fn what_is_done_is_done_while_somebody_holds_the_lock(backend: Backend) {
+fn a_success_counts_while_another_run_holds_the_lock(backend: Backend) {
     let world = World::new(backend);
     world.run("k", &["--once-per", "1h"], "echo ran >> log").run();
     let holder = world.run("k", &[], "echo up >> log; until [ -e end ]; do sleep 0.02; done").spawn();
@@ -181,7 +183,7 @@ fn what_is_done_is_done_while_somebody_holds_the_lock(backend: Backend) {
     assert_eq!(world.log(), ["ran", "up"]);
 }
 
-fn several_keys_are_done_when_all_are(backend: Backend) {
+fn several_keys_have_succeeded_if_each_has(backend: Backend) {
     let world = World::new(backend);
     let both = || world.run("k", &["-q", "-k", "l", "--once-per", "1h"], "echo both >> log");
     world.run("k", &["--once-per", "1h"], "true").run();
@@ -194,7 +196,7 @@ fn several_keys_are_done_when_all_are(backend: Backend) {
     assert_eq!(world.lines("both"), 2);
 }
 
-fn a_run_inside_the_hold_is_not_counted(backend: Backend) {
+fn a_nested_run_is_not_skipped(backend: Backend) {
     let world = World::new(backend);
     world.run("k", &["--once-per", "1h"], "true").run();
     let inside = "dlock run -k k --once-per 1h -- sh -c 'echo inside >> log'";
@@ -203,8 +205,8 @@ fn a_run_inside_the_hold_is_not_counted(backend: Backend) {
     assert_eq!(world.lines("inside"), 1);
 }
 
-/// Harm: a test by hand must not cancel the night.
-fn a_run_without_it_does_not_count(backend: Backend) {
+/// A test by hand must not cancel the nightly run.
+fn a_run_without_once_per_does_not_count(backend: Backend) {
     let world = World::new(backend);
     world.run("k", &[], "echo test >> log").run();
     world.run("k", &["--once-per", "20h"], "echo night >> log").run();
@@ -213,7 +215,7 @@ fn a_run_without_it_does_not_count(backend: Backend) {
     assert_eq!(world.log(), ["test", "night", "test"]);
 }
 
-fn the_last_success_is_known_whoever_had_it(backend: Backend) {
+fn status_shows_the_last_success_of_any_run(backend: Backend) {
     let world = World::new(backend);
     let last = || world.status("k")["last_success"].clone();
     assert!(last().is_null());
@@ -227,14 +229,14 @@ fn the_last_success_is_known_whoever_had_it(backend: Backend) {
     assert!(world.dlock(["status", "k"]).any_stdout().run().stdout.contains("succeeded  began "));
 }
 
-fn what_is_forgotten_is_due_for_who_waits(backend: Backend) {
+fn a_success_that_comes_after_forget_counts_for_waiters(backend: Backend) {
     let world = World::new(backend);
     let runner = runner(&world);
     let waiters = standing_by(&world, 3);
     world.dlock(["forget", "k"]).any_stderr().run();
     world.write("end", "0");
     runner.output();
-    // What was under way and succeeded is remembered all the same.
+    // The run that was under way succeeds after the forget, and that success counts.
     finish_all(waiters);
     assert_eq!(world.log(), ["up"]);
 }
@@ -258,21 +260,22 @@ fn in_many_ticks_behind_sentinels_one_succeeds() {
     ticks(&world, 10, 20, 8);
 }
 
-/// What came of some ticks.
+/// The results of some ticks.
 #[derive(Debug, Default)]
 struct Tally {
     ticks: usize,
     killed: usize,
-    /// Ticks in which one succeeded.
+    /// Ticks in which one run succeeded.
     successes: usize,
-    /// Ticks in which all were killed.
+    /// Ticks in which all runs were killed.
     deserted: usize,
 }
 
-/// For each key so many ticks, one after the other; the keys side by side. In each so many machines come, and each of them
-/// may be killed at any moment. Where one is left there is one success, and never are there two.
+/// Plays `ticks` ticks for each key; the keys run side by side. In each tick `machines` runs start,
+/// and each of them may be killed at any moment. If one survives there is one success, and never
+/// are there two.
 fn ticks(world: &World, keys: usize, ticks: usize, machines: usize) {
-    // The machine is busier than any that a lock is for.
+    // This test makes the machine very busy, so an operation may take longer.
     world.write("config/dlock.toml", "op-timeout = \"10s\"\n");
     let all: Vec<Tally> = thread::scope(|scope| {
         let running: Vec<_> = (0..keys)
@@ -303,7 +306,8 @@ fn ticks_of(world: &World, key: &str, ticks: usize, machines: usize) -> Tally {
         for _ in 0..machines {
             runners.push(world.run(key, &options, &job).any_stderr().spawn());
             thread::sleep(Duration::from_millis(dice.roll(60)));
-            // Mostly the one that holds the lock, of which there are few.
+            // Each run may be killed after each start, with a chance of one in three, so few
+            // survive.
             for runner in &runners {
                 if dice.roll(3) == 0 {
                     runner.signal(Signal::KILL);

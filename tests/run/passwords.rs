@@ -1,5 +1,5 @@
-//! A password gets to the server and nowhere else: not into `ps`, `status`, messages or records, whichever way it
-//! was given and whatever goes wrong.
+//! A password gets to the server and nowhere else: not into `ps`, `status`, messages or records,
+//! however it was given and whatever goes wrong.
 
 use crate::support::dlock::{Dlock, Output};
 #[cfg(feature = "postgres")]
@@ -11,7 +11,7 @@ use crate::support::world::{Backend, World, on_every_store};
 const SECRET: &str = "op3n-s3same";
 const WRONG: &str = "wr0ng-s3same";
 
-/// The ways to say a password.
+/// The ways to give a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     UrlInVariable,
@@ -33,7 +33,7 @@ const WAYS: [Way; 7] = [
     Way::Config,
 ];
 
-/// A store that lets in whoever knows [`SECRET`].
+/// A store whose password is [`SECRET`].
 struct Door {
     #[cfg(feature = "postgres")]
     _server: Option<Postgres>,
@@ -62,8 +62,8 @@ mod door_on_redis {
     use super::Door;
 
     #[test]
-    fn every_way_opens_the_door_and_shows_nothing() {
-        super::every_way_opens_the_door_and_shows_nothing(&Door::redis());
+    fn every_way_logs_in_and_shows_nothing() {
+        super::every_way_logs_in_and_shows_nothing(&Door::redis());
     }
 
     #[test]
@@ -77,8 +77,8 @@ mod door_on_postgres {
     use super::Door;
 
     #[test]
-    fn every_way_opens_the_door_and_shows_nothing() {
-        super::every_way_opens_the_door_and_shows_nothing(&Door::postgres());
+    fn every_way_logs_in_and_shows_nothing() {
+        super::every_way_logs_in_and_shows_nothing(&Door::postgres());
     }
 
     #[test]
@@ -118,7 +118,7 @@ fn silent_about(output: &Output, secret: &str, what: &str) {
     assert!(!output.stdout.contains(secret) && !output.stderr.contains(secret), "{what}: {output:?}");
 }
 
-fn every_way_opens_the_door_and_shows_nothing(Door { world, .. }: &Door) {
+fn every_way_logs_in_and_shows_nothing(Door { world, .. }: &Door) {
     let url = &world.url();
     for way in WAYS {
         let words = [
@@ -137,7 +137,7 @@ fn every_way_opens_the_door_and_shows_nothing(Door { world, .. }: &Door) {
         world.wait_for_pid("job.pid");
         for pid in [holder.pid(), holder.guard()] {
             let shown = proc::arguments(pid) + &proc::name(pid);
-            // What is on the command line is on the command line, and warned of.
+            // A password on the command line is visible in `ps`, and dlock warns of that.
             assert!(way == Way::UrlInFlag || !shown.contains(SECRET), "{way:?}: {shown}");
         }
         let busy = with_password(world, way, url, SECRET, &["run", "-k", "k", "-v", "--", "true"]);
@@ -175,7 +175,7 @@ fn a_wrong_password_is_77_and_not_shown(Door { world, .. }: &Door) {
             assert!(matches!(lines.count(), 1 | 2), "{way:?}: {}", output.stderr);
         }
     }
-    // None at all, where one is due.
+    // The server needs a password, and none is given.
     let words = ["run", "-k", "k", "--", "touch", "ran"];
     world.dlock(words).env("DLOCK_STORE", world.url()).status(77).stderr_like("dlock: .*(\n.*)?\n").run();
     assert!(!world.path("ran").exists());
@@ -205,10 +205,10 @@ fn an_unreachable_store_is_69_and_the_password_not_shown() {
     }
 }
 
-/// A connection that has to be made anew is let in as the first was.
+/// A new connection logs in like the first one.
 #[test]
-fn the_password_is_said_again_on_a_new_connection() {
-    // Who says no password may look, and is refused whatever dlock does.
+fn the_password_is_sent_again_on_a_new_connection() {
+    // A client without a password may connect, but is refused all that dlock does.
     let any = ["--user", "default", "on", "nopass", "~*", "-@all", "+client", "+pexpiretime"];
     let app = ["--user", "app", "on", ">op3n-s3same", "~*", "&*", "+@all"];
     let world = World::with_redis(&[&any[..], &app].concat());
@@ -240,7 +240,8 @@ fn a_missing_right_is_77() {
     assert!(doctor.contains("with the rights that docs/stores.md names"), "{doctor}");
 }
 
-/// Redis has many words for that, and the way out is another one than for a wrong password.
+/// Redis reports that in several ways, and the user must do something else than for a wrong
+/// password.
 #[test]
 fn a_password_that_the_server_does_not_have_is_77() {
     let world = World::with_redis(&[]);
@@ -252,7 +253,7 @@ fn a_password_that_the_server_does_not_have_is_77() {
 
 on_every_store!(a_token_is_not_shown);
 
-/// A token is a secret, too: only the job is told.
+/// A token is a secret as well: only the job gets it.
 fn a_token_is_not_shown(backend: Backend) {
     let world = World::new(backend);
     let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.02; done";

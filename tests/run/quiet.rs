@@ -1,5 +1,5 @@
-//! What does `-q` keep quiet? Trouble that mends itself: forty machines would send forty mails. What comes of it in the end
-//! is said, with its cause.
+//! `-q` silences trouble that passes, so that forty machines do not send forty mails. If the
+//! trouble ends a run, that is reported, with its cause.
 
 use crate::support::dlock::{Running, finish_all};
 use crate::support::proxy::Proxy;
@@ -11,15 +11,15 @@ use std::fs::{self, File};
 
 const JOB: &str = "echo up >> log; while ! [ -e end ]; do sleep 0.05; done";
 
-/// Waits until each of those that may speak has said this.
+/// Waits until each of these processes has printed `what`.
 fn wait_until_all_say(loud: &[Running], what: &str) {
     wait_until(what, || loud.iter().all(|one| one.messages().contains(what)));
 }
 
-/// Holders, waiters and onlookers through an outage, each twice: as it is, to know when there was something to say, and with
-/// `-q`.
+/// Holders, waiters and watchers in an outage, each with and without `-q`. Those without it show
+/// when there was something to report.
 #[test]
-fn an_outage_that_passes_is_not_said() {
+fn an_outage_that_passes_is_not_reported() {
     let world = World::with_redis(&[]);
     let quiet_holder = world.run("quiet", &["-q", "-t", "40s"], JOB).spawn();
     let holder = world.run("loud", &["-t", "40s"], JOB).any_stderr().spawn();
@@ -54,9 +54,9 @@ fn an_outage_that_passes_is_not_said() {
     finish_all(loud);
 }
 
-/// In a directory: another process keeps the mutex of the lock for a while.
+/// Another process holds the mutex of the lock for a while.
 #[test]
-fn a_directory_that_keeps_one_waiting_is_not_said() {
+fn a_wait_for_a_directory_is_not_reported() {
     let world = World::new(Backend::File);
     world.run("k", &[], "true").run();
     let mutex = fs::read_dir(world.path("locks")).expect("a directory").flatten();
@@ -71,9 +71,9 @@ fn a_directory_that_keeps_one_waiting_is_not_said() {
     finish_all(loud);
 }
 
-/// What nothing was said of is in the message about what came of it.
+/// The outage itself was not reported, so the final message names it.
 #[test]
-fn an_outage_that_ends_a_run_is_said_with_its_cause() {
+fn an_outage_that_ends_a_run_is_reported_with_its_cause() {
     let world = World::with_redis(&[]);
     let proxy = Proxy::before(world.redis().port());
     let run = |key, options: &[&str], script| {
@@ -85,7 +85,7 @@ fn an_outage_that_ends_a_run_is_said_with_its_cause() {
     let stopped = run("k", &[], "echo up >> log; exec sleep 1000").status(79).stderr_like(&stopped).spawn();
     let warned = format!("dlock: l in .* is lost: .* in time {cause}; the command has ended without it .*\n");
     let warned = run("l", &["--on-lost", "warn"], JOB).status(79).stderr_like(&warned).spawn();
-    // Says when the lease of the one before it is over.
+    // Shows when the lease of the quiet run is over.
     let loud = world.run("m", &["-t", "6s", "--on-lost", "warn"], JOB).env("DLOCK_STORE", proxy.url());
     wait_until("two run", || world.log().len() == 2);
     let loud = loud.status(79).any_stderr().spawn();

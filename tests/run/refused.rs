@@ -1,4 +1,5 @@
-//! What did not run, and why? Whoever does not get a lock is noted beside it, on every store.
+//! The record of refused runs: each run that does not get a lock is recorded beside it, on every
+//! store.
 
 use crate::support::dlock::finish_all;
 use crate::support::masters::Masters;
@@ -6,11 +7,15 @@ use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use serde_json::Value;
 
-on_every_store!(each_reason_is_told, the_last_64_are_kept, a_crowd_that_is_refused_does_the_holder_no_harm);
+on_every_store!(
+    each_reason_is_recorded,
+    the_last_64_are_recorded,
+    a_crowd_that_is_refused_does_the_holder_no_harm
+);
 
 const HOLD: &str = "echo up >> log; while ! [ -e go ]; do sleep 0.02; done";
 
-/// What `history --refused` tells, the newest first.
+/// What `history --refused` shows, newest first.
 fn told(world: &World, key: &str) -> Vec<Value> {
     let printed = world.dlock(["history", "--refused", "--json", key]).any_stdout().run().stdout;
     serde_json::from_str(&printed).expect("JSON")
@@ -20,14 +25,14 @@ fn reasons(told: &[Value]) -> Vec<&str> {
     told.iter().map(|one| one["why"].as_str().unwrap_or("ended")).collect()
 }
 
-fn each_reason_is_told(backend: Backend) {
+fn each_reason_is_recorded(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &["--reason", "month end"], HOLD).spawn();
     world.wait_for_log("up");
     world.run("k", &["-q", "--label", "second"], "true").status(75).run();
     world.run("k", &["-q", "-w", "0.2"], "true").status(75).run();
     world.dlock(["acquire", "-q", "-k", "k"]).status(75).run();
-    // Who holds it is not disturbed, and what is kept of the lock is as before.
+    // The holder and the record of the lock are unchanged.
     let status = world.status("k");
     assert_eq!((&status["state"], &status["holders"][0]["pid"]), (&"held".into(), &holder.pid().into()));
     world.write("go", "");
@@ -51,7 +56,7 @@ fn each_reason_is_told(backend: Backend) {
         "{lines}"
     );
     assert!(!world.dlock(["history", "k"]).any_stdout().run().stdout.contains("refused"));
-    // Nothing is made of a lock that nobody ever had.
+    // A refusal creates no record of a lock that was never held.
     world.dlock(["pause", "-q", "p", "--reason", "freeze"]).run();
     world.run("p", &["-q"], "true").status(75).run();
     let all = told(&world, "p");
@@ -60,7 +65,7 @@ fn each_reason_is_told(backend: Backend) {
     world.run("o", &["-q", "--once-per", "1h"], "true").run();
     world.run("o", &["-q", "--once-per", "1h"], "true").run();
     assert_eq!(reasons(&told(&world, "o")), ["done", "ended"]);
-    // Nor is it a lock that is listed.
+    // The record of refusals is not listed as a lock.
     let known = world.dlock(["status", "--all", "--json"]).any_stdout().run().stdout;
     let known: Vec<Value> = serde_json::from_str(&known).expect("JSON");
     assert_eq!(
@@ -71,9 +76,9 @@ fn each_reason_is_told(backend: Backend) {
     assert!(!known.contains("refused:"), "{known}");
 }
 
-/// One that waits with `--replace` and is sent home by the next.
+/// A waiter with `--replace` is superseded by a newer one.
 #[test]
-fn one_that_is_replaced_is_told() {
+fn a_replaced_waiter_is_recorded() {
     let world = World::new(Backend::Redis);
     let holder = world.run("k", &["--no-replace"], HOLD).spawn();
     world.wait_for_log("up");
@@ -88,7 +93,7 @@ fn one_that_is_replaced_is_told() {
     finish_all([holder, newer]);
 }
 
-fn the_last_64_are_kept(backend: Backend) {
+fn the_last_64_are_recorded(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &[], HOLD).spawn();
     world.wait_for_log("up");
@@ -103,7 +108,7 @@ fn the_last_64_are_kept(backend: Backend) {
     holder.finish();
 }
 
-/// All at the same moment, as cron does.
+/// All at the same moment, as with cron.
 fn a_crowd_that_is_refused_does_the_holder_no_harm(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &["-t", "10s"], HOLD).spawn();
@@ -115,9 +120,9 @@ fn a_crowd_that_is_refused_does_the_holder_no_harm(backend: Backend) {
     holder.finish();
 }
 
-/// Each master notes it, and it is told once.
+/// Each master records the refusal, and `history` shows it once.
 #[test]
-fn a_quorum_tells_of_each_once() {
+fn a_quorum_lists_each_refusal_once() {
     let masters = Masters::aged(3);
     let holder = masters.run("k", &[], HOLD).spawn();
     masters.world().wait_for_log("up");
@@ -131,9 +136,9 @@ fn a_quorum_tells_of_each_once() {
     holder.finish();
 }
 
-/// What others wrote in its place is no refusal, and is in nobody's way.
+/// Values that dlock did not write are no refusals, and do not prevent new ones.
 #[test]
-fn what_others_wrote_there_is_passed_over() {
+fn foreign_entries_are_skipped() {
     let world = World::new(Backend::Redis);
     let holder = world.run("k", &[], HOLD).spawn();
     world.wait_for_log("up");

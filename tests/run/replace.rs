@@ -1,5 +1,6 @@
-//! `dlock run --replace`: the newest wins. Whoever holds the lock ends as if an operator had asked, whoever waits on the same
-//! terms goes home, and who has not said that it takes part in this is not harmed.
+//! `dlock run --replace`: the newest run wins. The holder ends as if an operator had asked, and
+//! waiters with `--replace` are superseded. Runs with `--no-replace`, and waiters without
+//! `--replace`, are not affected.
 
 use crate::support::cluster::Cluster;
 use crate::support::dlock::{End, Running};
@@ -14,19 +15,19 @@ use std::time::Duration;
 
 on_every_store!(
     the_newest_runs_when_the_old_job_is_dead,
-    who_says_no_replace_is_waited_for,
-    who_waits_without_it_keeps_its_place,
+    a_no_replace_holder_is_waited_for,
+    a_waiter_without_replace_keeps_its_place,
     of_several_keys_each_holder_ends,
     a_script_that_holds_it_is_waited_for,
-    while_it_is_paused_nobody_is_asked_to_end,
-    what_happens_is_told,
-    who_gives_up_says_whom_it_asked,
+    while_a_lock_is_paused_no_holder_is_asked_to_end,
+    each_replacement_is_reported,
+    a_waiter_that_gives_up_reports_whom_it_asked,
     in_a_storm_the_newest_wins,
     #[ignore = "long; ./test --soak"]
     in_a_long_storm_the_newest_wins,
 );
 
-/// It leaves a trace when it is asked to end, and takes a moment for that.
+/// Logs when it gets TERM, a moment later.
 const JOB: &str = "trap 'sleep 0.2; echo ended >> log; exit' TERM
     echo up >> log; until [ -e end ]; do sleep 0.02; done; echo done >> log";
 
@@ -45,7 +46,8 @@ fn newer(world: &World, options: &[&str], word: &str) -> Running {
     world.run("k", &options, &format!("echo {word} >> log")).any_stderr().spawn()
 }
 
-/// How many stand in the queue, or where there is none, have said so.
+/// Waits until one waiter is in the queue; on several masters, which have no common queue, until it
+/// reports that it waits.
 #[track_caller]
 fn wait_for_a_waiter(world: &World, waiter: &Running) {
     if world.url().contains("quorum") {
@@ -55,7 +57,7 @@ fn wait_for_a_waiter(world: &World, waiter: &Running) {
     }
 }
 
-fn who_gives_up_says_whom_it_asked(backend: Backend) {
+fn a_waiter_that_gives_up_reports_whom_it_asked(backend: Backend) {
     let world = World::new(backend);
     let stubborn = "trap '' TERM; echo up >> log; until [ -e end ]; do sleep 0.02; done";
     let holder = world.run("k", &["--grace", "1m", "-t", "2m"], stubborn).any_stderr().spawn();
@@ -80,7 +82,7 @@ fn the_newest_wins_on_a_quorum() {
     replaces(masters.world());
 }
 
-/// Two that come at once may come in another order to each master.
+/// Two runs that start at once may reach each master in another order.
 #[test]
 fn masters_that_disagree_who_is_newest_keep_nobody_waiting() {
     let mut masters = Masters::aged(3);
@@ -125,7 +127,7 @@ fn replaces(world: &World) {
     assert!(history[1]["forced_by"]["pid"].is_number(), "{history}");
 }
 
-fn who_says_no_replace_is_waited_for(backend: Backend) {
+fn a_no_replace_holder_is_waited_for(backend: Backend) {
     let world = World::new(backend);
     let holder = holder(&world, &["--no-replace"]);
     let report = ["--report", "report"];
@@ -143,7 +145,7 @@ fn who_says_no_replace_is_waited_for(backend: Backend) {
     assert_eq!(world.log(), ["up", "done", "newest"]);
 }
 
-fn who_waits_without_it_keeps_its_place(backend: Backend) {
+fn a_waiter_without_replace_keeps_its_place(backend: Backend) {
     let world = World::new(backend);
     let holder = holder(&world, &["-t", "5s"]);
     let waiter = world.run("k", &["-w", "-t", "5s"], "echo waiter >> log; sleep 2; echo whole >> log");
@@ -181,7 +183,7 @@ fn a_script_that_holds_it_is_waited_for(backend: Backend) {
     assert_eq!(world.log(), ["newer"]);
 }
 
-fn while_it_is_paused_nobody_is_asked_to_end(backend: Backend) {
+fn while_a_lock_is_paused_no_holder_is_asked_to_end(backend: Backend) {
     let world = World::new(backend);
     let holder = holder(&world, &["-t", "5s"]);
     world.dlock(["pause", "-q", "k", "--reason", "freeze"]).run();
@@ -194,16 +196,16 @@ fn while_it_is_paused_nobody_is_asked_to_end(backend: Backend) {
     assert_eq!(world.log(), ["up", "ended", "newer"]);
 }
 
-fn what_happens_is_told(backend: Backend) {
+fn each_replacement_is_reported(backend: Backend) {
     let world = World::new(backend);
-    // One that takes its time to end, so that it is seen to be asked.
+    // The job takes its time to end, so that the request is visible.
     let deaf = "trap '' TERM; echo up >> log; until [ -e end ]; do sleep 0.02; done";
     let watch = world.dlock(["watch", "-v", "--json", "k"]).any_stdout().any_stderr().spawn();
     wait_until("it watches", || watch.messages().contains("watching from now on"));
     let holder = world.run("k", &["-t", "5s", "--grace", "1m"], deaf).any_stderr().spawn();
     world.wait_for_log("up");
     let older = newer(&world, &[], "older");
-    // Who looks on sees what is there when it looks.
+    // `watch` reads at intervals, so the waiter must be there when it does.
     wait_until("it is seen to wait", || watch.printed().contains("\"event\":\"waiting\""));
     let newest = newer(&world, &[], "newest");
     assert_eq!(older.output().end(), End::Status(75));
@@ -233,7 +235,7 @@ fn what_happens_is_told(backend: Backend) {
 }
 
 #[test]
-fn replace_needs_to_wait_and_a_lock_of_one() {
+fn replace_requires_wait_and_an_exclusive_lock() {
     let world = World::without_redis();
     let refused = |options: &[&str], why: &str| {
         let refused = world.run("k", options, "echo ran >> log").status(64);
@@ -254,8 +256,8 @@ fn in_a_long_storm_the_newest_wins(backend: Backend) {
     storm(backend, runs(20), 10);
 }
 
-/// So many come, at random moments, each time; some are killed. Those that are not the last of all end superseded, unless
-/// they were done before the next one came.
+/// In each round `crowd` runs start at random moments, and some are killed. All but the last end
+/// superseded, unless they ended before the next one started.
 fn storm(backend: Backend, crowd: usize, times: u64) {
     let world = World::new(backend);
     for time in 0..times {
@@ -268,7 +270,8 @@ fn storm(backend: Backend, crowd: usize, times: u64) {
             )
         };
         let mut running: Vec<Running> = Vec::new();
-        // The first two runs meet behind a job that is not replaceable, however slow the machine is.
+        // The first two runs meet behind a job that is not replaceable, however slow the machine
+        // is.
         let script = format!("until [ -e gate.{time} ]; do sleep 0.02; done");
         let first = world.run("k", &["--no-replace"], &script).any_stderr().spawn();
         world.wait_for_state("k", "held");
@@ -289,7 +292,7 @@ fn storm(backend: Backend, crowd: usize, times: u64) {
                 running[rank.expect("a number")].signal(Signal::KILL);
             }
         }
-        // Who comes to the store before the last one is older.
+        // A run that reaches the store before the last one is older.
         wait_until("each of them has come", || {
             let status = world.status("k");
             let known = |pid: i32| {

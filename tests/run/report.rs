@@ -1,4 +1,5 @@
-//! `--report`: one JSON object about the run, however it ended; whole or not at all, and never the reason for anything.
+//! `--report`: one JSON object about the run, however it ended. The file is complete or missing,
+//! and a failure to write it changes nothing else.
 
 mod report_file;
 
@@ -15,7 +16,7 @@ on_every_store!(
     a_lock_that_is_busy,
     a_waiter_that_is_interrupted,
     a_command_that_does_not_start,
-    max_run_and_how_the_command_took_it,
+    max_run_and_the_status_of_the_command,
     a_lock_that_an_operator_takes_away,
 );
 
@@ -53,7 +54,7 @@ const OUTCOMES: [&str; 10] = [
 
 const LOST: [&str; 3] = ["expired", "vanished", "forced"];
 
-/// The report in `r.json`, its fields, types and words as documented. It is removed.
+/// Reads and removes the report `r.json`, and checks its fields, types and words.
 #[track_caller]
 fn report(world: &World) -> Value {
     let text = world.read("r.json");
@@ -84,7 +85,7 @@ fn report(world: &World) -> Value {
     report
 }
 
-/// Compares some fields of the report.
+/// Compares the fields in `expected` with those of the report.
 #[track_caller]
 fn expect(world: &World, expected: Value) -> Value {
     let report = report(world);
@@ -117,7 +118,7 @@ fn a_run_that_ends_by_itself(backend: Backend) {
         &world,
         json!({"outcome": "ran", "status": 143, "started": true, "exit_status": null, "signal": 15}),
     );
-    // With --tree it is the command whose status counts, and the lock is held for all.
+    // With --tree the status is that of CMD, and the lock is held until the last process ends.
     reported(&world, "k", &["--tree"], "sleep 0.3 & exit 6").status(6).run();
     let report = expect(&world, json!({"outcome": "ran", "status": 6, "exit_status": 6}));
     assert!(report["held_ms"].as_u64() >= Some(300), "{report}");
@@ -180,7 +181,7 @@ fn a_command_that_does_not_start(backend: Backend) {
     }
 }
 
-fn max_run_and_how_the_command_took_it(backend: Backend) {
+fn max_run_and_the_status_of_the_command(backend: Backend) {
     let world = World::new(backend);
     let job = "trap 'exit 5' TERM; while :; do sleep 0.02; done";
     reported(&world, "k", &["--max-run", "300ms"], job).status(124).any_stderr().run();
@@ -217,9 +218,9 @@ fn a_lock_that_vanishes_and_one_that_runs_out() {
     expect(&world, json!({"outcome": "lost", "lost": "expired", "signal": 15}));
 }
 
-/// What dlock itself fails of is told in its own words.
+/// The report has the message that dlock printed.
 #[test]
-fn what_dlock_fails_of() {
+fn an_error_of_dlock_itself() {
     let mut world = World::with_redis(&["--requirepass", "sesame"]);
     let failed = |world: &World, call: Dlock<'_>, outcome: &str, status: i32| {
         let output = call.status(status).any_stderr().run();
@@ -244,7 +245,7 @@ fn what_dlock_fails_of() {
     failed(&world, call, "unreachable", 69);
 }
 
-/// A guard that is killed is a fault.
+/// The guard is killed.
 #[test]
 fn a_fault() {
     let world = World::new(Backend::Redis);
@@ -265,7 +266,7 @@ fn the_password_is_not_in_it() {
     assert!(text.contains(&world.redis().port().to_string()) && !text.contains("sesame"), "{text}");
 }
 
-/// The page names every field and every word.
+/// docs/report.md names every field and every word.
 #[test]
 fn the_page_is_complete() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/report.md");

@@ -12,10 +12,10 @@ on_every_store!(
     all_or_none,
     the_same_key_twice_is_one,
     nothing_is_held_while_the_rest_is_waited_for,
-    first_come_first_served_in_each_of_them,
+    the_order_of_arrival_is_kept_in_each_queue,
     opposite_orders_never_deadlock,
-    a_lock_of_several_that_is_lost_is_all_lost,
-    what_is_left_after_one_was_lost_is_given_back,
+    several_locks_are_lost_together,
+    locks_left_after_a_loss_are_released,
     a_min_hold_keeps_them_all,
     shared_and_slots_over_several,
     several_keys_under_fire,
@@ -93,7 +93,7 @@ fn nothing_is_held_while_the_rest_is_waited_for(backend: Backend) {
     let waiter = on(&world, &["a", "b"], &["-w"], "echo both >> log").any_stderr().spawn();
     world.wait_for_waiters("b", 1);
     assert_eq!((world.state("a"), world.waiters("a")), ("free".into(), 1));
-    // It stands first in the queue of `a`, so a newcomer does not get in before it.
+    // The waiter is first in the queue of `a`, so a newcomer does not overtake it.
     on(&world, &["a"], &[], "echo overtook >> log").status(75).stderr_like("dlock: a .*\n").run();
     world.write("up.go", "");
     holder.finish();
@@ -101,7 +101,7 @@ fn nothing_is_held_while_the_rest_is_waited_for(backend: Backend) {
     assert_eq!(world.log(), ["up", "both"]);
 }
 
-fn first_come_first_served_in_each_of_them(backend: Backend) {
+fn the_order_of_arrival_is_kept_in_each_queue(backend: Backend) {
     let world = World::new(backend);
     let first = on(&world, &["a", "b", "c"], &[], &hold("up")).spawn();
     world.wait_for_log("up");
@@ -151,7 +151,7 @@ fn opposite_orders_never_deadlock(backend: Backend) {
     assert_eq!((world.lines("ran"), world.lines("overlap")), (orders.len() * runs(15), 0));
 }
 
-fn a_lock_of_several_that_is_lost_is_all_lost(backend: Backend) {
+fn several_locks_are_lost_together(backend: Backend) {
     let world = World::new(backend);
     let lost = "dlock: the hold of a and b in .*; the command is being stopped\n|dlock: .*took the hold of a and b .*\n";
     let run = on(&world, &["a", "b"], &["-t", "6s"], &hold("up")).status(79).stderr_like(lost).spawn();
@@ -161,8 +161,8 @@ fn a_lock_of_several_that_is_lost_is_all_lost(backend: Backend) {
     assert!(["a", "b"].iter().all(|key| world.state(key) == "free"), "it gave back what was left");
 }
 
-/// What is left of them is not idle until its lease ends.
-fn what_is_left_after_one_was_lost_is_given_back(backend: Backend) {
+/// If one of several locks is lost, the others are released at once, not when their lease ends.
+fn locks_left_after_a_loss_are_released(backend: Backend) {
     let world = World::new(backend);
     let lost = "dlock: .* took the hold of a and b in .* away; the command is being stopped\n";
     let run = on(&world, &["a", "b"], &["-t", "8s"], &hold("up")).status(79).stderr_like(lost).spawn();
@@ -191,7 +191,7 @@ fn shared_and_slots_over_several(backend: Backend) {
     world.write("other.go", "");
     reader.finish();
     other.finish();
-    // A slot is the same in all of them, and so nobody else's in any.
+    // The slot has the same number in all keys, and no other run has it in any of them.
     let told =
         |name: &str| format!("echo {name} $DLOCK_SLOT >> log; while [ ! -e slots.go ]; do sleep 0.02; done");
     let first = on(&world, &["a"], &["-n", "3"], &told("first")).spawn();

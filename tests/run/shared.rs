@@ -1,4 +1,4 @@
-//! Readers share a lock, a writer has it alone; and the order of arrival is kept among them.
+//! Readers share a lock, and a writer has it alone. Both are granted it in the order of arrival.
 
 use crate::support::dlock::{Running, finish_all};
 use crate::support::storm::{Wish, storm};
@@ -12,12 +12,12 @@ on_every_store!(
     a_queued_writer_holds_back_later_readers,
     all_readers_at_the_head_come_in_together,
     the_order_of_arrival_is_kept_between_modes,
-    a_reader_that_dies_leaves_the_others_alone,
+    a_reader_that_dies_disturbs_no_other,
     a_reader_that_is_lost_with_its_guard_delays_the_writer_by_its_lease,
-    readers_and_writers_that_are_shot_at,
+    readers_and_writers_that_are_killed_at_random,
 );
 
-/// A job that is there until the file `NAME.go` is.
+/// A job that runs until the file `NAME.go` exists.
 fn hold(name: &str) -> String {
     format!("echo start {name} >> log; while [ ! -e {name}.go ]; do sleep 0.02; done; echo end {name} >> log")
 }
@@ -95,7 +95,7 @@ fn a_queued_writer_holds_back_later_readers(backend: Backend) {
     assert_eq!(world.log(), ["start a", "end a", "start w", "end w", "start b", "end b"]);
 }
 
-/// Those that come in are all there at once: none ends before all have begun.
+/// All these readers run at the same time: none ends before all have begun.
 fn all_readers_at_the_head_come_in_together(backend: Backend) {
     const READERS: usize = 6;
     let world = World::new(backend);
@@ -135,15 +135,15 @@ fn the_order_of_arrival_is_kept_between_modes(backend: Backend) {
     first.finish();
     finish_all(crowd);
     let log = world.log();
-    // Those that come in together have no order among them.
+    // Readers that are granted the lock together have no order among them.
     let mut order = log[2..].iter().map(|line| line.parse().expect("a number")).collect::<Vec<usize>>();
     order[1..3].sort_unstable();
     order[4..6].sort_unstable();
     assert_eq!(order, (0..kinds.len()).collect::<Vec<_>>(), "{log:?}");
 }
 
-/// Killed alone, its guard gives the hold back; the others are not disturbed over more than a lease.
-fn a_reader_that_dies_leaves_the_others_alone(backend: Backend) {
+/// Only dlock is killed, so its guard releases the hold. The others go on for more than a lease.
+fn a_reader_that_dies_disturbs_no_other(backend: Backend) {
     let world = World::new(backend);
     let short = ["-s", "-t", "5s", "--grace", "100ms"];
     let mut dying = world.run("k", &short, &hold("dying")).spawn();
@@ -164,7 +164,8 @@ fn a_reader_that_dies_leaves_the_others_alone(backend: Backend) {
     assert_eq!(world.log(), ["start dying", "start stays", "end stays", "writer"]);
 }
 
-/// Nothing tells of its end but its lease; that of the other does not count for it.
+/// dlock and its guard are killed, so the hold ends with its own lease. The lease of the other
+/// reader does not keep it.
 fn a_reader_that_is_lost_with_its_guard_delays_the_writer_by_its_lease(backend: Backend) {
     let world = World::new(backend);
     let lost = world.run("k", &["-s", "-t", "6s"], &format!("echo $$ > lost.pid; {}", hold("lost"))).spawn();
@@ -184,7 +185,7 @@ fn a_reader_that_is_lost_with_its_guard_delays_the_writer_by_its_lease(backend: 
     world.run("k", &[], "true").run();
 }
 
-fn readers_and_writers_that_are_shot_at(backend: Backend) {
+fn readers_and_writers_that_are_killed_at_random(backend: Backend) {
     let world = World::new(backend);
     let reader = || Wish { keys: &["k"], options: &["-s"], kind: "shared" };
     let writer = || Wish { keys: &["k"], options: &[], kind: "alone" };

@@ -1,5 +1,5 @@
-//! Signals sent to dlock reach CMD, once, and dlock waits for what CMD makes of them. Here without a terminal; with
-//! one see terminal.rs.
+//! Signals sent to dlock reach CMD once, and dlock waits until CMD ends. These tests have no
+//! terminal; terminal.rs has one.
 
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::{Backend, World, on_every_store};
@@ -14,7 +14,7 @@ on_every_store!(
     a_signal_ends_a_waiter,
 );
 
-/// The signals that are passed on, and the names that the shell's trap knows.
+/// The signals that dlock passes on, and their names in the shell's trap.
 pub const RELAYED: [(Signal, &str); 7] = [
     (Signal::INT, "INT"),
     (Signal::TERM, "TERM"),
@@ -25,9 +25,9 @@ pub const RELAYED: [(Signal, &str); 7] = [
     (Signal::WINCH, "WINCH"),
 ];
 
-/// Logs each signal that it gets, until there is a file `stop`, and ends with 9. The wait is a builtin: a trap runs
-/// at once, and nothing but this process is there to be signalled twice. `ALRM` is never passed on, so a test can
-/// use it to know that everything sent before has been seen.
+/// Logs each signal that it gets, until the file `stop` exists, and exits with 9. It waits by a
+/// builtin, so that a trap runs at once and no other process gets the signal as well. dlock never
+/// passes ALRM on, so a test sends it to know that all signals before it were handled.
 pub const COUNTER: &str = r#"
 for name in INT TERM HUP QUIT USR1 USR2 WINCH CONT ALRM; do trap "echo $name >> log" $name; done
 mkfifo fifo.$$ && exec 5<> fifo.$$
@@ -40,7 +40,7 @@ fn each_signal_reaches_the_job_once(backend: Backend) {
     let world = World::new(backend);
     let dlock = world.dlock(["run", "-k", "k", "--", "bash", "-c", COUNTER]).status(9).spawn();
     let job = world.wait_for_pid("job.pid");
-    // Again and again: two that come at once may be taken as one.
+    // One signal at a time, because the kernel may merge two of the same kind.
     for round in 1..=10 {
         for (signal, name) in RELAYED {
             dlock.signal(signal);
@@ -65,7 +65,7 @@ fn a_signal_ends_dlock_as_it_ends_the_job(backend: Backend) {
         dlock.finish();
         assert_eq!(world.state("k"), "free");
     }
-    // CMD decides: one that takes its time is given it, and its status counts.
+    // CMD may take its time, and its status counts.
     let job = "trap 'sleep 0.5; echo clean_up >> log; exit 8' TERM; echo ready >> log; while :; do sleep 0.05; done";
     let dlock = world.run("k", &["--grace", "100ms"], job).status(8).any_stderr().spawn();
     world.wait_for_log("ready");
@@ -86,7 +86,7 @@ fn a_stop_stops_the_job_and_continue_continues_it(backend: Backend) {
     dlock.finish();
 }
 
-/// Also while the store hangs.
+/// The store may hang meanwhile.
 fn a_signal_ends_a_waiter(backend: Backend) {
     let world = World::new(backend);
     let holder =
@@ -105,7 +105,7 @@ fn a_signal_ends_a_waiter(backend: Backend) {
         world.redis().pause();
         waiter.signal(Signal::INT);
         let mut waiter = waiter;
-        // The promise is 100 ms; an answer of this server would never come.
+        // 100 ms are promised; the server never answers.
         wait_within(Duration::from_secs(2), "dlock ends", || waiter.has_ended().then_some(()));
         world.redis().resume();
         waiter.finish();
@@ -116,8 +116,8 @@ fn a_signal_ends_a_waiter(backend: Backend) {
     assert_eq!(world.log(), ["up"]);
 }
 
-/// INT and QUIT that were ignored when dlock started stay ignored: what a shell without job control does to jobs in
-/// the background.
+/// If INT and QUIT were ignored when dlock started, they stay ignored. A shell without job control
+/// does that to its background jobs.
 #[test]
 fn an_ignored_signal_does_not_end_the_job() {
     let world = World::new(Backend::Redis);
@@ -133,8 +133,8 @@ fn an_ignored_signal_does_not_end_the_job() {
     dlock.finish();
 }
 
-/// Without a terminal a signal to dlock's own group does not reach CMD twice: CMD has a group of its own, in the same
-/// session.
+/// CMD has its own process group, in dlock's session, so a signal to dlock's group does not reach
+/// CMD twice.
 #[test]
 fn without_a_terminal_the_job_has_its_own_group() {
     let world = World::new(Backend::Redis);
@@ -145,9 +145,9 @@ fn without_a_terminal_the_job_has_its_own_group() {
     assert_eq!(dlock.finish().stdout.trim(), pid.to_string());
 }
 
-/// TERM to dlock while its lock is being lost or its time is up does not spare the job.
+/// A signal to dlock while it stops the job does not keep it from stopping the job.
 #[test]
-fn a_signal_does_not_stop_the_stopping() {
+fn a_signal_does_not_keep_dlock_from_stopping_the_job() {
     let world = World::new(Backend::Redis);
     job::prepare(&world);
     let options = ["--max-run", "1s", "--grace", "1s"];

@@ -1,4 +1,4 @@
-//! Up to N hold a lock, each in a slot of its own.
+//! Up to N runs hold a lock, each in its own slot.
 
 use crate::support::dlock::{Running, finish_all};
 use crate::support::storm::{Wish, storm};
@@ -9,14 +9,14 @@ use serde_json::Value;
 
 on_every_store!(
     each_gets_the_lowest_free_slot,
-    a_freed_slot_goes_to_who_waited_first,
+    a_freed_slot_goes_to_the_first_waiter,
     another_number_of_slots_is_busy,
-    a_slot_is_where_slots_are,
+    only_a_job_with_slots_has_a_slot_number,
     a_dead_holders_slot_is_used_again,
     slots_under_churn,
 );
 
-/// A job that notes its slot, and is there until the file `NAME.go` is.
+/// A job that logs its slot, and runs until the file `NAME.go` exists.
 fn hold(name: &str) -> String {
     format!("echo {name} $DLOCK_SLOT >> log; while [ ! -e {name}.go ]; do sleep 0.02; done")
 }
@@ -57,7 +57,7 @@ fn each_gets_the_lowest_free_slot(backend: Backend) {
     assert_eq!(world.state("k"), "free");
 }
 
-fn a_freed_slot_goes_to_who_waited_first(backend: Backend) {
+fn a_freed_slot_goes_to_the_first_waiter(backend: Backend) {
     let world = World::new(backend);
     let holders = ["a", "b", "c"].map(|name| holder(&world, name, usize::from(name.as_bytes()[0] - b'a')));
     let waiters = [0, 1, 2, 3].map(|at| {
@@ -65,7 +65,7 @@ fn a_freed_slot_goes_to_who_waited_first(backend: Backend) {
         world.wait_for_waiters("k", at + 1);
         waiter
     });
-    // Nobody overtakes, though a slot is free for a moment.
+    // No newcomer overtakes, although a slot is free for a moment.
     world.write("b.go", "");
     world.wait_for_log("w0 1");
     world.run("k", &["-n3"], "echo overtook >> log").status(75).any_stderr().run();
@@ -115,8 +115,9 @@ fn another_number_of_slots_is_busy(backend: Backend) {
     assert!(!world.log().contains(&"ran".to_owned()));
 }
 
-/// A job without slots has no number, also where the one around has; a report tells the number.
-fn a_slot_is_where_slots_are(backend: Backend) {
+/// A job without slots has no slot number, even if a surrounding job has one. A report has the
+/// number.
+fn only_a_job_with_slots_has_a_slot_number(backend: Backend) {
     let world = World::new(backend);
     let told = "echo ${DLOCK_SLOT-none}";
     world.run("k", &["-n2"], told).stdout("0\n").run();

@@ -1,4 +1,5 @@
-//! CMD's end is dlock's end: all 256 statuses, death by every signal, and what cannot be executed at all.
+//! dlock ends as CMD does: all 256 statuses, death by every signal, and commands that cannot be
+//! executed.
 
 use crate::support::proc;
 use crate::support::world::{Backend, World, on_every_store};
@@ -14,7 +15,7 @@ on_every_store!(
     every_status_comes_through,
     death_by_every_signal_comes_through,
     as_pid_1_a_signal_becomes_a_status,
-    what_cannot_run_leaves_no_lock,
+    a_command_that_cannot_run_leaves_no_lock,
     a_script_without_shebang_runs,
     a_command_string_runs_in_the_shell,
 );
@@ -33,7 +34,7 @@ fn death_by_every_signal_comes_through(backend: Backend) {
             world.run(&format!("k{signal}"), &[], &format!("kill -{signal} $$")).dies_of(signal).run();
         assert!(!output.status.core_dumped(), "signal {signal}");
     });
-    // The limit on core files is the job's and must not be dlock's: one core is enough.
+    // Only the job may leave a core file, so dlock must not use the job's limit for itself.
     let output = world.run("core", &[], "ulimit -c 0; kill -QUIT $$").after_shell("ulimit -c unlimited");
     let output = output.dies_of(3).run();
     assert!(!output.status.core_dumped());
@@ -56,7 +57,7 @@ fn as_pid_1_a_signal_becomes_a_status(backend: Backend) {
     });
 }
 
-fn what_cannot_run_leaves_no_lock(backend: Backend) {
+fn a_command_that_cannot_run_leaves_no_lock(backend: Backend) {
     let world = World::new(backend);
     world.write("plain", "no program\n");
     for (program, status) in [("no-such-program", 127), ("./no-such-file", 127), ("./plain", 126), ("/", 126)]
@@ -66,7 +67,7 @@ fn what_cannot_run_leaves_no_lock(backend: Backend) {
         assert!(output.stderr.contains(program), "{}", output.stderr);
         assert_eq!(world.state("k"), "free", "after {program}");
     }
-    // A program that itself ends so is a job like any other.
+    // A program that itself exits with 127 was started.
     world.run("k", &[], "exit 127").status(127).run();
     world.run("k", &[], "exit 126").status(126).run();
     world.run("k", &[], "exit 79").status(79).run();
@@ -89,7 +90,7 @@ fn a_command_string_runs_in_the_shell(backend: Backend) {
     world.dlock(["run", "-k", "k", "-c", "true", "--", "true"]).status(64).any_stderr().run();
 }
 
-/// A full device where messages go changes nothing of what dlock does.
+/// The messages go to a full device.
 #[test]
 fn a_message_that_cannot_be_written_fails_nothing() {
     let world = World::new(Backend::Redis);
@@ -105,7 +106,7 @@ fn a_message_that_cannot_be_written_fails_nothing() {
     holder.finish();
 }
 
-/// Nor does one delay the run where nobody reads what is full.
+/// The messages go to a full pipe that nobody reads.
 #[test]
 fn a_message_that_nobody_reads_delays_nothing() {
     let world = World::new(Backend::Redis);
@@ -124,7 +125,7 @@ fn a_message_that_nobody_reads_delays_nothing() {
     holder.finish();
 }
 
-/// What dlock inherits as standard input, output and errors is what CMD reads and writes, byte by byte.
+/// CMD reads and writes dlock's standard streams, byte by byte.
 #[test]
 fn streams_are_the_jobs() {
     let world = World::new(Backend::Redis);
@@ -132,15 +133,16 @@ fn streams_are_the_jobs() {
     world.run("k", &[], "echo out; echo err >&2").stdout("out\n").stderr_like("err\n").run();
 }
 
-/// The signals whose default is death. The kernel has 1 to 64; the C library keeps 32 and 33 for itself, and a
-/// process can die of those, too, unless it was started ignoring them, as cargo does by posix_spawn.
+/// The signals whose default action is death, of the kernel's 1 to 64. The C library reserves 32
+/// and 33; a process dies of those as well, unless it was started with them ignored, as cargo does
+/// by posix_spawn.
 fn deadly() -> impl Iterator<Item = i32> + Clone {
     // CHLD, CONT, STOP, TSTP, TTIN, TTOU, URG and WINCH do not kill.
     let deadly = (1..=64).filter(|signal| !matches!(signal, 17..=23 | 28));
     deadly.filter(|signal| !matches!(signal, 32 | 33) || !proc::suite_ignores(*signal))
 }
 
-/// All of them on Redis. No store has a part in it, so elsewhere every fifth.
+/// All cases on Redis, every fifth on other stores, because the store does not matter here.
 fn share<I: Iterator<Item = i32> + Clone>(backend: Backend, cases: I) -> impl Iterator<Item = i32> + Clone {
     cases.step_by(if matches!(backend, Backend::Redis) { 1 } else { 5 })
 }

@@ -1,5 +1,5 @@
-//! CMD finds everything as it would without dlock: what is compared is a bare run with one under dlock, in the same
-//! odd surroundings.
+//! CMD inherits everything as without dlock: each test compares a bare run with a run under dlock,
+//! in the same odd surroundings.
 
 use crate::support::world::{Backend, World, on_every_store};
 use std::process::Stdio;
@@ -12,7 +12,7 @@ on_every_store!(
     the_environment_gains_the_hold_and_nothing_else,
 );
 
-/// Ways to start a program with unusual signal masks and dispositions; each execs its arguments.
+/// Commands that set unusual signal masks and dispositions, and execute their arguments.
 const SIGNAL_HABITS: [&[&str]; 11] = [
     &["env"],
     &["nohup"],
@@ -24,7 +24,7 @@ const SIGNAL_HABITS: [&[&str]; 11] = [
     &["env", "--ignore-signal=RTMIN+3"],
     &["env", "--block-signal=USR1,CHLD,TERM,INT,PIPE"],
     &["env", "--block-signal", "--ignore-signal=ALRM"],
-    // What a shell without job control does to its background jobs.
+    // As a shell without job control starts its background jobs.
     &["sh", "-c", "\"$@\" & wait $!", "sh"],
 ];
 
@@ -60,8 +60,8 @@ fn descriptors_are_as_inherited(backend: Backend) {
     }
 }
 
-/// Where standard output and errors lead differs between two runs, and what the shell has open for itself is gone
-/// when it is asked for.
+/// Leaves out standard output and errors, which differ between two runs, and descriptors of the
+/// shell itself.
 fn comparable(descriptors: &str) -> Vec<&str> {
     let line = |line| {
         let (number, target): (&str, &str) = str::split_once(line, ' ').unwrap_or((line, ""));
@@ -102,7 +102,7 @@ fn the_environment_gains_the_hold_and_nothing_else(backend: Backend) {
     assert_ne!(again.stdout.trim(), value("DLOCK_TOKEN"), "each hold has its own");
 }
 
-/// What the same words print without dlock.
+/// What the same command prints without dlock.
 fn bare(world: &World, habit: &[&str], job: &[&str]) -> String {
     let mut command = world.command(habit[0]);
     command.args(&habit[1..]).args(job).env("DLOCK_STORE", world.url());

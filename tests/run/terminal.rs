@@ -1,4 +1,4 @@
-//! On a real terminal dlock is not noticed: keys do to CMD what they do without it.
+//! On a real terminal keys do to CMD what they do without dlock.
 
 use crate::run::signals::{COUNTER, RELAYED};
 use crate::support::pty::{CTRL_BACKSLASH, CTRL_C, CTRL_Z, Terminal};
@@ -58,7 +58,8 @@ fn the_keyboard_is_the_jobs(backend: Backend) {
 fn stop_background_foreground(backend: Backend) {
     let world = World::new(backend);
     let mut terminal = Terminal::open(&world);
-    // No child comes and goes: one that is stopped between vfork and exec keeps its parent from stopping.
+    // The job starts no children, because a child that is stopped between vfork and exec keeps its
+    // parent from stopping.
     world.script("idle", &format!("#!/bin/bash\n{COUNTER}"));
     terminal.type_line("dlock run -k k -t 1m -- ./idle");
     let job = world.wait_for_pid("job.pid");
@@ -74,7 +75,8 @@ fn stop_background_foreground(backend: Backend) {
     assert_eq!(world.state("k"), "held");
     terminal.type_line("bg");
     wait_until("the job goes on", || !proc::stopped(job));
-    // dlock passes the shell's CONT on. A key that comes before that would be undone by it. WINCH is passed on after it.
+    // dlock passes the shell's CONT on. A key that comes earlier would be undone by it. dlock
+    // passes WINCH on after the CONT.
     wait_until("dlock goes on", || !proc::stopped(dlock));
     proc::signal(dlock, Signal::WINCH);
     world.wait_for_log("WINCH");
@@ -98,7 +100,7 @@ fn dlock_above(job: i32) -> i32 {
     all.find(|pid| proc::name(*pid) == "dlock" && proc::is_below(job, *pid)).expect("dlock is above its job")
 }
 
-/// Whoever continues CMD alone continues dlock with it, for a job that runs needs its lock renewed.
+/// If CMD alone is continued, dlock goes on as well, because a job that runs needs a renewed lock.
 #[test]
 fn continuing_the_job_continues_dlock() {
     let world = World::new(Backend::Redis);
@@ -112,7 +114,7 @@ fn continuing_the_job_continues_dlock() {
     wait_until("dlock stops", || proc::stopped(dlock) && proc::stopped(job));
     proc::signal(job, Signal::CONT);
     wait_until("dlock goes on", || !proc::stopped(dlock));
-    // Passed on after a CONT would have been.
+    // If dlock passed on a CONT, it would come before this WINCH.
     proc::signal(dlock, Signal::WINCH);
     world.wait_for_log("WINCH");
     assert_eq!(world.lines("CONT"), 1, "dlock does not tell the job what the job told it");
@@ -121,7 +123,7 @@ fn continuing_the_job_continues_dlock() {
     terminal.close();
 }
 
-/// A stopped dlock cannot renew: the guard stops the job before the lease ends, and the lock is free for others.
+/// A stopped dlock cannot renew, so the guard stops the job before the lease ends.
 #[test]
 fn stopped_for_longer_than_the_lease_the_job_is_dead() {
     let world = World::new(Backend::Redis);
@@ -148,7 +150,7 @@ fn a_key_reaches_the_job_once(backend: Backend) {
     let mut terminal = Terminal::open(&world);
     terminal.type_line("dlock run -k k -- ./counter");
     let job = world.wait_for_pid("job.pid");
-    // Again and again: two that come at once may be taken as one.
+    // One key at a time, because the kernel may merge two signals of the same kind.
     for round in 1..=ROUNDS {
         terminal.press(CTRL_C);
         world.wait_for_lines("INT", round);
@@ -206,7 +208,7 @@ fn an_interrupt_ends_a_waiter_and_its_loop(backend: Backend) {
     assert_eq!(world.log(), ["up"]);
 }
 
-/// Somebody is watching: what is waited for is said at once.
+/// On a terminal the message comes at once.
 #[test]
 fn a_waiter_on_a_terminal_says_whom_it_waits_for() {
     let world = World::new(Backend::Redis);
@@ -223,7 +225,7 @@ fn a_waiter_on_a_terminal_says_whom_it_waits_for() {
     terminal.close();
 }
 
-/// The terminal goes away: as without dlock, the job hears of it, and the lock does not stay behind.
+/// The terminal goes away: the job gets HUP as without dlock, and the lock is released.
 #[test]
 fn a_hangup_ends_the_job() {
     let world = World::new(Backend::Redis);

@@ -1,5 +1,5 @@
-//! `--tree`: the lock is kept until the last process of the job has ended, and until then what is left of the job is
-//! stopped and signalled as the whole of it.
+//! `--tree`: the lock is kept until the last process of the job has ended. Until then the remaining
+//! processes are stopped and signalled like the whole job.
 
 use crate::run::signals::{COUNTER, RELAYED};
 use crate::support::deadline::{dead_in_time, end_of_last_lease, now};
@@ -17,9 +17,9 @@ on_every_store!(
     without_tree_a_daemon_is_left_alone,
     a_job_that_leaves_nothing_ends_at_once,
     death_by_a_signal_is_kept,
-    a_signal_reaches_all_that_is_left_once,
-    an_operator_stops_what_is_left,
-    max_run_stops_what_is_left,
+    a_signal_reaches_each_remaining_process_once,
+    an_operator_stops_the_remaining_processes,
+    max_run_stops_the_remaining_processes,
     dlock_killed_while_it_waits_for_the_rest,
     dlock_stopped_while_it_waits_for_the_rest,
     guard_killed_while_it_waits_for_the_rest,
@@ -28,17 +28,18 @@ on_every_store!(
     a_stop_from_the_keyboard_stops_dlock,
 );
 
-/// A lease so long that whoever waits for its end is found out.
+/// A lease so long that a test would fail if a waiter had to wait for its end.
 const LONG: &str = "10m";
 
-/// Starts a daemon, its parents gone and in a session of its own, that lives until there is a file `go`.
+/// Starts a daemon in its own session, without living parents, that runs until the file `go`
+/// exists.
 const DAEMON: &str = r#"
 (setsid sh -c 'echo $$ > daemon.tmp; mv daemon.tmp daemon.pid
     while [ ! -e go ]; do sleep 0.02; done; echo daemon ends >> log; exit 5' &)
 while [ ! -e daemon.pid ]; do sleep 0.01; done
 "#;
 
-/// What `-v` says when CMD has ended and others have not.
+/// Part of the message of `-v` when CMD has ended and other processes have not.
 const KEPT: &str = "until the rest of the job has ended";
 
 #[track_caller]
@@ -46,7 +47,7 @@ fn wait_for_the_rest(dlock: &Running) {
     wait_until("dlock waits for the rest", || dlock.messages().contains(KEPT));
 }
 
-/// A family that tries to get away, and has lost its head: CMD itself is dead.
+/// Starts processes that try to escape, and waits until CMD itself is dead.
 #[track_caller]
 fn orphan(world: &World, dlock: &Running) {
     job::family(world);
@@ -54,7 +55,7 @@ fn orphan(world: &World, dlock: &Running) {
     wait_for_the_rest(dlock);
 }
 
-/// The successor of the family found none of it alive.
+/// The next job found no process of the family alive.
 #[track_caller]
 fn nothing_overlapped(world: &World) {
     assert_eq!(world.log().last().map(String::as_str), Some("next"));
@@ -70,7 +71,7 @@ fn the_lock_is_kept_for_a_daemon(backend: Backend) {
     let message = dlock.messages();
     let line = message.lines().find(|line| line.contains(KEPT)).expect("it was there");
     assert!(line.contains("status 7") && line.contains(&format!("{daemon} (sh)")), "{line}");
-    // Longer than the lease: it is renewed.
+    // Longer than the lease, so the lock must be renewed.
     world.run("k", &["-w", "6s"], "echo overlap >> log").status(75).any_stderr().run();
     let next = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
@@ -85,7 +86,7 @@ fn without_tree_a_daemon_is_left_alone(backend: Backend) {
     world.run("k", &[], &format!("{DAEMON}\nexit 7")).status(7).run();
     assert!(proc::alive(world.wait_for_pid("daemon.pid")));
     assert_eq!(world.state("k"), "free");
-    // A file can say it, too.
+    // The same set in a config file.
     world.write("c.toml", "tree = true\n");
     let dlock = world.run("l", &["-v", "--config", "c.toml"], "sleep 1000 &\necho $! > sleep.pid; exit 3");
     let dlock = dlock.status(3).any_stderr().spawn();
@@ -113,7 +114,7 @@ fn death_by_a_signal_is_kept(backend: Backend) {
     assert_eq!(world.log(), ["daemon ends"]);
 }
 
-/// A process of the job may get the id that CMD had. How that one ends is not how CMD ended.
+/// A process of the job may get the process id that CMD had. Its status is not CMD's.
 #[test]
 fn another_process_with_the_id_of_cmd_is_not_cmd() {
     let unshare = ["unshare", "--pid", "--fork", "--mount-proc"];
@@ -124,7 +125,8 @@ fn another_process_with_the_id_of_cmd_is_not_cmd() {
         return;
     }
     let world = World::new(Backend::Redis);
-    // `$!` is that of a process that the daemon starts until it is CMD's; each is left to the guard.
+    // The daemon starts processes until one has the id that CMD had. They end as children of the
+    // guard.
     let daemon = r#"
         while kill -0 $1 2> /dev/null; do sleep 0.01; done
         while [ ! -e again ]; do
@@ -140,11 +142,11 @@ fn another_process_with_the_id_of_cmd_is_not_cmd() {
     dlock.finish();
 }
 
-fn a_signal_reaches_all_that_is_left_once(backend: Backend) {
+fn a_signal_reaches_each_remaining_process_once(backend: Backend) {
     let world = World::new(backend);
     world.script("counter", &format!("#!/bin/bash\n{COUNTER}"));
-    // One in a session of its own, one in the group that CMD had. A shell has what it puts into the background ignore
-    // what comes from a keyboard.
+    // One process in its own session, one in CMD's group. A shell makes its background processes
+    // ignore INT and QUIT.
     let start = "mkdir near far
         (cd far; exec env --default-signal=INT,QUIT setsid ../counter &)
         (cd near; exec env --default-signal=INT,QUIT ../counter &)
@@ -173,7 +175,7 @@ fn a_signal_reaches_all_that_is_left_once(backend: Backend) {
     }
 }
 
-fn an_operator_stops_what_is_left(backend: Backend) {
+fn an_operator_stops_the_remaining_processes(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
     let options = ["-v", "--tree", "-t", "10s", "--grace", "1s"];
@@ -191,9 +193,9 @@ fn an_operator_stops_what_is_left(backend: Backend) {
     nothing_overlapped(&world);
 }
 
-/// Nobody renews, and the rest is dead before the lease ends.
+/// The lock cannot be renewed, and the remaining processes are dead before the lease ends.
 #[test]
-fn a_lease_that_runs_out_stops_what_is_left() {
+fn a_lease_that_runs_out_stops_the_remaining_processes() {
     let mut world = World::new(Backend::Redis);
     job::prepare(&world);
     let dlock = world.run("k", &["-v", "--tree", "-t", "8s"], job::FAMILY).status(79).any_stderr().spawn();
@@ -205,7 +207,7 @@ fn a_lease_that_runs_out_stops_what_is_left() {
     dlock.finish();
 }
 
-fn max_run_stops_what_is_left(backend: Backend) {
+fn max_run_stops_the_remaining_processes(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
     let options = ["-v", "--tree", "--max-run", "4s", "--grace", "200ms"];
@@ -271,7 +273,8 @@ fn on_lost_warn_waits_for_the_rest(backend: Backend) {
     assert_eq!(world.log(), ["daemon ends"]);
 }
 
-/// The terminal does not reach a daemon, so nobody else would tell it. What the terminal does reach gets it once.
+/// A key reaches only the terminal's foreground group, so dlock passes the signal on to a daemon.
+/// Processes in that group get it once.
 fn an_interrupt_from_the_keyboard_reaches_a_daemon(backend: Backend) {
     let world = World::new(backend);
     world.script("counter", &format!("#!/bin/bash\n{COUNTER}"));
@@ -304,7 +307,7 @@ fn an_interrupt_from_the_keyboard_reaches_a_daemon(backend: Backend) {
     }
 }
 
-/// The shell gets its terminal back, and is told until when the lock is good; dlock goes on where it was.
+/// The shell gets its terminal back, and dlock prints when the lock ends. Later dlock goes on.
 fn a_stop_from_the_keyboard_stops_dlock(backend: Backend) {
     let world = World::new(backend);
     world.write("start", &format!("{DAEMON}\nexit 7"));

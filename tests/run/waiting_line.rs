@@ -1,5 +1,5 @@
-//! What does a person see who waits at a terminal? One line that says how far it is, and nothing of it when the command
-//! starts. The screen is an emulator's.
+//! A run that waits on a terminal shows one line with its progress, and removes it when the command
+//! starts. The tests read the screen of a terminal emulator.
 
 use crate::support::dlock::{Running, finish_all};
 use crate::support::pty::{CTRL_C, CTRL_Z, Terminal};
@@ -8,25 +8,25 @@ use crate::support::world::{Backend, World, on_every_store};
 use regex_lite::Regex;
 
 on_every_store!(
-    the_line_tells_how_far_it_is_and_leaves_no_trace,
+    the_line_shows_progress_and_leaves_no_trace,
     the_line_fits_whatever_the_width_is,
     an_interrupt_takes_the_line_away,
     a_stop_takes_the_line_away_until_it_goes_on,
-    no_line_where_none_is_wanted,
+    no_line_is_shown_where_none_is_wanted,
     a_log_says_that_it_waits_and_that_it_is_over,
 );
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
 const WAIT: &str = "dlock run -k nightly -w -- sh -c 'echo ran-$((1+1))'";
 
-/// Somebody who holds the lock until the file `go` is there.
+/// Starts a run that holds the lock until the file `go` exists.
 fn holder(world: &World) -> Running {
     let holder = world.run("nightly", &["--label", "the-long-one"], HOLD).spawn();
     world.wait_for_log("up");
     holder
 }
 
-/// The one row that dlock has on the screen, once it matches.
+/// Waits until dlock's only row on the screen matches `pattern`, and returns it.
 #[track_caller]
 fn line(terminal: &Terminal, pattern: &str) -> String {
     let pattern = Regex::new(pattern).expect("a pattern");
@@ -34,7 +34,7 @@ fn line(terminal: &Terminal, pattern: &str) -> String {
         let rows = terminal.rows();
         let ours = rows.iter().filter(|row| row.contains("dlock: ")).collect::<Vec<_>>();
         assert!(ours.len() <= 1, "one line, not {ours:?}");
-        // The last one, too: nothing of it was wrapped.
+        // It must be the last row: the line was not wrapped.
         ours.into_iter().find(|row| pattern.is_match(row) && rows.last() == Some(row)).cloned()
     })
 }
@@ -45,7 +45,7 @@ fn screen_becomes(terminal: &Terminal, expected: &[&str]) {
     wait_until(&format!("the screen shows {expected:?}"), || {
         rows = terminal.rows();
         rows == expected || {
-            // What was waited for came, and something else with it.
+            // Fails at once if all expected rows are there, and others as well.
             let all = expected.iter().all(|row| rows.iter().any(|shown| shown == row));
             assert!(!all || rows.len() <= expected.len(), "{rows:#?}");
             false
@@ -53,7 +53,7 @@ fn screen_becomes(terminal: &Terminal, expected: &[&str]) {
     });
 }
 
-fn the_line_tells_how_far_it_is_and_leaves_no_trace(backend: Backend) {
+fn the_line_shows_progress_and_leaves_no_trace(backend: Backend) {
     let world = World::new(backend);
     let holder = holder(&world);
     let before = world.run("nightly", &["-w"], "true").any_stderr().spawn();
@@ -62,7 +62,7 @@ fn the_line_tells_how_far_it_is_and_leaves_no_trace(backend: Backend) {
     terminal.press(&format!("{WAIT}\n"));
     let pid = holder.pid();
     line(&terminal, &format!(r"^dlock: waiting \d+s for nightly, place 2.*@.* \(pid {pid}\), lease \d+s$"));
-    // It moves on, in place.
+    // The line changes in place.
     let later = line(&terminal, r"waiting [2-9]s for .* held for \d+s");
     assert!(later.chars().count() < 100, "{later}");
     drop(before);
@@ -131,8 +131,9 @@ fn a_stop_takes_the_line_away_until_it_goes_on(backend: Backend) {
     terminal.close();
 }
 
-/// Nothing with -q, into a file, or for one who does not wait; and a terminal that cannot erase gets whole lines.
-fn no_line_where_none_is_wanted(backend: Backend) {
+/// With -q, into a file, or without --wait there is no line. A terminal that cannot erase a line
+/// gets whole lines.
+fn no_line_is_shown_where_none_is_wanted(backend: Backend) {
     let world = World::new(backend);
     let holder = holder(&world);
     let mut terminal = Terminal::with_size(&world, "xterm", 24, 80);
@@ -148,7 +149,7 @@ fn no_line_where_none_is_wanted(backend: Backend) {
     terminal.close();
 }
 
-/// Each once; and nothing of it where the lock came before there was anything to say.
+/// Each message comes once, and none if the lock is granted before the first one is due.
 fn a_log_says_that_it_waits_and_that_it_is_over(backend: Backend) {
     let world = World::new(backend);
     let holder = holder(&world);

@@ -1,4 +1,5 @@
-//! The least rights that the documents give are enough and none too many, and what is said when one is missing.
+//! The least rights of the documents are enough and none too many, and the message when one is
+//! missing.
 
 use crate::support::cluster::Cluster;
 use crate::support::dlock::{Dlock, End};
@@ -12,7 +13,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// The section of the documents that is about rights.
+/// The section of the documents about rights.
 fn section() -> String {
     let stores = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/stores.md"));
     let stores = stores.expect("docs/stores.md");
@@ -20,7 +21,7 @@ fn section() -> String {
     section.split("\n##").next().expect("text").to_owned()
 }
 
-/// The words of the line that the documents give, with a password.
+/// The words of the documented ACL line, with a password.
 pub fn line() -> Vec<String> {
     let section = section();
     let line = section.lines().find(|line| line.starts_with("ACL SETUSER dlock ")).expect("the line");
@@ -59,7 +60,7 @@ fn the_documented_line_is_enough() {
     waiter.finish();
     assert_eq!(world.lines("waited"), 1);
 
-    // Somebody else's value.
+    // A value of another program.
     world.redis().ask::<()>(&["SET", "dlock:foreign", "x"]);
     run("foreign", &["-w", "300ms"], "true").status(75).any_stderr().run();
     world.redis().ask::<()>(&["RPUSH", "dlock:list", "x"]);
@@ -68,7 +69,7 @@ fn the_documented_line_is_enough() {
     assert!(table.contains("foreign") && table.contains("tick"), "{table}");
     dlock(&["release", "foreign", "--force", "--now", "-y"]).run();
 
-    // Taken away, given back by token, given back by the guard.
+    // Taken by an operator, released by token, released by the guard.
     let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; exec sleep 1000";
     let lost = run("lost", &["-t", "6s"], job).status(79).any_stderr().spawn();
     wait_until("it runs", || !world.read("token").is_empty());
@@ -90,12 +91,12 @@ fn the_documented_line_is_enough() {
 
     let denied: Vec<redis::Value> = world.redis().ask(&["ACL", "LOG"]);
     assert!(denied.is_empty(), "the server refused nothing: {denied:?}");
-    // After that, because it asks for more than what is needed.
+    // doctor comes last, because it uses more than what is needed.
     let doctor = dlock(&["doctor"]).run().stdout;
     assert!(!doctor.contains("bad") && !doctor.contains("not known"), "{doctor}");
 }
 
-/// The rights in the documents' line that begins so.
+/// The rights in the documented line that begins with `begin`.
 fn further(begin: &str) -> Vec<String> {
     let section = section();
     let (_, rest) = section.split_once(&format!("\n- {begin}")).expect("a line about it");
@@ -104,9 +105,10 @@ fn further(begin: &str) -> Vec<String> {
     words.map(str::to_owned).collect()
 }
 
-/// The same dlock, over servers that belong together: what more is needed is enough, and each of it is used.
+/// For Sentinel, Cluster and several masters: the further documented rights are enough, and each of
+/// them is used.
 #[test]
-fn servers_that_belong_together_need_what_is_documented() {
+fn replicated_servers_need_the_documented_rights() {
     let mut world = World::without_redis();
     let (master, _replicas) = replicated::start(&world, 1);
     let rights = further("For `--replicas`");
@@ -130,11 +132,12 @@ fn servers_that_belong_together_need_what_is_documented() {
     world.use_store(nodes.url(&[other]));
     let rights = further("In a cluster");
     assert_eq!(rights, ["+cluster|slots", "+asking"]);
-    // ASKING is for the time in which a slot moves.
+    // ASKING is needed while a slot moves.
     with_each(&world, &nodes.masters.iter().collect::<Vec<_>>(), &rights[..1], &[]);
 }
 
-/// A run goes well with all of these rights beside the documented line, and names each that is missing.
+/// A run succeeds with all of these rights beside the documented line. Without one of them the
+/// message names it.
 fn with_each(world: &World, servers: &[&Redis], rights: &[String], options: &[&str]) {
     let let_in = |without: Option<&String>| {
         let mut words = line();
@@ -144,7 +147,8 @@ fn with_each(world: &World, servers: &[&Redis], rights: &[String], options: &[&s
     };
     for (number, right) in rights.iter().enumerate() {
         let_in(Some(right));
-        // A key of its own: for want of the right the guard may still be giving it back when dlock has ended.
+        // A key of its own: without the right the guard may still be releasing it when dlock has
+        // ended.
         let run = as_user(world.run(&format!("k{number}"), options, "touch ran"));
         let said = run.status(77).stderr_like("dlock: .*\n").run().stderr;
         assert!(said.contains(&format!("'{}'", right.trim_start_matches('+'))), "without {right}: {said}");
@@ -154,7 +158,7 @@ fn with_each(world: &World, servers: &[&Redis], rights: &[String], options: &[&s
     as_user(world.run("k", options, "true")).run();
 }
 
-/// Each right is used, and its absence named.
+/// Each right is used, and the message names it when it is missing.
 #[test]
 fn a_command_that_is_missing_is_named() {
     let world = World::new(Backend::Redis);
@@ -172,7 +176,7 @@ fn a_command_that_is_missing_is_named() {
         world.wait_for_waiters("k", 1);
         grant(&world, &line.iter().filter(|word| *word != right).cloned().collect::<Vec<_>>());
         let doctor = as_user(world.dlock(["doctor"])).spawn().output().stdout;
-        // Without the time or a script there is nothing that it could look at.
+        // Without TIME or scripts doctor cannot check anything else.
         let is_told =
             ["+time", "+eval"].contains(&right.as_str()) || doctor.contains(&format!("give it {right} "));
         assert!(is_told, "without {right}: {doctor}");
@@ -185,7 +189,7 @@ fn a_command_that_is_missing_is_named() {
             &["run", "-k", "k", "-w", "200ms", "--", "true"],
             &["run", "-k", "shared", "-s", "--", "true"],
             &["run", "-k", "slots", "-n", "2", "--", "true"],
-            // First in one queue and behind somebody in the other.
+            // First in one queue and behind another waiter in the other.
             &["run", "-k", "other", "-k", "k", "-w", "200ms", "--", "true"],
             &["release", "k", "--force", "--now", "-y"],
         ];
@@ -193,16 +197,16 @@ fn a_command_that_is_missing_is_named() {
         for words in attempts {
             let output = as_user(world.dlock(words)).spawn().output();
             let said = output.stderr.to_uppercase();
-            // Nobody has it: that would be a right that is missing and taken for a foreign value.
+            // The lock is free: 75 would mean that a missing right is taken for a foreign value.
             assert!(!words.contains(&"new") || output.end() != End::Status(75), "without {right}: {said}");
-            // By dlock in a script, by the server elsewhere.
+            // dlock names it in a script, the server elsewhere.
             let is_named =
                 said.contains(&format!("NEEDS: {command},")) || said.contains(&format!("'{command}'"));
             if output.end() == End::Status(77) {
                 assert!(is_named, "without {right}, {words:?}: {said}");
                 assert!(output.stderr.contains(&world.url()) && said.lines().count() == 1, "{said}");
             }
-            // What fails after the job is a warning.
+            // A failure after the job is a warning.
             named |= is_named;
         }
         waiter.signal(Signal::TERM);
@@ -211,13 +215,13 @@ fn a_command_that_is_missing_is_named() {
             unnoticed.push(right.as_str());
         }
     }
-    // A log and counters that cannot be written keep nobody from giving back. The others are for who watches a lock, and for
-    // doctor.
+    // A history and counters that cannot be written do not prevent a release. The other rights are
+    // for observers of a lock and for doctor.
     unnoticed.retain(|right| !["+hincrby", "+lpush", "+zremrangebyscore", "+info"].contains(right));
     assert_eq!(unnoticed, [""; 0]);
 }
 
-/// Nor is a key that nobody may touch taken for a foreign holder's.
+/// A key that the user may not access is not taken for a foreign holder's.
 #[test]
 fn keys_that_are_missing_are_named() {
     let world = World::new(Backend::Redis);
@@ -225,7 +229,7 @@ fn keys_that_are_missing_are_named() {
         &["~other*"][..],
         &["~dlock:*"],
         &["~dlock.*"],
-        // All that a script declares, and not what it makes of it.
+        // All keys that a script declares, not those derived in it.
         &[
             "~dlock:*",
             "~dlock.hold*",
@@ -249,7 +253,7 @@ fn keys_that_are_missing_are_named() {
     assert_eq!(world.log(), [""; 0]);
 }
 
-/// Nobody adds a command to a script or to the client and forgets the documents, nor leaves one there.
+/// A command that is added to a script or to the client, or removed, must also be in the documents.
 #[test]
 fn the_documents_name_every_command() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/redis");
@@ -268,9 +272,9 @@ fn the_documents_name_every_command() {
             }
         }
     }
-    // Everybody may.
+    // Every user may use AUTH.
     assert!(used.remove("auth"));
-    // Doctor's, and that of several masters.
+    // INFO is used by doctor and for several masters.
     used.insert("info".to_owned());
     let text = section();
     let documented = text.split('+').skip(1).filter_map(|rest| {

@@ -1,4 +1,5 @@
-//! A cluster: the lock is with whoever has its slot, also when that changes in the middle of a hold.
+//! Redis Cluster: the lock is on the master that has its slot, also when that master changes during
+//! a hold.
 
 mod slots;
 
@@ -12,7 +13,7 @@ use crate::support::world::World;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 
-/// A job that notes TERM and runs until it is told to end.
+/// A job that logs TERM and runs until `go` exists.
 const JOB: &str =
     "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 7";
 
@@ -25,7 +26,7 @@ fn world_with(masters: usize) -> (Cluster, World) {
     (cluster, world)
 }
 
-/// Holder and waiter end as they should, with fences that grow.
+/// Holder and waiter end as expected, with fences that grow.
 #[track_caller]
 fn end_well(
     world: &World,
@@ -43,13 +44,14 @@ fn end_well(
     assert!(next > fence, "{fence}, then {log:?}");
 }
 
-/// The node that has the lock dies, and its replica takes its place. Only one other node is named in the URL.
+/// The master of the lock dies, and its replica takes over. The URL names only one other node.
 #[test]
 fn a_failover_in_the_middle_of_a_hold_disturbs_nothing() {
     goes_on_at_the_replica(Redis::kill);
 }
 
-/// The same where the node does not die but hangs, so that it takes connections and requests and answers none.
+/// The same where the master does not die but hangs: it accepts connections and requests and
+/// answers none.
 #[test]
 fn a_node_that_hangs_disturbs_nothing() {
     goes_on_at_the_replica(|node| node.pause());
@@ -77,7 +79,8 @@ fn goes_on_at_the_replica(end: impl FnOnce(&mut Redis)) {
     end_well(&world, fence, holder, waiter);
 }
 
-/// All replicas are those that the nodes of the cluster know, not those that happen to be connected.
+/// `--replicas all` means the replicas that the cluster's nodes know, not those that are connected
+/// at the moment.
 #[test]
 fn all_replicas_are_all_that_the_cluster_knows() {
     let (cluster, world) = world_with(2);
@@ -85,7 +88,7 @@ fn all_replicas_are_all_that_the_cluster_knows() {
     let [_alive, mut dead] = [(); 2].map(|()| cluster.replica(&world, owner));
     let master = &cluster.masters[owner];
     let id: String = master.ask(&["CLUSTER", "MYID"]);
-    // Word of a node may overtake older word of it, by which it was a master.
+    // News of a node may arrive before older news that calls it a master.
     wait_until("both follow", || {
         let nodes: String = master.ask(&["CLUSTER", "NODES"]);
         nodes.matches(&format!("slave {id}")).count() == 2
@@ -99,12 +102,12 @@ fn all_replicas_are_all_that_the_cluster_knows() {
     run.stderr_like("dlock: .*1 of 2 replicas acknowledged.*given back.*did not run\n").run();
     assert!(!world.path("ran").exists());
     world.run("k", &["--replicas", "1"], "true").run();
-    // One that is gone for good is forgotten.
+    // A replica that is gone for good is removed.
     master.ask::<()>(&["CLUSTER", "FORGET", &gone]);
     world.run("k", &all, "true").run();
 }
 
-/// The node that has the lock dies and comes back empty: the lock is lost, and the job is stopped.
+/// The master of the lock dies and comes back empty: the lock is lost, and the job is stopped.
 #[test]
 fn a_node_that_forgets_the_lock_stops_the_job() {
     let (mut cluster, world) = world_with(2);
@@ -119,7 +122,7 @@ fn a_node_that_forgets_the_lock_stops_the_job() {
     assert!(world.read("fence").trim().parse::<u64>().expect("a fence") > fence);
 }
 
-/// Locks of all masters are listed, whichever node is named.
+/// status lists the locks of all masters, whichever node the URL names.
 #[test]
 fn status_lists_every_master() {
     let (cluster, world) = world_with(3);
@@ -151,10 +154,10 @@ fn status_lists_every_master() {
     holders.into_iter().for_each(|holder| drop(holder.finish()));
 }
 
-/// A single server behind the URL of a cluster, and a cluster behind that of a single server, are refused: two single
-/// servers that are named together would hold two locks.
+/// A single server behind a cluster's URL and a cluster behind a single server's URL are refused:
+/// two single servers in one URL would hold two locks.
 #[test]
-fn the_url_says_what_is_there() {
+fn a_url_of_the_wrong_kind_is_refused() {
     let single = World::with_redis(&[]);
     let cluster = url(&[single.redis().port()]);
     let run = single.run("k", &[], "touch ran").env("DLOCK_STORE", cluster);
@@ -169,9 +172,9 @@ fn the_url_says_what_is_there() {
     assert!(!world.path("ran").exists());
 }
 
-/// One node, over TLS, that was told no address of its own: it is where it was found.
+/// One node with TLS that has no announced address: it is found at the address of the URL.
 #[test]
-fn over_tls() {
+fn a_cluster_works_over_tls() {
     let bus = next_port().to_string();
     let options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-port", &bus];
     let options = [&options[..], &["--tls-cluster", "yes"]].concat();
@@ -192,9 +195,9 @@ fn over_tls() {
     end_well(&world, fence, holder, waiter);
 }
 
-/// A node that tells an address may have a certificate for a name: the one by which the user named it.
+/// A node that announces an address may have a certificate for the name in the URL.
 #[test]
-fn a_node_that_tells_an_address_is_known_by_the_name_of_the_seed() {
+fn a_node_that_announces_an_address_is_verified_by_the_name_in_the_url() {
     let bus = next_port().to_string();
     let options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-port", &bus];
     let options = [&options[..], &["--tls-cluster", "yes", "--cluster-announce-ip", "127.0.0.1"]].concat();
@@ -225,7 +228,7 @@ fn a_node_that_tells_an_address_is_known_by_the_name_of_the_seed() {
     run(&format!("localhost:{port}"), 0);
     let said = run(&format!("127.0.0.1:{port}"), 69);
     assert!(said.contains("is for localhost and not for 127.0.0.1"), "{said}");
-    // By its address, as ever; and no other name will do.
+    // A certificate for the address is accepted as well, and no other name.
     certify(&["127.0.0.1", "localhost"]);
     run(&format!("localhost:{port}"), 0);
     run(&format!("127.0.0.1:{port}"), 0);
@@ -235,7 +238,7 @@ fn a_node_that_tells_an_address_is_known_by_the_name_of_the_seed() {
     run(&format!("127.0.0.1:{port},localhost:{port}"), 69);
 }
 
-/// What an acquire costs, and a hold: printed, and told in docs/stores.md.
+/// The cost of an acquire and of a hold, printed; docs/stores.md names the connections.
 #[test]
 fn connections_and_commands_are_few() {
     let (cluster, world) = world_with(3);
@@ -251,7 +254,7 @@ fn connections_and_commands_are_few() {
             .map(|name| cluster.masters.iter().map(|node| calls(node, name)).sum::<u64>());
         println!("by {whose}: evalsha {evalsha}, eval {eval}, cluster slots {slots}");
         assert_eq!([evalsha, eval, slots], [1, 0, 1], "one that only redirects has run nothing");
-        // The second is the one by which a holder hears of requests, and comes later.
+        // The second connection, which brings requests to the holder, comes later.
         wait_until("the holder listens", || clients(&cluster.masters[owner]) == 2);
         cluster.masters[owner].after_renewal("dlock:k");
         let connections: Vec<_> = cluster.masters.iter().map(clients).collect();
@@ -281,13 +284,14 @@ fn calls(node: &Redis, name: &str) -> u64 {
     line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Connections over TCP; who asks comes through the unix socket.
+/// Connections over TCP; the test itself uses the unix socket.
 fn clients(node: &Redis) -> usize {
     let list: String = node.ask(&["CLIENT", "LIST", "TYPE", "normal"]);
     list.lines().filter(|line| !line.contains("redis.sock")).count()
 }
 
-/// One connection hears of the locks of one slot only: several are looked at once a second. Each event is told once.
+/// One subscription covers the locks of one slot only, so several locks are read once a second.
+/// Each event is shown once.
 #[test]
 fn watch_and_metrics_see_the_locks_of_every_master() {
     let (_cluster, world) = world_with(3);
@@ -309,7 +313,8 @@ fn watch_and_metrics_see_the_locks_of_every_master() {
     assert!(text.contains("\ndlock_all_grants_total 9\n") && text.contains("\ndlock_keys 4\n"), "{text}");
 }
 
-/// One of the servers is gone for good: the locks of the others are shown, and it is said what is not.
+/// One of the servers is gone for good: the locks of the others are shown, and a message says what
+/// is missing.
 #[test]
 fn a_shard_that_is_gone_hides_no_other() {
     let mut world = World::without_redis();

@@ -1,6 +1,6 @@
-//! What does every store do alike? The operations of the trait `Store`, told once, and played on a server, on three masters
-//! and in a directory. What masters refuse (a queue, several keys, sharing) is played on the others. Random histories of
-//! the servers are held to the law in `twin`.
+//! What every store does alike: the operations of the trait `Store` on a server, on three masters,
+//! in a directory and on the other stores. What masters refuse (a queue, several keys, sharing)
+//! runs on the others. `lua_port` compares random histories on servers with the lock rules.
 
 mod stage;
 
@@ -46,7 +46,7 @@ macro_rules! on_all {
     };
 }
 
-/// Those that are only for a database.
+/// Scenarios for databases only.
 macro_rules! on_databases {
     ($($scenario:ident),+ $(,)?) => {
         $(#[cfg(feature = "sql")]
@@ -61,13 +61,13 @@ macro_rules! on_databases {
 
 on_all!(
     one_holds_and_the_others_are_busy,
-    what_is_sent_twice_is_done_once,
-    a_strangers_token_is_good_for_nothing,
+    a_request_sent_twice_is_done_once,
+    an_unknown_token_changes_nothing,
     a_lease_that_is_not_renewed_ends,
     a_min_hold_outlasts_its_holder,
     an_operator_asks_and_takes,
     the_newest_replaces_the_others,
-    what_is_kept_is_listed,
+    recorded_locks_are_listed,
 );
 
 on_all!(with a queue:
@@ -75,12 +75,12 @@ on_all!(with a queue:
     several_locks_are_taken_together,
     holders_share_and_have_slots,
     a_crowd_of_readers_comes_in_step_by_step,
-    who_looks_on_is_woken,
+    an_observer_is_woken,
     a_sleep_ends_on_an_interrupt,
-    a_look_before_a_sleep_misses_nothing,
+    a_read_before_a_sleep_misses_nothing,
 );
 
-on_databases!(a_lease_begins_when_it_is_asked_for_and_not_when_one_wakes);
+on_databases!(a_lease_begins_at_the_request_and_not_at_the_wake_up);
 
 const RELEASED: Left = Left::Released { cooling: Duration::ZERO };
 
@@ -109,7 +109,7 @@ fn one_holds_and_the_others_are_busy(stage: &Stage) {
     assert!(view.log.iter().all(|end| end.outcome == Outcome::Released), "{:?}", view.log);
 }
 
-fn what_is_sent_twice_is_done_once(stage: &Stage) {
+fn a_request_sent_twice_is_done_once(stage: &Stage) {
     let mut one = stage.one();
     one.holds();
     assert_eq!(one.leaves(), RELEASED);
@@ -118,7 +118,7 @@ fn what_is_sent_twice_is_done_once(stage: &Stage) {
     assert_eq!(stage.store().inspect(&name("k"), deadline()).expect("a view").state, State::Free);
 }
 
-fn a_strangers_token_is_good_for_nothing(stage: &Stage) {
+fn an_unknown_token_changes_nothing(stage: &Stage) {
     let (mut one, mut stranger) = (stage.one(), stage.one());
     let fence = one.holds();
     assert_eq!(stranger.renews(), Renewal::NotHeld);
@@ -131,7 +131,7 @@ fn a_lease_that_is_not_renewed_ends(stage: &Stage) {
     let mut one = stage.one();
     let ask = Ask { ttl: Duration::from_secs(1), ..one.ask(Patience::None) };
     assert!(matches!(one.asks(&ask), Acquired::Granted(_)));
-    // Somebody else looks: where a lease is a session, who asks would keep it.
+    // Another client looks: where a lease is a session, a request of the holder would renew it.
     wait_until("the lease is over", || {
         stage.store().inspect(&name("k"), deadline()).expect("a view").state == State::Free
     });
@@ -167,7 +167,7 @@ fn the_newest_replaces_the_others(stage: &Stage) {
     }
     assert!(matches!(one.leaves(), Left::Released { .. }));
     three.is_served();
-    // It stays until it ends by itself.
+    // This holder is not replaceable and ends by itself.
     let mut four = replaces(false);
     assert!(matches!(four.asks(&four.ask(Patience::Queue)), Acquired::Waiting(_)));
     assert_eq!(three.renews(), Renewal::Renewed);
@@ -206,7 +206,7 @@ fn an_operator_asks_and_takes(stage: &Stage) {
     assert_ne!(next.renews(), Renewal::Renewed);
 }
 
-fn what_is_kept_is_listed(stage: &Stage) {
+fn recorded_locks_are_listed(stage: &Stage) {
     let view = stage.store().inspect(&name("k"), deadline()).expect("a view");
     assert!(!view.is_used() && view.state == State::Free);
     for key in ["b", "a"] {
@@ -239,7 +239,7 @@ fn waiters_are_served_in_order(stage: &Stage) {
     }
 }
 
-/// Who waits and has something else to heed wakes for that, and misses nothing by it.
+/// An interrupt ends the sleep of a waiter, and no wake-up is missed by it.
 fn a_sleep_ends_on_an_interrupt(stage: &Stage) {
     let (mut holder, mut waiter) = (stage.one(), stage.one());
     holder.holds();
@@ -251,7 +251,7 @@ fn a_sleep_ends_on_an_interrupt(stage: &Stage) {
     let mut sleeps = |alarm: &UnixStream| {
         interrupt::armed(alarm.as_fd(), || waiter.store.sleep(&waiter.names, &waiter.token, end))
     };
-    // What it was about to do may have failed for that.
+    // Interrupted requests may have failed.
     let slept = sleeps(loud);
     assert!(!end.passed(), "{slept:?}");
     assert_eq!(holder.leaves(), RELEASED);
@@ -260,8 +260,8 @@ fn a_sleep_ends_on_an_interrupt(stage: &Stage) {
     waiter.is_served();
 }
 
-/// Who waits and looks how the lock stands is woken by what happened before that.
-fn a_look_before_a_sleep_misses_nothing(stage: &Stage) {
+/// A waiter that reads the state before it sleeps is woken by changes before that read.
+fn a_read_before_a_sleep_misses_nothing(stage: &Stage) {
     let (mut holder, mut waiter) = (stage.one(), stage.one());
     holder.holds();
     waiter.waits(0);
@@ -273,9 +273,10 @@ fn a_look_before_a_sleep_misses_nothing(stage: &Stage) {
     waiter.is_served();
 }
 
-/// Who is woken has read the lock then. However long after that it asks, its lease counts from when it asks.
+/// A woken waiter has already read the lock. Its lease counts from its request, however much later
+/// that comes.
 #[cfg(feature = "sql")]
-fn a_lease_begins_when_it_is_asked_for_and_not_when_one_wakes(stage: &Stage) {
+fn a_lease_begins_at_the_request_and_not_at_the_wake_up(stage: &Stage) {
     for pause in [60, 90, 400].map(Duration::from_millis) {
         let (mut holder, mut waiter) = (stage.one(), stage.one());
         holder.holds();
@@ -285,7 +286,7 @@ fn a_lease_begins_when_it_is_asked_for_and_not_when_one_wakes(stage: &Stage) {
             wait_until("it sleeps", || stage.sleeping() == 1);
             assert_eq!(holder.leaves(), RELEASED);
         });
-        // What is tried: so much time lies between the look and the question.
+        // The time between the read and the request.
         thread::sleep(pause);
         let sent = Moment::now();
         waiter.holds();
@@ -333,7 +334,7 @@ fn holders_share_and_have_slots(stage: &Stage) {
 }
 
 fn a_crowd_of_readers_comes_in_step_by_step(stage: &Stage) {
-    // Whoever is served in one of these queues is in the other, too.
+    // A waiter that is granted one of these locks is in the other queue, too.
     let mut writer = stage.person(&["s", "t"], Mode::Exclusive);
     writer.holds();
     let mut reader = stage.person(&["s", "t"], Mode::Shared);
@@ -354,7 +355,7 @@ fn a_crowd_of_readers_comes_in_step_by_step(stage: &Stage) {
     assert_eq!(held(), readers.len());
 }
 
-fn who_looks_on_is_woken(stage: &Stage) {
+fn an_observer_is_woken(stage: &Stage) {
     let mut watcher = stage.one();
     watcher.store.watch(&name("k"), &watcher.token, deadline()).expect("a watch");
     let mut subscription =

@@ -1,6 +1,6 @@
-//! What may happen to any database that keeps locks: its server is restarted, away for a while or for good, fails over to one
-//! that knows less, its clock steps; connections are ended, requests and replies are lost, rows are damaged. What only one kind of
-//! database does is in `sql` (PostgreSQL) and `mysql`.
+//! What can happen to any database that keeps locks: restarts, outages, a failover to a server that
+//! knows less, a clock that steps, connections that end, lost requests and replies, damaged rows.
+//! What only one kind of database does is in `sql` (PostgreSQL) and `mysql`.
 
 mod crowds;
 
@@ -24,13 +24,13 @@ on_every_database!(
     a_server_that_is_gone_for_good_ends_the_job_in_time,
     connections_that_are_ended_all_the_time_lose_nothing,
     a_row_that_is_damaged_is_left_as_it_is,
-    a_waiter_that_cannot_be_read_keeps_nobody,
+    an_unreadable_waiter_blocks_nobody,
     a_failover_that_forgets_is_noticed,
     a_clock_that_steps_disturbs_no_long_lease,
-    what_the_network_loses_is_made_good,
-    who_waits_sleeps_until_the_one_before_lets_go,
+    lost_requests_and_replies_are_made_good,
+    a_waiter_sleeps_until_its_predecessor_releases,
     a_full_disk_refuses_locks_and_ends_no_job,
-    rows_that_are_gone_are_a_lock_that_is_lost,
+    deleted_rows_are_a_lost_lock,
     every_connection_ends_politely,
 );
 
@@ -39,12 +39,12 @@ fn own_server(kind: Kind) -> (World, Server) {
     World::with_server(|home| Server::start(kind, home, &[]), Server::url)
 }
 
-/// The same, with room for many, and which tells what it was asked.
+/// The same for many clients, with a log of its statements.
 fn large_server(kind: Kind) -> (World, Server) {
     World::with_server(|home| Server::start(kind, home, kind.for_many()), Server::url)
 }
 
-/// Every command works for whoever the URL names.
+/// Every command works for the user in the URL.
 #[track_caller]
 pub fn is_of_use(world: &World, url: &str) {
     fn with<'w>(dlock: Dlock<'w>, url: &str) -> Dlock<'w> {
@@ -58,7 +58,7 @@ pub fn is_of_use(world: &World, url: &str) {
     }
 }
 
-/// A server counts the clients that only hang up, and MariaDB writes a warning for each.
+/// A server counts clients that hang up without a goodbye, and MariaDB logs a warning for each.
 fn every_connection_ends_politely(kind: Kind) {
     let (world, server) = own_server(kind);
     let aborted = match kind {
@@ -105,7 +105,8 @@ fn half_a_lease_without_a_server_disturbs_no_job(kind: Kind) {
     let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     server.stop();
-    // The outage itself, which with the time to stop and to start is less than half of the lease on a busy machine too.
+    // The length of the outage: with the time to stop and start, less than half of the lease on a
+    // busy machine too.
     sleep(Duration::from_secs(5));
     server.run();
     world.write("go", "");
@@ -124,8 +125,8 @@ fn a_server_that_is_gone_for_good_ends_the_job_in_time(kind: Kind) {
     assert!(world.log().contains(&"term".to_owned()));
 }
 
-/// In the server, each behind another one: nobody looks again and again.
-fn who_waits_sleeps_until_the_one_before_lets_go(kind: Kind) {
+/// Each waiter sleeps in the server behind its predecessor; none polls.
+fn a_waiter_sleeps_until_its_predecessor_releases(kind: Kind) {
     let world = kind.world();
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
@@ -144,7 +145,7 @@ fn who_waits_sleeps_until_the_one_before_lets_go(kind: Kind) {
     assert_eq!(world.log(), ["up", "done", "1", "2", "3", "4", "5", "6"]);
 }
 
-/// Whoever holds or waits connects again.
+/// Holders and waiters connect again.
 fn connections_that_are_ended_all_the_time_lose_nothing(kind: Kind) {
     let world = kind.world();
     let over = AtomicBool::new(false);
@@ -185,14 +186,14 @@ fn a_row_that_is_damaged_is_left_as_it_is(kind: Kind) {
     assert_eq!(world.log(), ["other", "well"]);
 }
 
-/// It comes anew.
-fn a_waiter_that_cannot_be_read_keeps_nobody(kind: Kind) {
+/// The waiter enters the queue again.
+fn an_unreadable_waiter_blocks_nobody(kind: Kind) {
     for damage in kind.damage_notes() {
-        damaged_waiters_keep_nobody(kind, damage);
+        damaged_waiters_block_nobody(kind, damage);
     }
 }
 
-fn damaged_waiters_keep_nobody(kind: Kind, damage: &str) {
+fn damaged_waiters_block_nobody(kind: Kind, damage: &str) {
     let world = kind.world();
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
@@ -213,7 +214,7 @@ fn damaged_waiters_keep_nobody(kind: Kind, damage: &str) {
     assert_eq!(log, ["1", "2", "done", "up"]);
 }
 
-/// The primary dies, and what takes its place has not heard of the last grant.
+/// The primary dies, and its replacement does not have the last grant.
 fn a_failover_that_forgets_is_noticed(kind: Kind) {
     let (world, mut server) = own_server(kind);
     world.run("k", &[], "true").run();
@@ -253,8 +254,8 @@ fn a_clock_that_steps_disturbs_no_long_lease(kind: Kind) {
     assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
-/// Requests and replies that the network loses or delivers late, each in turn.
-fn what_the_network_loses_is_made_good(kind: Kind) {
+/// The network loses or delays each request and each reply in turn.
+fn lost_requests_and_replies_are_made_good(kind: Kind) {
     let world = kind.world();
     world.run("k", &[], "true").run();
     for fault in [Fault::ReplyLost, Fault::RequestLost, Fault::Late] {
@@ -278,7 +279,8 @@ fn what_the_network_loses_is_made_good(kind: Kind) {
     assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
 }
 
-/// The disk of the tables; that of the server's own log may be another one. (A server that cannot write its own log ends.)
+/// Fills the disk of the tables. The server's own log may be on another disk; a server that cannot
+/// write its log ends.
 fn a_full_disk_refuses_locks_and_ends_no_job(kind: Kind) {
     let (world, server) = own_server(kind);
     let Some(disk) = server.move_to_a_small_disk(&world.path("small")) else {
@@ -304,8 +306,9 @@ fn a_full_disk_refuses_locks_and_ends_no_job(kind: Kind) {
     assert_eq!(world.log(), ["up", "other", "done"]);
 }
 
-/// By hand, or by a restored backup: as with a server that forgot, the holder notices by its next heartbeat.
-fn rows_that_are_gone_are_a_lock_that_is_lost(kind: Kind) {
+/// Deleted by hand or by a restored backup: the holder notices with its next heartbeat, as when a
+/// server forgot the lock.
+fn deleted_rows_are_a_lost_lock(kind: Kind) {
     for gone in ["DELETE FROM dlock_locks", kind.drop_tables()] {
         let world = kind.world();
         let holder = world.run("k", &["-t", "20s"], "exec sleep 1000").status(79).any_stderr().spawn();

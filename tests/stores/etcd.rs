@@ -1,6 +1,6 @@
-//! What may happen to a cluster of etcd that keeps locks: members are killed, stopped, cut off from the others; the leader
-//! changes; all are away for a while or for good; what they remember is compacted; a member says what is not so. And who is let
-//! in. What etcd does as every store does is in `conformance`, and everywhere as `on_etcd`.
+//! etcd: members that are killed, stopped, cut off or left behind, leaders that change, compaction,
+//! wrong answers, and which users get in. What etcd does as every store does is in `conformance`,
+//! and elsewhere as `on_etcd`.
 
 mod etcd_load;
 mod etcd_users;
@@ -28,9 +28,9 @@ fn own_cluster(members: usize, options: &[&str]) -> (World, Etcd) {
     (world, etcd)
 }
 
-/// Requests and replies that the network loses or delivers late, each in turn.
+/// The network loses or delays each request and each reply in turn.
 #[test]
-fn what_the_network_loses_is_made_good() {
+fn lost_requests_and_replies_are_made_good() {
     let (world, etcd) = own_cluster(1, &[]);
     for fault in [Fault::ReplyLost, Fault::RequestLost, Fault::Late] {
         for at in 1..=6 {
@@ -49,7 +49,7 @@ fn what_the_network_loses_is_made_good() {
     assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
 }
 
-/// One who takes a lock, step by step.
+/// A client that takes a lock, one operation at a time.
 struct Asker {
     store: EtcdStore,
     names: Names,
@@ -116,10 +116,10 @@ fn in_time() -> Moment {
     Moment::now().after(Duration::from_secs(20))
 }
 
-/// Each step goes by what is there when it writes: by a place in the queue that came after a grant, and by a session that ended
-/// since.
+/// A transaction decides by the state at its write: it sees a waiter that came after a grant, and a
+/// session that ended meanwhile.
 #[test]
-fn a_step_goes_by_what_is_so_when_it_writes() {
+fn a_transaction_decides_by_the_state_at_its_write() {
     let (world, etcd) = (World::with_etcd(), Etcd::shared());
     let asker = || Asker::new(etcd, &world.url());
     let end_session = |asker: &Asker| {
@@ -133,23 +133,24 @@ fn a_step_goes_by_what_is_so_when_it_writes() {
     holder.holds();
     next.waits();
     holder.leaves();
-    // Two come before the one that was granted the lock confirms that.
+    // Two waiters come before the granted one confirms.
     gone.waits();
     last.waits();
     next.is_woken();
     next.holds();
     assert_eq!((next.view().state, next.view().waiters.len()), (State::Held, 2));
-    // The session of the one behind it ends without a word, and the one behind that is granted the lock.
+    // The session of the next waiter ends without a release, and the waiter after it is granted the
+    // lock.
     end_session(&gone);
     next.leaves();
     last.is_woken();
     last.holds();
-    // Its own session ends.
+    // The last client's own session ends.
     end_session(&last);
     let end = End { ran: Ran::Yes, job: None, once_per: false };
     let left = last.store.leave(&last.names, &last.token, &end, in_time()).expect("an answer");
     assert_eq!(left, Left::NotHeld);
-    // The first waiter wants another lock, too, which comes before this one in order of name: both are read.
+    // The first waiter also wants another lock, whose name sorts before this one: both are read.
     let (mut first, mut holder, mut both) = (asker(), asker(), asker());
     let name = |key: &str| Name::new("", &Key::new(key).expect("a key")).expect("a name");
     both.names = Names::new(name("j"), [name("k")]);
@@ -166,7 +167,7 @@ fn a_step_goes_by_what_is_so_when_it_writes() {
 
 #[test]
 fn a_lease_that_etcd_does_not_grant_is_refused() {
-    // Ten times as long as the others, so that no lease is shorter than 8 s.
+    // Ten times the intervals of the other tests, so that no lease is shorter than 8 s.
     let (world, _etcd) = own_cluster(1, &["--heartbeat-interval=500", "--election-timeout=5000"]);
     let refused = world.run("k", &["-t", "7s"], "echo ran >> log").status(78).any_stderr().run().stderr;
     assert!(refused.contains("no lease shorter than 8 s") && refused.contains("--ttl 8s"), "{refused}");
@@ -188,9 +189,9 @@ fn a_record_that_is_damaged_is_left_as_it_is() {
     assert_eq!(world.log(), ["other", "well"]);
 }
 
-/// 3.4 forgets the default of --enable-grpc-gateway where it is started with a file.
+/// etcd 3.4 forgets the default of --enable-grpc-gateway when it is started with a config file.
 #[test]
-fn a_member_without_a_gateway_is_told_from_others() {
+fn a_member_without_a_gateway_is_recognized() {
     let world = World::without_redis();
     let free = |_| {
         TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()

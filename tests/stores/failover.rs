@@ -1,5 +1,5 @@
-//! A database with a standby that takes the place of the primary: a URL with both leads to the one that can write, before, during
-//! and after a failover. Real streaming replication, real promotion.
+//! A database with a standby that takes the place of the primary: a URL with both leads to the one
+//! that can write, before, during and after a failover. Real streaming replication, real promotion.
 
 use crate::stores::databases::JOB;
 use crate::support::database::{Kind, Server, on_every_database};
@@ -12,7 +12,7 @@ use crate::support::world::World;
 use rustix::process::Signal;
 
 on_every_database!(
-    the_one_that_can_write_is_used_wherever_it_stands,
+    the_writable_host_is_used_wherever_the_url_names_it,
     a_failover_disturbs_no_job_and_no_waiter,
     a_primary_that_becomes_read_only_is_left,
     the_guard_gives_the_lock_back_after_a_failover,
@@ -33,7 +33,7 @@ fn url(servers: &[&Server]) -> String {
     one.replace(&hosts[0], &hosts.join(","))
 }
 
-/// It is refused, and the message names the store and what is the matter with its hosts.
+/// The run is refused, and the message names the store and the fault of each host.
 #[track_caller]
 fn no_host_takes_writes(run: Dlock<'_>, read_only: &Server) {
     let said = run.status(69).any_stderr().run().stderr;
@@ -42,7 +42,7 @@ fn no_host_takes_writes(run: Dlock<'_>, read_only: &Server) {
     assert_eq!(said.lines().count(), 1, "{said}");
 }
 
-fn the_one_that_can_write_is_used_wherever_it_stands(kind: Kind) {
+fn the_writable_host_is_used_wherever_the_url_names_it(kind: Kind) {
     let (world, mut primary, standby) = pair(kind);
     world.run("k", &[], "echo standby first >> log").run();
     let both = world.url();
@@ -71,8 +71,8 @@ fn the_one_that_can_write_is_used_wherever_it_stands(kind: Kind) {
     assert_eq!(world.log(), ["standby first", "dead first", "silent first", "up", "done"]);
 }
 
-/// Whoever holds goes on, whoever waits gets the lock, and whoever comes while no server takes writes waits for one. The
-/// replication is synchronous, so nothing need be waited for before the primary dies.
+/// The holder goes on, the waiter gets the lock, and a newcomer waits until a server takes writes.
+/// The replication is synchronous, so nothing need be waited for before the primary dies.
 fn a_failover_disturbs_no_job_and_no_waiter(kind: Kind) {
     let (world, mut primary, standby) = pair(kind);
     primary.replicate_synchronously(&standby);
@@ -100,7 +100,7 @@ fn a_failover_disturbs_no_job_and_no_waiter(kind: Kind) {
     assert!(next > fence, "{fence}, then {log:?}");
 }
 
-/// Its connections stay open, and it answers what is read.
+/// Its connections stay open, and it answers reads.
 fn a_primary_that_becomes_read_only_is_left(kind: Kind) {
     let (mut world, primary, standby) = pair(kind);
     world.use_store(url(&[&primary, &standby]));
@@ -109,7 +109,7 @@ fn a_primary_that_becomes_read_only_is_left(kind: Kind) {
     let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     let onlooker = world.dlock(["wait", "-w", "2m", "k"]).any_stderr().spawn();
-    // The holder has two, the waiter one.
+    // The holder has two connections, the waiter one.
     wait_until("all are connected", || primary.connected() > 3);
     primary.make_read_only();
     standby.catch_up_with(&primary);
@@ -137,7 +137,7 @@ fn the_guard_gives_the_lock_back_after_a_failover(kind: Kind) {
     holder.finish();
 }
 
-/// The standby had not heard of it.
+/// The standby does not have the lock.
 fn a_failover_that_forgets_the_lock_stops_the_job(kind: Kind) {
     let (world, mut primary, mut standby) = pair(kind);
     world.run("k", &[], "true").run();

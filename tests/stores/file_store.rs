@@ -1,5 +1,5 @@
-//! The store that is a directory, used as people use it: with other users, with limits, with somebody stopped at the
-//! wrong moment, and by many at once.
+//! The store in a directory, as it is used: other users, limits, a process stopped at the wrong
+//! moment, and many clients at once.
 
 use crate::support::dlock::{BINARY, finish_all};
 use crate::support::proc;
@@ -20,7 +20,7 @@ fn locks(world: &World, owner: u32, mode: u32) {
     fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("permissions");
 }
 
-/// Whether there is another user to be.
+/// Whether the test can become another user.
 fn is_root(world: &World) -> bool {
     world.open_to_all();
     let may = geteuid().is_root()
@@ -39,9 +39,9 @@ fn is_root(world: &World) -> bool {
     may
 }
 
-/// What was root's after root had looked in, nobody could use any more.
+/// Root's access must not leave files that other users cannot use.
 #[test]
-fn a_record_stays_whose_it_was() {
+fn a_record_keeps_its_owner() {
     let world = World::new(Backend::File);
     if !is_root(&world) {
         return;
@@ -57,7 +57,7 @@ fn a_record_stays_whose_it_was() {
             .expect("a directory")
             .flatten()
             .filter(|entry| entry.file_name().to_string_lossy().ends_with(".json"))
-            // Who was refused is noted in a record that is the refused one's.
+            // A refusal is counted in a file that belongs to the refused user.
             .filter(|entry| !is_of_refusals(&entry.path()))
             .map(|entry| entry.metadata().expect("a file").uid())
             .collect();
@@ -76,7 +76,7 @@ fn is_of_refusals(record: &Path) -> bool {
 }
 
 #[test]
-fn a_directory_of_strangers_is_refused_by_name() {
+fn a_directory_of_another_user_is_refused_by_name() {
     let world = World::new(Backend::File);
     if !is_root(&world) {
         return;
@@ -93,7 +93,7 @@ fn a_directory_of_strangers_is_refused_by_name() {
     }
 }
 
-/// The attack of the issue: `swept` is a link when root comes along.
+/// The attack: `swept` is a link when root cleans up the directory.
 #[test]
 fn root_is_not_led_to_another_file() {
     let world = World::new(Backend::File);
@@ -108,14 +108,14 @@ fn root_is_not_led_to_another_file() {
 }
 
 #[test]
-fn a_limit_on_files_is_said_and_kills_nobody() {
+fn a_limit_on_files_is_reported_and_kills_nobody() {
     let world = World::new(Backend::File);
     let mut shell = world.command("sh");
     shell.args(["-c", "ulimit -f 0; \"$0\" run -k k -- true 2>&1 | cat", BINARY]);
     let output = shell.env("DLOCK_STORE", world.url()).output().expect("sh");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("(ulimit -f)"), "{said}");
-    // Nor where the message would go to such a file.
+    // The same where the message itself would go to such a file.
     let mut shell = world.command("sh");
     shell.args(["-c", "ulimit -f 0; exec \"$0\" run -k k -- true 2> limited", BINARY]);
     let status = shell.env("DLOCK_STORE", world.url()).status().expect("sh");
@@ -123,7 +123,7 @@ fn a_limit_on_files_is_said_and_kills_nobody() {
     world.run("k", &[], "true").run();
 }
 
-/// A FIFO in place of one lock's files: an error for that one, at once, and the others go on.
+/// A FIFO in place of one lock's files: an error for that lock, at once, and the others go on.
 #[test]
 fn a_fifo_in_the_place_of_a_file_hangs_nobody() {
     let world = World::new(Backend::File);
@@ -141,7 +141,8 @@ fn a_fifo_in_the_place_of_a_file_hangs_nobody() {
     world.dlock(["status"]).any_stdout().run();
 }
 
-/// Who is stopped with the mutex keeps others from the lock, and says so; the holder's job goes on.
+/// A process stopped with the mutex keeps others from the lock, and they say so; the holder's job
+/// goes on.
 #[test]
 fn a_stopped_process_with_the_mutex_kills_no_job() {
     let world = World::new(Backend::File);
@@ -169,10 +170,10 @@ fn a_stopped_process_with_the_mutex_kills_no_job() {
     holder.finish();
 }
 
-/// Who waits for one of many locks that are all held, each waiter for two of them: nobody's lease is lost for it, nobody
-/// is told that the store cannot be reached, and all leave when they are told to.
+/// Many locks are held, and each waiter waits for two of them: no lease is lost, no client reports
+/// an unreachable store, and all leave when they are told to.
 #[test]
-fn many_that_wait_across_many_locks_harm_nobody() {
+fn waiters_across_many_locks_harm_nobody() {
     let (holders, waiters) = if is_soak() { (100, 150) } else { (20, 40) };
     let world = World::new(Backend::File);
     let mut dice = Dice(7);
@@ -205,7 +206,7 @@ fn many_that_wait_across_many_locks_harm_nobody() {
     finish_all(held);
 }
 
-/// As many as there are stand in one queue, in order, and the holder does not notice.
+/// A long queue is served in order, and the holder does not notice.
 #[test]
 fn a_long_queue_is_served_in_order() {
     let waiters = if is_soak() { 1000 } else { 60 };
@@ -216,7 +217,7 @@ fn a_long_queue_is_served_in_order() {
     let mut queue = Vec::new();
     for number in 0..waiters {
         queue.push(world.run("k", &["-w"], &format!("echo {number} >> log")).any_stderr().spawn());
-        // Each stands there before the next one comes.
+        // Each waiter is in the queue before the next one starts.
         if waiters < 100 || number % 50 == 0 {
             world.wait_for_waiters("k", number + 1);
         }
@@ -235,7 +236,7 @@ fn is_soak() -> bool {
     std::env::var_os("DLOCK_SOAK").is_some()
 }
 
-/// What there is no room for are the last ends, which `history` shows: the lock is given back all the same.
+/// The last ends, which `history` shows, do not fit on the disk: the lock is released all the same.
 #[test]
 fn on_a_full_disk_a_lock_is_given_back() {
     let world = World::without_redis();

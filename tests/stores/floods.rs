@@ -1,4 +1,5 @@
-//! A server, or somebody who may write there, says more than anybody can hear: dlock stays small, and goes on where it can.
+//! A server, or another client that may write there, sends more than dlock reads: dlock stays small
+//! and goes on where it can.
 
 use crate::support::dlock::finish_all;
 use crate::support::wait::{wait_for, wait_until};
@@ -8,18 +9,19 @@ use std::net::TcpListener;
 use std::thread;
 
 const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
-/// No process needs as much address space, in bytes.
+/// Address space in bytes that is more than any process of dlock needs.
 const SMALL: &str = "--as=400000000";
 
-/// One list element that is longer than any reply to dlock.
+/// A list element longer than any reply that dlock accepts.
 fn flood(world: &World, list: &str) {
     let bytes = "x".repeat(33 << 20);
     world.redis().ask::<i64>(&["RPUSH", list, &bytes]);
 }
 
-/// Whoever waits hears nothing more where its ear is flooded: it looks again, listens elsewhere, and keeps its place.
+/// A waiter whose subscription is flooded reads the lock again, subscribes elsewhere, and keeps its
+/// place.
 #[test]
-fn a_waiter_whose_ear_is_flooded_keeps_its_place() {
+fn a_waiter_whose_subscription_is_flooded_keeps_its_place() {
     let world = World::new(Backend::Redis);
     let redis = world.redis();
     let holder = world.run("k", &["-t", "1m"], HOLD).spawn();
@@ -46,7 +48,7 @@ fn a_waiter_whose_ear_is_flooded_keeps_its_place() {
     assert_eq!(world.log(), ["up", "first", "second"]);
 }
 
-/// Also whoever holds the lock, or looks on.
+/// The same for a holder and for an observer.
 #[test]
 fn a_holder_and_a_watcher_outlive_a_flood() {
     let world = World::new(Backend::Redis);
@@ -73,7 +75,7 @@ fn a_holder_and_a_watcher_outlive_a_flood() {
     watch.finish();
 }
 
-/// A cursor that never comes back to 0: it ends at the bound, and says so.
+/// A SCAN cursor that never returns to 0: dlock stops at its limit and says so.
 #[test]
 fn a_listing_without_an_end_is_given_up() {
     let world = World::without_redis();
@@ -84,7 +86,7 @@ fn a_listing_without_an_end_is_given_up() {
             let Ok(mut stream) = stream else { return };
             let mut words = BufReader::new(stream.try_clone().expect("a second end")).lines();
             for page in 0.. {
-                // Up to the number of keys that a page is to have: by then it is SCAN.
+                // Reads up to COUNT's value: then the request is a SCAN.
                 if !words.by_ref().any(|word| word.is_ok_and(|word| word == "1000")) {
                     break;
                 }
@@ -102,7 +104,7 @@ fn a_listing_without_an_end_is_given_up() {
     });
     for command in ["status", "metrics", "watch"] {
         let dlock = world.dlock([command]).env("DLOCK_STORE", &store).under(&["prlimit", SMALL]);
-        // What is made up here is not to be answered within a second on any machine.
+        // The generated answers may take longer than a second on any machine.
         dlock
             .env("DLOCK_OP_TIMEOUT", "20s")
             .status(69)
@@ -111,7 +113,8 @@ fn a_listing_without_an_end_is_given_up() {
     }
 }
 
-/// When waiters were heard of lies in a key of its own; a value of another type there is nobody's, and is replaced.
+/// The heartbeats of waiters have a key of their own. A value of another type there belongs to
+/// nobody and is replaced.
 #[test]
 fn a_foreign_value_in_place_of_the_heartbeats_is_replaced() {
     let world = World::new(Backend::Redis);

@@ -1,5 +1,5 @@
-//! Somebody else may write into the store. Whatever he makes of a lock's records, dlock says so in a line about that lock,
-//! shows all others, and neither dies nor hangs.
+//! Another program writes into the store. Whatever it makes of a lock's records, dlock says so in a
+//! line about that lock, shows all others, and neither crashes nor hangs.
 
 use crate::support::dlock::{End, Running, finish_all};
 use crate::support::masters::Masters;
@@ -32,7 +32,8 @@ fn numbers() -> Vec<String> {
     vec!["-1".into(), "nan".into(), "1e300".into(), u64::MAX.to_string(), "9".repeat(400)]
 }
 
-/// Has every command look; the good lock is always told of, and what is said of the other one is a line.
+/// Runs every command that reads. The good lock is always shown, and each message about the other
+/// one is a line of its own.
 #[track_caller]
 fn look_around(world: &World, what: &str) {
     let looks: [(&[&str], &str); 5] = [
@@ -53,7 +54,7 @@ fn look_around(world: &World, what: &str) {
     }
 }
 
-/// Both locks held, by runs that are over when `go` is there.
+/// Two runs that hold both locks until `go` exists.
 fn hold(world: &World) -> Vec<Running> {
     let holders = ["bad", "good"].map(|key| world.run(key, &["-t", "5m"], HOLD).any_stderr().spawn());
     world.wait_for_lines("up", 2);
@@ -90,11 +91,11 @@ fn a_forged_hold_or_end_is_a_line_about_that_lock() {
         redis.ask::<String>(&["LSET", log_key, "0", &end]);
     }
     world.write("go", "");
-    // Some of it ends the hold itself.
+    // Some changes end the hold itself.
     holders.into_iter().for_each(|holder| drop(holder.output()));
 }
 
-/// What the scripts take for a hold is shown, and can be taken away.
+/// A record that the scripts accept as a hold is shown, and can be taken away.
 #[test]
 fn a_hold_with_strange_last_fields_is_a_hold() {
     for last in [json!([5, ""]), json!(["", null]), json!(["", "", [1]]), json!([])] {
@@ -116,9 +117,9 @@ fn a_hold_with_strange_last_fields_is_a_hold() {
     }
 }
 
-/// The line names the lock; who asked for it by name has not got what he asked for.
+/// The line names the lock. A command about that lock only has failed.
 #[test]
-fn the_line_says_which_lock_and_what_is_wrong() {
+fn the_line_names_the_lock_and_the_fault() {
     let world = World::new(Backend::Redis);
     let holders = hold(&world);
     let redis = world.redis();
@@ -145,7 +146,7 @@ fn the_line_says_which_lock_and_what_is_wrong() {
     watch.finish();
 }
 
-/// Many are looked at together; what is wrong with one hides none of the others.
+/// Many locks are read in one batch; a fault in one hides none of the others.
 #[test]
 fn a_damaged_lock_among_many_hides_none() {
     let world = World::new(Backend::Redis);
@@ -172,7 +173,7 @@ fn a_damaged_lock_among_many_hides_none() {
             &hold.to_string(),
         ]);
     }
-    // The script fails at some, and answers of others what cannot be read.
+    // The script fails on some of them, and returns unreadable data for others.
     for at in [30, 250] {
         redis.ask::<()>(&["SET", &format!("dlock.queue:{{dlock:n{at}}}:dlock:n{at}"), "x"]);
     }
@@ -193,7 +194,7 @@ fn a_damaged_lock_among_many_hides_none() {
 }
 
 #[test]
-fn a_quorum_survives_it_too() {
+fn a_quorum_survives_forged_records() {
     let masters = Masters::aged(3);
     let holders = ["bad", "good"].map(|key| masters.run(key, &["-t", "5m"], HOLD).any_stderr().spawn());
     masters.world().wait_for_lines("up", 2);
@@ -225,7 +226,7 @@ fn a_quorum_survives_it_too() {
     finish_all(holders);
 }
 
-/// Nobody knows whose record it was; the others are shown all the same.
+/// The damaged record can belong to any lock; the others are shown all the same.
 #[test]
 fn a_damaged_file_hides_no_other_lock() {
     let world = World::new(Backend::File);

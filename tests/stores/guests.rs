@@ -1,5 +1,6 @@
-//! What may somebody do who has rights of his own in the database of the locks, or who takes the port of a server that is down?
-//! Nothing of his runs with the rights of dlock's user, and no password can be guessed from what he is told.
+//! What another user can do who has rights of their own in the database of the locks, or a program
+//! that listens on the port of a server that is down. None of their code runs with the rights of
+//! dlock's user, and they learn nothing from which the password could be guessed.
 
 #[cfg(feature = "mysql")]
 mod shared_mysql;
@@ -7,17 +8,12 @@ mod shared_mysql;
 mod shared_postgres;
 #[cfg(feature = "postgres")]
 mod taken_port;
-use crate::support::dlock::{Dlock, Output};
-use crate::support::hand_over::JOB;
-#[cfg(feature = "mysql")]
-use crate::support::mysql::Mysql;
-#[cfg(feature = "postgres")]
-use crate::support::postgres::{Pooler, Postgres};
-use crate::support::world::World;
-#[cfg(feature = "postgres")]
-use std::fs;
 
-/// Every command that asks the store, as whoever the URL names; each is to end with 0, or all with that status.
+use crate::support::dlock::{Dlock, Output};
+use crate::support::world::World;
+
+/// Runs every command that uses the store, as the user in the URL. Each is expected to end with
+/// `status`.
 #[track_caller]
 fn every_command<'w>(world: &'w World, status: i32, with: impl Fn(Dlock<'w>) -> Dlock<'w>) -> Vec<Output> {
     let all: &[&[&str]] = &[
@@ -40,7 +36,7 @@ fn every_command<'w>(world: &'w World, status: i32, with: impl Fn(Dlock<'w>) -> 
     ];
     let mut outputs = Vec::new();
     for words in all {
-        // These need a token.
+        // These commands need a token.
         if status != 0 && words.contains(&"token") {
             continue;
         }

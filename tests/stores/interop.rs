@@ -1,5 +1,5 @@
-//! With an empty prefix the exclusive lock is the well-known pattern, SET NX PX with a random token: dlock and the
-//! lock libraries that use it exclude each other.
+//! With an empty prefix the exclusive lock is the well-known pattern, SET NX PX with a random
+//! token: dlock and the lock libraries that use it exclude each other.
 
 use crate::support::redis::ask;
 use crate::support::wait::wait_until;
@@ -45,7 +45,8 @@ fn dlocks_lock_excludes_a_library() {
     );
 }
 
-/// A waiter looks again while the holder is foreign: nobody will wake it. Compare-and-delete is how they let go.
+/// A waiter polls while the holder is foreign, because a foreign program does not wake it. These
+/// programs release by compare-and-delete.
 #[test]
 fn a_waiter_follows_a_library() {
     let world = World::new(Backend::Redis);
@@ -64,7 +65,7 @@ fn a_waiter_follows_a_library() {
     assert_eq!(world.log(), ["ran"]);
 }
 
-/// dlock's release is a compare-and-delete, too: what a library took in the meantime stays.
+/// dlock's release is a compare-and-delete, too: a lock that a library took in the meantime stays.
 #[test]
 fn dlock_deletes_only_its_own_token() {
     let world = World::new(Backend::Redis);

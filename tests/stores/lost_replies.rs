@@ -1,5 +1,5 @@
-//! A network that loses replies and delivers requests late: whichever packet it befalls, the outcome is one that
-//! could have been without it, and nothing stays locked.
+//! A network that loses replies and delivers requests late: whichever packet is hit, the outcome is
+//! one that is possible without the loss, and no lock stays held.
 
 use crate::support::dlock::{End, Output};
 use crate::support::proc;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 const FAULTS: [Fault; 4] = [Fault::ReplyLost, Fault::RequestLost, Fault::Late, Fault::Swallowed];
 
-/// Each request of an undisturbed run is hit once by each fault.
+/// Each fault hits each request of a run once.
 #[test]
 fn no_lost_packet_leaves_a_lock() {
     const MORE_THAN_IT_NEEDS: usize = 5;
@@ -32,7 +32,7 @@ fn no_lost_packet_leaves_a_lock() {
     });
 }
 
-/// No single packet that is lost on the way of a renewal disturbs the job.
+/// No lost packet of a renewal disturbs the job.
 #[test]
 fn no_lost_packet_disturbs_a_job() {
     each_fault(3..=5, |world, proxy, fault, number| {
@@ -40,7 +40,7 @@ fn no_lost_packet_disturbs_a_job() {
         let job = "trap 'echo disturbed >> log' TERM; echo ran >> log; while [ ! -e over ]; do sleep 0.05; done; exit 5";
         let holder = world.run("k", &["-t", "8s"], job).env("DLOCK_STORE", proxy.url());
         let holder = holder.status(5).any_stderr().spawn();
-        // Two more than the one that is hit: the heartbeat has gone on.
+        // Two requests more than the one that is hit: the heartbeat goes on.
         wait_until("requests go on", || proxy.seen() >= number + 2);
         world.write("over", "");
         holder.finish();
@@ -49,7 +49,7 @@ fn no_lost_packet_disturbs_a_job() {
     });
 }
 
-/// The same for one that waits and is granted the lock while it waits.
+/// The same for a waiter that is granted the lock.
 #[test]
 fn no_lost_packet_idles_the_queue() {
     each_fault(1..=6, |world, proxy, fault, number| {
@@ -62,7 +62,8 @@ fn no_lost_packet_idles_the_queue() {
         wait_until("it waits, or has given up", || world.waiters("k") == 1 || waiter.has_ended());
         world.write("go", "");
         holder.finish();
-        // Whatever became of the one with the bad network: the next in line is served.
+        // Whatever became of the client with the faulty network: the next waiter is granted the
+        // lock.
         world.run("k", &["-w"], "echo next >> log").any_stderr().run();
         let output = waiter.output();
         match output.end() {
@@ -78,12 +79,12 @@ fn no_lost_packet_idles_the_queue() {
     });
 }
 
-/// A server that stood still finds an acquire that nobody waits for any more, and behind it a leave; it must be able to
-/// execute that, too, although it knows only the first of the scripts.
+/// A server that stood still executes an acquire whose client has gone, and then the client's
+/// leave. It must be able to execute the leave although it has only the first script in its cache.
 #[test]
-fn what_a_stopped_server_finds_later_is_given_back() {
+fn a_request_executed_late_by_a_stopped_server_is_released() {
     let world = World::new(Backend::Redis);
-    // What is busy acquires, and leaves nothing.
+    // A busy lock, so that this acquire leaves nothing.
     world.redis().ask::<()>(&["SET", "dlock:other", "somebody"]);
     world.run("other", &[], "true").status(75).any_stderr().run();
     world.redis().pause();
@@ -93,7 +94,7 @@ fn what_a_stopped_server_finds_later_is_given_back() {
     run.finish();
     wait_until("the guard gives up", || !proc::alive(guard));
     world.redis().resume();
-    // The server takes what its clients left behind in the order of their coming.
+    // The server executes the remaining requests in the order of their arrival.
     wait_until("the leave is executed", || {
         world.redis().keys().iter().any(|key| key.starts_with("dlock.spent:{dlock:k}:"))
     });
@@ -101,10 +102,10 @@ fn what_a_stopped_server_finds_later_is_given_back() {
     assert_eq!(world.log(), [""; 0]);
 }
 
-/// Nobody answers when the lock is given back: the guard goes on trying when dlock is gone, and whoever reads what
-/// dlock prints need not wait for it.
+/// No answer comes to the release: the guard keeps trying after dlock has ended, and a reader of
+/// dlock's output does not have to wait for that.
 #[test]
-fn a_release_in_an_outage_is_made_up_for() {
+fn a_release_in_an_outage_is_completed_later() {
     let world = World::new(Backend::Redis);
     let proxy = Proxy::before(world.redis().port());
     let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 3";
@@ -126,7 +127,7 @@ fn a_release_in_an_outage_is_made_up_for() {
     holder.finish();
 }
 
-/// An answer that comes when the lease it grants is as good as over starts no job.
+/// A grant that arrives when its lease is nearly over starts no job.
 #[test]
 fn a_grant_that_comes_too_late_starts_nothing() {
     let world = World::new(Backend::Redis);
@@ -138,7 +139,7 @@ fn a_grant_that_comes_too_late_starts_nothing() {
     wait_until("the lock is free", || world.redis().get("dlock:k").is_none());
 }
 
-/// A store that takes connections and never answers is unreachable, and says so in time.
+/// A store that accepts connections and never answers is reported as unreachable, in time.
 #[test]
 fn a_silent_server_is_unreachable() {
     let world = World::new(Backend::Redis);
@@ -156,7 +157,8 @@ fn a_silent_server_is_unreachable() {
     assert_eq!(world.log(), ["ran"]);
 }
 
-/// A waiter goes away, or stalls, at the very moment of its grant: those behind it are served.
+/// A waiter leaves, or stands still, at the very moment of its grant: the waiters behind it are
+/// granted the lock.
 #[test]
 fn leaving_at_the_moment_of_the_grant_idles_nobody() {
     thread::scope(|scope| {
@@ -185,15 +187,15 @@ fn leaves_at_the_grant(leaving: Leaving) {
         world.wait_for_log("up");
         let wait: &[&str] = if leaving == Leaving::TimedOut { &["-w", "1s"] } else { &["-w"] };
         let timed_out = Instant::now() + WAIT;
-        // One that has just started its job when it is stopped holds the lock until its lease ends.
+        // A run that is stopped just after its job started holds the lock until its lease ends.
         let ttl = if leaving == Leaving::Stopped { "3s" } else { "5m" };
         let first = world.run("k", &[wait, &["-t", ttl]].concat(), "echo first >> log");
         let mut first = first.any_stderr().spawn();
         wait_until("the first waits", || world.waiters("k") == 1 || first.has_ended());
         let next = world.run("k", &["-w", "-t", "5m"], "echo next >> log").any_stderr().spawn();
         wait_until("the next waits", || world.waiters("k") == 2 || first.has_ended());
-        // Round by round the one who leaves does so a little later against the grant, which takes some milliseconds
-        // from here.
+        // In each round the waiter leaves a little later relative to the grant, which takes some
+        // milliseconds from here.
         let step = Duration::from_micros(700) * round;
         if leaving == Leaving::TimedOut {
             thread::sleep(timed_out.saturating_duration_since(Instant::now() + 2 * step));
@@ -244,7 +246,7 @@ fn each_fault(numbers: RangeInclusive<usize>, scenario: impl Fn(&World, &Proxy, 
     });
 }
 
-/// CMD ran once and dlock says so, or the store was out of reach and CMD never ran.
+/// CMD ran once and dlock reports that, or the store was unreachable and CMD did not run.
 fn assert_plausible(world: &World, output: &Output, what: &str) {
     match output.end() {
         End::Status(5) => assert_eq!(world.log(), ["ran"], "{what}"),
@@ -256,7 +258,8 @@ fn assert_plausible(world: &World, output: &Output, what: &str) {
     assert!(output.stderr.lines().count() <= 2, "{what}: {}", output.stderr);
 }
 
-/// Each of so many tokens has been given back. The lease is five minutes: what is free soon was not waited for.
+/// All of the tokens have been released. The lease is five minutes, so a lock that is free soon did
+/// not expire.
 fn assert_nothing_stays(world: &World, tokens: usize) {
     let spent = || world.redis().keys().iter().filter(|key| key.starts_with("dlock.spent:")).count();
     wait_until("all tokens are given back", || spent() == tokens);
@@ -265,7 +268,7 @@ fn assert_nothing_stays(world: &World, tokens: usize) {
     assert_only_records_remain(world);
 }
 
-/// A request that arrives when its sender is gone takes nothing, although the lock is free.
+/// A request that arrives after its sender has gone takes nothing, although the lock is free.
 fn assert_late_is_too_late(world: &World, proxy: &Proxy, fault: Fault, hit: bool) {
     if fault == Fault::Late && hit {
         proxy.deliver();
@@ -275,8 +278,8 @@ fn assert_late_is_too_late(world: &World, proxy: &Proxy, fault: Fault, hit: bool
     world.run("k", &[], "true").run();
 }
 
-/// Of a lock that nobody wants there remain its fence, log, refusals and statistics, when somebody waited last, which run succeeded
-/// last, and tokens that are spent: each with an end of its own.
+/// Of an unused lock there remain its fence, log, refusals and statistics, the time of the last
+/// waiter, the last successful run, and released tokens: each of them expires.
 fn assert_only_records_remain(world: &World) {
     let remains = ["fence", "heard", "log", "stat", "done", "spent", "refused"];
     wait_until("only records remain", || {

@@ -1,7 +1,8 @@
-//! Is the Lua the twin of the law? The same random histories run through `rules::Record` and through the scripts on a
-//! real redis-server whose wall clock the test sets, so that hours pass in no time. Every answer must be the same, and
-//! after every step everything that can be seen. Three masters whose clocks agree answer as one server does to those
-//! who do not wait. The rows of a database are held to the law in the same way.
+//! Does the Lua port follow the lock rules? The same random histories run through
+//! `rules::LockTable` and through the scripts on a real redis-server whose wall clock the test
+//! sets, so that hours pass in no time. Every answer must be the same, and everything visible after
+//! each step. To clients that do not wait, three masters whose clocks agree answer as one server
+//! does. The rows of a database are compared with the rules in the same way.
 
 mod comparison;
 mod random_steps;
@@ -18,14 +19,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use steered::Servers;
 
-/// What the servers' clocks say first: late enough that masters have been up for longer than any lease.
+/// First time on the servers' clocks: late enough that masters have been up for longer than any
+/// lease.
 const BEGIN: Time = Time(4_000_000_000_000_000);
 
 const PEOPLE: usize = 6;
 
 const LOCKS: usize = 3;
 
-/// What keys are called, with characters of two bytes.
+/// The keys, with characters of two bytes.
 const KEYS: [&str; LOCKS] = ["é-0", "é-é1", "-éé-é-2"];
 
 #[test]
@@ -41,9 +43,10 @@ fn exclusive(locks: &[usize], replaces: bool) -> Want {
     Want { locks: locks.into(), mode: Mode::Exclusive, replaces, stays: false }
 }
 
-/// One whose ticket is forgotten while it stands in the middle: who is behind it was excused, for nobody was heard of.
+/// A waiter in the middle of the queue loses its ticket: the waiter behind it was excused, because
+/// no waiter was heard meanwhile.
 #[test]
-fn who_is_forgotten_in_the_middle_is_counted_alike() {
+fn a_waiter_forgotten_in_the_middle_counts_alike() {
     let renewed = |passed| [Step::Pass(passed), Step::Renew { who: 0, ttl: 30_000 }];
     let mut history = vec![queue(0, 30_000), queue(1, 30_000)];
     history.extend(renewed(25_000));
@@ -61,9 +64,10 @@ fn who_is_forgotten_in_the_middle_is_counted_alike() {
     answer_alike(&Servers::start(1), 1, &Just((alike, history)));
 }
 
-/// One that waits for two locks, counts as silent in the one queue only, and is taken out of both while the other is served.
+/// A waiter of two locks is stale in one queue only, and is suspended in both when the other is
+/// granted.
 #[test]
-fn who_is_silent_in_one_of_its_queues_is_parked_alike() {
+fn a_waiter_stale_in_one_of_its_queues_is_suspended_alike() {
     let mut wants = vec![exclusive(&[0], false); PEOPLE];
     (wants[3], wants[4]) = (exclusive(&[0, 2], false), exclusive(&[2], false));
     let leave = Step::Leave { who: 4, ran: Ran::Yes, job: None };
@@ -78,7 +82,7 @@ fn who_is_silent_in_one_of_its_queues_is_parked_alike() {
     answer_alike(&Servers::start(1), 1, &Just((wants, history)));
 }
 
-/// Whoever renews a grant has heard of it, and waits no more.
+/// A client that renews a grant has received it and no longer waits.
 #[test]
 fn a_grant_that_is_renewed_first_is_left_alike() {
     let leave = |who| Step::Leave { who, ran: Ran::Yes, job: None };
@@ -87,9 +91,9 @@ fn a_grant_that_is_renewed_first_is_left_alike() {
     answer_alike(&Servers::start(1), 1, &Just((vec![exclusive(&[0], true); PEOPLE], history)));
 }
 
-/// The masters stand on the same records, and together they keep the same law.
+/// Masters with the same records decide by the same rules.
 #[test]
-fn a_quorum_and_law_answer_alike() {
+fn a_quorum_and_rules_answer_alike() {
     let want = (0..LOCKS, flags()).prop_map(|(lock, (replaces, stays))| Want {
         locks: vec![lock],
         mode: Mode::Exclusive,
@@ -101,9 +105,9 @@ fn a_quorum_and_law_answer_alike() {
     answer_alike(&Servers::start(3), cases, &(prop::collection::vec(want, PEOPLE), steps));
 }
 
-/// One that has nothing any more comes to see what became of the lock.
+/// A client without a hold asks what became of the lock.
 #[test]
-fn who_leaves_again_sees_what_is_lost_alike() {
+fn a_second_leave_sees_the_loss_alike() {
     let want = Want { locks: vec![0], mode: Mode::Exclusive, replaces: false, stays: false };
     let acquire =
         Step::Acquire { who: 0, patience: Patience::Queue, ttl: 500, min_hold: 0, once_per: None, waited: 0 };
@@ -115,21 +119,22 @@ fn who_leaves_again_sees_what_is_lost_alike() {
     }
 }
 
-/// Nobody is heard while the store is away, after a lock was handed over: the first one that is heard again passes nobody.
+/// After a hand-over the store is away and hears no waiter. The first one that is heard again does
+/// not overtake the others.
 #[test]
-fn who_was_not_heard_after_a_hand_over_is_excused_alike() {
+fn waiters_not_heard_after_a_hand_over_are_excused_alike() {
     excuses_after_a_hand_over(&Servers::start(1));
 }
 
 #[cfg(feature = "mysql")]
 #[test]
-fn who_was_not_heard_after_a_hand_over_is_excused_on_mysql() {
+fn waiters_not_heard_after_a_hand_over_are_excused_on_mysql() {
     excuses_after_a_hand_over(&Servers::mysql());
 }
 
 #[cfg(feature = "postgres")]
 #[test]
-fn who_was_not_heard_after_a_hand_over_is_excused_on_postgres() {
+fn waiters_not_heard_after_a_hand_over_are_excused_on_postgres() {
     excuses_after_a_hand_over(&Servers::postgres());
 }
 
@@ -150,17 +155,17 @@ fn excuses_after_a_hand_over(servers: &Servers) {
     answer_alike(servers, 1, &Just((vec![exclusive(&[0], false); PEOPLE], history)));
 }
 
-/// What dlock makes of rows, and writes into them, is what the law says.
+/// What dlock reads from rows and writes into them follows the lock rules.
 #[cfg(feature = "mysql")]
 #[test]
-fn law_over_rows_answers_alike_on_mysql() {
+fn rules_over_rows_answer_alike_on_mysql() {
     answer_alike(&Servers::mysql(), if is_soak() { 2000 } else { 30 }, &histories());
 }
 
-/// The same.
+/// The same on PostgreSQL.
 #[cfg(feature = "postgres")]
 #[test]
-fn law_over_rows_answers_alike_on_postgres() {
+fn rules_over_rows_answer_alike_on_postgres() {
     answer_alike(&Servers::postgres(), if is_soak() { 2000 } else { 30 }, &histories());
 }
 

@@ -1,5 +1,6 @@
-//! Several independent masters: the loss of a few of them at any moment disturbs nothing, the loss of most of them ends
-//! the job in time, and neither a clock nor a server that forgets makes two of one.
+//! Several independent masters hold one lock. The loss of a few of them changes nothing at any
+//! moment, and the loss of most of them ends the job in time. No clock and no server that forgets
+//! leads to a second holder.
 
 mod far_clocks;
 mod forgetful_masters;
@@ -21,15 +22,15 @@ use dlock::store::quorum::QuorumStore;
 use dlock::store::redis::Target;
 use std::time::Duration;
 
-/// Logs `overlap` if somebody else is inside, and the fence.
+/// Logs `overlap` if another job is inside, and its own fence.
 const ALONE: &str =
     "mkdir inside || echo overlap >> log; echo $DLOCK_FENCE >> fences; sleep 0.02; rmdir inside";
 
-/// Runs until `over` exists, and logs that it was asked to end.
+/// Runs until `over` exists, and logs a TERM.
 const STEADY: &str =
     "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e over ]; do sleep 0.05; done; exit 9";
 
-/// Deaf to TERM, so that only KILL ends it.
+/// Ignores TERM, so that only KILL ends it.
 const DEAF: &str = "trap '' TERM; echo $$ > job.tmp; mv job.tmp job.pid; while :; do sleep 0.05; done";
 
 #[track_caller]
@@ -40,7 +41,7 @@ fn fences(masters: &Masters) -> Vec<u64> {
 }
 
 #[test]
-fn of_many_that_wait_one_runs_at_a_time() {
+fn many_waiters_run_one_at_a_time() {
     let masters = Masters::aged(3);
     let waiters: Vec<_> = (0..8).map(|_| masters.run("k", &["-w"], ALONE).any_stderr().spawn()).collect();
     for waiter in waiters {
@@ -51,9 +52,9 @@ fn of_many_that_wait_one_runs_at_a_time() {
     assert_eq!(masters.status("k")["state"], "free");
 }
 
-/// From cron, on every machine in the same instant: nobody waits, and yet somebody has to run it.
+/// As from cron on every machine in the same instant: no run waits, and yet one must get the lock.
 #[test]
-fn of_many_that_come_at_once_one_runs() {
+fn of_many_simultaneous_runs_one_gets_the_lock() {
     let masters = Masters::aged(5);
     for round in 0..3 {
         let key = format!("k{round}");
@@ -80,7 +81,7 @@ fn status_and_release_ask_all_masters() {
     look.stderr_like(&format!("dlock: cannot reach {dead}: .*\n")).run();
     let take = masters.dlock(&["release", "k", "--force"]);
     take.stderr_like("dlock: k in .* is taken away from .*\n").run();
-    // On most masters there is nothing to renew any more.
+    // Most masters have nothing left to renew.
     holder.finish();
     wait_until("it is free", || masters.status("k")["state"] == "free");
     // One master disagrees.
@@ -88,7 +89,7 @@ fn status_and_release_ask_all_masters() {
     masters.at_mut(0).restart();
     let look = masters.dlock(&["status", "k", "-v"]).any_stdout();
     look.stderr_like("dlock: k: redis://.* says held, a majority says free\n").run();
-    // Without a majority nothing is known.
+    // Without a majority the state is unknown.
     masters.at_mut(0).kill();
     masters.at(2).pause();
     let failed = masters.dlock(&["status", "k"]).status(69);
@@ -146,8 +147,8 @@ const LONG: Duration = Duration::from_secs(300);
 
 const NOT_RUN: End = End { ran: Ran::No, job: None, once_per: false };
 
-/// An operator's wish reaches the holder by its next renewal, from one master that it reached; and what happened is
-/// counted, once, not once a master.
+/// An operator's request reaches the holder with its next renewal, even if only one master recorded
+/// it. The history and the statistics count each event once, not once per master.
 #[test]
 fn a_request_reaches_the_holder() {
     let mut masters = Masters::aged(3);
@@ -174,9 +175,10 @@ fn a_request_reaches_the_holder() {
     assert_eq!((view.log[0].fence, view.log[0].job), (grant.fence, end.job));
 }
 
-/// When a job last succeeded or failed, and who gave up waiting, is counted as on a single server.
+/// The metrics have the last success, the last failure and the waiters that gave up, as on one
+/// server.
 #[test]
-fn what_happened_is_counted() {
+fn metrics_count_as_on_one_server() {
     let masters = Masters::aged(3);
     masters.run("k", &[], "true").run();
     masters.run("k", &[], "exit 3").status(3).run();

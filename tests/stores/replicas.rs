@@ -1,4 +1,4 @@
-//! `--replicas`: the lock is relied on only where replicas have it, too.
+//! `--replicas`: a lock counts only when replicas have it, too.
 
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis::Redis;
@@ -22,7 +22,7 @@ fn with(count: usize) -> Replicated {
     Replicated { master, replicas, world }
 }
 
-/// When the job starts the replicas have the lock; nothing is waited for to have it so.
+/// The replicas have the lock when the job starts, without waiting in the test.
 #[test]
 fn the_lock_is_on_the_replicas_when_the_job_starts() {
     let here = with(2);
@@ -39,7 +39,8 @@ fn the_lock_is_on_the_replicas_when_the_job_starts() {
     }
 }
 
-/// One of two does not answer: the lock is given back, and the numbers are said. Also from a configuration file.
+/// One of two replicas does not answer: the lock is released, and the message has the numbers. Also
+/// from a configuration file.
 #[test]
 fn too_few_acknowledgements_give_the_lock_back() {
     let here = with(2);
@@ -66,9 +67,9 @@ fn too_few_acknowledgements_give_the_lock_back() {
     here.replicas[1].resume();
 }
 
-/// Who waits does so for the replicas, too.
+/// A waiter also waits for the replicas.
 #[test]
-fn who_waits_rides_out_what_replicas_do_not_acknowledge() {
+fn a_waiter_rides_out_missing_acknowledgements() {
     let here = with(1);
     here.replicas[0].pause();
     let options = ["-w", "--replicas", "1", "--op-timeout", "400ms"];
@@ -91,7 +92,7 @@ fn acknowledging_costs_no_request() {
         here.world.run("k", options, "true").env("DLOCK_STORE", proxy.url()).run();
         proxy.seen()
     };
-    // Once, so that the server knows the scripts.
+    // Once before, so that the server has cached the scripts.
     run(&[]);
     let [without, one, all] = [&[][..], &["--replicas", "1"], &["--replicas", "all"]].map(run);
     println!("requests of a run: {without}, with --replicas 1 {one}, with --replicas all {all}");
@@ -100,14 +101,15 @@ fn acknowledging_costs_no_request() {
 
 /// `all` wants at least one.
 #[test]
-fn all_of_none_are_too_few() {
+fn all_replicas_means_at_least_one() {
     let here = with(0);
     let run = here.world.run("k", &["--replicas", "all"], "touch ran").status(69);
     run.stderr_like("dlock: .*0 of 1 replicas acknowledged.*did not run\n").run();
     assert!(!here.world.path("ran").exists());
 }
 
-/// A renewal that is not acknowledged has failed: the master has renewed, and still the job is stopped in time.
+/// A renewal that is not acknowledged has failed, although the master has renewed: the job is
+/// stopped in time.
 #[test]
 fn renewals_are_acknowledged_too() {
     let here = with(1);
@@ -145,7 +147,7 @@ fn a_replica_may_be_away_for_a_while() {
 
 /// A server that cannot ask its replicas.
 #[test]
-fn a_server_without_wait_is_said() {
+fn a_server_without_wait_is_reported() {
     let world = World::with_redis(&["--rename-command", "WAIT", ""]);
     let run = world.run("k", &["--replicas", "1"], "touch ran").status(78);
     run.stderr_like("dlock: .*has no WAIT.*did not run\n").run();
@@ -153,7 +155,7 @@ fn a_server_without_wait_is_said() {
     assert!(!world.path("ran").exists());
 }
 
-/// What has no replicas.
+/// A directory has no replicas to wait for.
 #[test]
 fn a_directory_has_no_replicas() {
     let world = World::without_redis();

@@ -1,12 +1,18 @@
-//! Passwords that change while locks are held and waited for. They are read from a file, or printed by a command, before each
-//! connection. Nothing of them is shown, whatever the command does.
+//! Passwords that change while locks are held and waited for. dlock reads them from a file or from
+//! a command before each connection, and never shows any part of them.
 
 mod doors;
 
 use crate::support::dlock::BINARY;
 use crate::support::proc;
 use crate::support::wait::wait_until;
-use doors::{Door, FIRST, SECOND, cluster, etcd, mysql, postgres, quorum, redis, sentinels};
+#[cfg(feature = "etcd")]
+use doors::etcd;
+#[cfg(feature = "mysql")]
+use doors::mysql;
+#[cfg(feature = "postgres")]
+use doors::postgres;
+use doors::{Door, FIRST, SECOND, cluster, quorum, redis, sentinels};
 use rustix::process::Signal;
 
 const JOB: &str = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; echo done >> log";
@@ -15,11 +21,11 @@ const JOB: &str = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     File,
-    /// It takes longer than an attempt to renew may.
+    /// The command takes longer than an attempt to renew may.
     SlowCommand,
 }
 
-/// The job goes on, whoever waits has his turn, and the lock is given back.
+/// The job goes on, the waiter gets its turn, and the lock is released.
 fn a_new_password_disturbs_nobody(door: &Door) {
     let world = &door.world;
     for way in [Way::File, Way::SlowCommand] {
@@ -30,7 +36,7 @@ fn a_new_password_disturbs_nobody(door: &Door) {
         let waiter = run(&["-t", "10s", "-v", "-w", "60s"], "echo next >> log").spawn();
         wait_until("it waits", || match world.url().starts_with("redis+quorum") {
             false => door.holders()["waiters"].as_array().is_some_and(|all| all.len() == 1),
-            // It has no queue to look at.
+            // A quorum has no queue to look at.
             true => waiter.messages().contains("waiting"),
         });
         for word in [SECOND, FIRST] {
@@ -53,7 +59,7 @@ fn a_new_password_disturbs_nobody(door: &Door) {
     assert!(world.read("runs").lines().count() >= 6, "before each connection");
 }
 
-/// The guard, which gives the lock back when its dlock was killed, has the new password, too.
+/// The guard releases the lock of a killed dlock, with the new password.
 fn the_guard_has_the_new_password(door: &Door) {
     let world = &door.world;
     for way in [Way::File, Way::SlowCommand] {
@@ -99,7 +105,7 @@ on_every_door!(
     etcd,
 );
 
-/// A command that prints no password is 77, and nothing of what it prints is shown.
+/// A command that prints no password leads to status 77, and its output is not shown.
 #[test]
 fn a_command_that_fails_is_77_and_its_output_is_not_shown() {
     let door = redis();
@@ -127,7 +133,7 @@ fn a_command_that_fails_is_77_and_its_output_is_not_shown() {
     assert!(!door.world.path("ran").exists());
 }
 
-/// The first line counts, however much follows, and whoever else has the output open.
+/// The first line counts, however much follows and whichever process keeps the output open.
 #[test]
 fn the_first_line_counts() {
     let door = redis();
@@ -139,11 +145,12 @@ fn the_first_line_counts() {
     }
 }
 
-/// When the time to connect is over, nothing of it is left.
+/// When the time to connect is over, no process of the command is left.
 #[test]
 fn a_command_that_hangs_is_killed() {
     let door = redis();
-    // The guard of each run tries to leave the queue, and runs the command, too: each run has names of its own.
+    // The guard of each run also runs the command, to leave the queue: each run has file names of
+    // its own.
     let hangs = "echo $$ > $RUN-shell.tmp; sleep 1000 & echo $! > $RUN-sleep.pid; mv $RUN-shell.tmp $RUN-shell.pid; \
                  trap '' TERM INT HUP; while :; do sleep 1; done";
     let gone = |run: &str, what: &str| {
@@ -157,13 +164,13 @@ fn a_command_that_hangs_is_killed() {
     let said = run("first", "1s").status(77).run().stderr;
     assert!(said.contains("has not ended within the connect timeout, 1s, and was killed"), "{said}");
     gone("first", "it is killed at the connect timeout");
-    // Nor is anything left where dlock is told to end meanwhile.
+    // The same if dlock is stopped by a signal meanwhile.
     let waiter = run("second", "8s").dies_of(2).spawn();
     door.world.wait_for_pid("second-shell.pid");
     waiter.signal(Signal::INT);
     waiter.finish();
     gone("second", "it ends with its dlock");
-    // Nor is its own process where dlock could not see to that.
+    // The command's first process also ends when dlock is killed.
     let alone = "echo $$ > shell.tmp; mv shell.tmp shell.pid; exec sleep 1000";
     let options = ["--connect-timeout", "2s", "--password-command", alone];
     let status = door.world.dlock(["status"]).args(options).dies_of(9).any_stderr().spawn();
@@ -174,19 +181,20 @@ fn a_command_that_hangs_is_killed() {
     assert!(!door.world.path("ran").exists());
 }
 
-/// It is in a session of its own, with no descriptor but the first three, and no signal blocked.
+/// The command runs in a session of its own, with no descriptor but the first three and no signal
+/// blocked.
 #[test]
 fn a_command_has_nothing_of_its_caller() {
     let door = redis();
     door.world.write("word", &format!("{FIRST}\n"));
-    // The shell itself has signals blocked while it waits.
+    // The shell itself blocks signals while it waits.
     let command = "ls -l /proc/$$/fd > fds; cut -d ' ' -f 6 /proc/$$/stat > session; echo $$ >> session; \
                    grep SigBlk /proc/self/status > blocked; cat word";
     let run = door.world.run("k", &["--password-command", command], "true");
     run.after_shell("exec 9> mutex; flock 9").run();
     let fds = door.world.read("fds");
     assert!(fds.contains("/dev/null") && !fds.contains("mutex"), "{fds}");
-    // From 10 on they are the shell's own.
+    // Descriptors from 10 on are the shell's own.
     assert!((3..10).all(|fd| !fds.contains(&format!(" {fd} -> "))), "{fds}");
     let session = door.world.read("session");
     let session: Vec<_> = session.lines().collect();
@@ -194,7 +202,7 @@ fn a_command_has_nothing_of_its_caller() {
     assert_eq!(door.world.read("blocked").trim(), "SigBlk:\t0000000000000000");
 }
 
-/// The vault may be away while the password is as good as it was.
+/// The password is still right while the command that prints it fails.
 #[test]
 fn a_password_that_cannot_be_read_any_more_is_shown_as_it_was() {
     let door = redis();
@@ -216,7 +224,7 @@ fn a_password_that_cannot_be_read_any_more_is_shown_as_it_was() {
     }
 }
 
-/// A descriptor is another one by the time of the next connection.
+/// A descriptor may be another file by the time of the next connection.
 #[test]
 fn a_password_on_stdin_is_read_once() {
     let door = redis();
@@ -238,9 +246,9 @@ fn a_password_on_stdin_is_read_once() {
     release.any_stdout().any_stderr().run();
 }
 
-/// A dlock inside of the job runs the same command.
+/// A dlock inside the job runs the same command.
 #[test]
-fn a_job_is_handed_the_command() {
+fn a_job_gets_the_password_command() {
     let door = redis();
     door.world.write("word", &format!("{FIRST}\n"));
     let job = "echo $DLOCK_PASSWORD_COMMAND > inner; $D check && exec $D run -k k -- $D check k";
@@ -249,7 +257,7 @@ fn a_job_is_handed_the_command() {
     assert_eq!(door.world.read("inner"), "cat word\n");
 }
 
-/// Where the password is from is told, and never what it is.
+/// doctor names the source of the password, and never the password.
 #[test]
 fn doctor_says_where_the_password_is_from() {
     let door = redis();

@@ -1,5 +1,6 @@
-//! Sentinels name the master: in bounded time although some of them are dead, again when it has changed in the middle
-//! of a hold, and to whoever holds on a master that was replaced behind its back.
+//! Sentinels name the master: in bounded time although some of them are dead, again after a
+//! failover during a hold, and also to a holder on a master that was replaced without its
+//! knowledge.
 
 mod sentinel_logins;
 
@@ -13,7 +14,7 @@ use crate::support::wait::{wait_for, wait_until, wait_within};
 use crate::support::world::World;
 use std::time::{Duration, Instant};
 
-/// How often a lock is renewed on a server until something has happened.
+/// Counts the renewals of a lock on a server until `happened`.
 fn renewals_until(server: &Redis, mut happened: impl FnMut() -> bool) -> usize {
     let (mut renewals, mut expires) = (0, server.expires("dlock:k"));
     wait_until("it happens", || {
@@ -24,7 +25,7 @@ fn renewals_until(server: &Redis, mut happened: impl FnMut() -> bool) -> usize {
     renewals
 }
 
-/// A job that notes TERM and runs until it is told to end.
+/// A job that logs TERM and runs until `go` exists.
 const JOB: &str =
     "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 7";
 
@@ -37,7 +38,8 @@ struct Watched {
     world: World,
 }
 
-/// A master with a replica, watched by so many sentinels. `before` stand in the URL before them.
+/// A master with a replica, watched by `count` sentinels. The URL has the ports `before` in front
+/// of theirs.
 fn watched(count: usize, before: &[u16]) -> Watched {
     watched_with(1, count, before)
 }
@@ -64,14 +66,15 @@ fn watched_with(replicas: usize, count: usize, before: &[u16]) -> Watched {
     Watched { sentinels, master, replica, others, world }
 }
 
-/// The master dies, and a replica that has the lock takes its place: holder and waiter go on there. Of the sentinels one
-/// is dead, one silent and one cannot be connected to.
+/// The master dies, and a replica with the lock takes over: holder and waiter go on there. One
+/// sentinel is dead, one silent, and one cannot be reached.
 #[test]
 fn a_failover_in_the_middle_of_a_hold_disturbs_nothing() {
     goes_on_at_the_replica(Redis::kill);
 }
 
-/// The same where the master does not die but hangs, so that it takes connections and requests and answers none.
+/// The same where the master does not die but hangs: it accepts connections and requests and
+/// answers none.
 #[test]
 fn a_master_that_hangs_disturbs_nothing() {
     goes_on_at_the_replica(|master| master.pause());
@@ -89,7 +92,7 @@ fn goes_on_at_the_replica(end: impl FnOnce(&mut Redis)) {
     wait_until("the replica has the lock", || watched.replica.get("dlock:k").is_some());
     end(&mut watched.master);
     wait_until("the replica is master", || is_master(&watched.replica));
-    // A moved expiry is a renewal: nothing but the holder extends it.
+    // A later expiry is a renewal: only the holder extends it.
     watched.replica.after_renewal("dlock:k");
     assert_eq!(world.fence("k"), fence, "it is still the first grant");
     world.write("go", "");
@@ -101,7 +104,7 @@ fn goes_on_at_the_replica(end: impl FnOnce(&mut Redis)) {
     assert!(log.len() == 2 && next > fence, "{fence}, then {log:?}");
 }
 
-/// The replica that takes the master's place never heard of the lock: it is lost, and the job is stopped.
+/// The replica that takes over never had the lock: it is lost, and the job is stopped.
 #[test]
 fn a_failover_that_loses_the_lock_stops_the_job() {
     let mut watched = watched(1, &[]);
@@ -118,8 +121,8 @@ fn a_failover_that_loses_the_lock_stops_the_job() {
     assert!(world.read("fence").trim().parse::<u64>().expect("a fence") > fence);
 }
 
-/// What ends in the middle of a planned failover is given back to the old master, which is not to be one any more: the
-/// replica that takes its place is told as well.
+/// A release during a planned failover goes to the old master, whose role is about to end: the new
+/// master gets it as well.
 #[test]
 fn a_planned_failover_loses_no_release() {
     let watched = watched(1, &[]);
@@ -139,8 +142,9 @@ fn a_planned_failover_loses_no_release() {
     assert!(log.contains("\"released\""), "{log}");
 }
 
-/// The replica that is to be the master leaves first, and another one acknowledges what it does not hear any more. Until a
-/// second later no sentinel names the new master; that one is about to, its leader tells.
+/// The replica that will be the master disconnects first, and another one acknowledges writes that
+/// it no longer receives. No sentinel names the new master until a second later; the failover's
+/// leader already tells.
 #[test]
 fn a_planned_failover_loses_nothing_that_one_replica_acknowledged() {
     let watched = watched_with(2, 1, &[]);
@@ -155,7 +159,7 @@ fn a_planned_failover_loses_nothing_that_one_replica_acknowledged() {
     let new = wait_for("a replica is master", promoted);
     assert!(new.get("dlock:k").is_some(), "it has the lock");
     world.write("go", "");
-    // What is taken meanwhile is on the new master too, as long as the job runs.
+    // A lock that is taken meanwhile is on the new master, too, as long as the job runs.
     let job = format!("redis-cli -p {} exists dlock:other >> seen", new.port());
     let other = world.run("other", &["-w", "-t", "1m", "--replicas", "1"], &job).any_stderr().spawn();
     holder.finish();
@@ -165,8 +169,8 @@ fn a_planned_failover_loses_nothing_that_one_replica_acknowledged() {
     assert_eq!(new.get("dlock:other"), None);
 }
 
-/// All replicas are those that the sentinels know, not those that happen to be connected: one that is about to become
-/// the master is connected no more.
+/// `--replicas all` means the replicas that the sentinels know, not those that are connected: one
+/// that is about to become the master is no longer connected.
 #[test]
 fn all_replicas_are_all_that_the_sentinels_know() {
     let mut watched = watched_with(2, 1, &[]);
@@ -180,10 +184,10 @@ fn all_replicas_are_all_that_the_sentinels_know() {
     watched.world.run("k", &["--replicas", "1"], "true").run();
 }
 
-/// The old master goes on answering its holder, and would renew for ever: the sentinels know better. The lock is not on
-/// the new one, so it is lost, long before the lease could run out.
+/// The old master would renew for ever, but the sentinels know better. The lock is not on the new
+/// master, so it is lost, long before the lease could run out.
 #[test]
-fn a_holder_on_a_cut_off_master_hears_of_it() {
+fn a_holder_on_a_cut_off_master_learns_of_the_failover() {
     let watched = watched(1, &[]);
     let world = &watched.world;
     cut_off_replicas(&watched.master);
@@ -198,7 +202,7 @@ fn a_holder_on_a_cut_off_master_hears_of_it() {
     assert!(watched.master.get("dlock:k").is_some(), "the old one would still have renewed it");
 }
 
-/// The same, where the new master has the lock: it is kept there.
+/// The same where the new master has the lock: the hold goes on there.
 #[test]
 fn a_holder_follows_from_a_cut_off_master() {
     let watched = watched(1, &[]);
@@ -208,7 +212,7 @@ fn a_holder_follows_from_a_cut_off_master() {
     watched.master.after_renewal("dlock:k");
     cut_off_watchers(&watched.master);
     wait_until("the sentinel names the other one", || watched.sentinels[0].named() == watched.replica.port());
-    // The sentinel has the replica follow nobody first, and only then names it.
+    // The sentinel first promotes the replica, and only then names it.
     watched.replica.after_renewal("dlock:k");
     watched.replica.after_renewal("dlock:k");
     let old = watched.master.expires("dlock:k");
@@ -220,7 +224,7 @@ fn a_holder_follows_from_a_cut_off_master() {
     assert_eq!(world.state("k"), "free");
 }
 
-/// A sentinel that takes longer than the master is heard, too: at the next renewal.
+/// A sentinel slower than the master is heard as well, at the next renewal.
 #[test]
 fn a_slow_sentinel_is_heard() {
     let mut watched = watched(1, &[]);
@@ -235,25 +239,27 @@ fn a_slow_sentinel_is_heard() {
     watched.master.after_renewal("dlock:k");
     cut_off_watchers(&watched.master);
     wait_until("the sentinel names the other one", || watched.sentinels[0].named() == watched.replica.port());
-    // The one that is under way may have been asked too early; the next one asks, the one after it hears.
+    // The renewal under way may have asked too early; the next one asks, and the one after it uses
+    // the answer.
     let renewals = renewals_until(&watched.master, || world.log().len() == 2);
     assert!(renewals <= 2, "{renewals} renewals on the old master");
     holder.finish();
 }
 
-/// A run inside of a job asks them what the job holds before it makes its guard. What hangs then does not hang in the guard.
+/// A run inside a job asks the sentinels about the parent hold before it makes its guard. If that
+/// hangs, it does not hang in the guard.
 #[test]
-fn a_run_inside_a_job_does_not_mind_silent_ones() {
+fn a_run_inside_a_job_ignores_silent_sentinels() {
     let silent = [(); 3].map(|()| Silent::new());
     let watched = watched(1, &silent.each_ref().map(Silent::port));
-    // Who is asked first depends on the process id.
+    // Which sentinel is asked first depends on the process id.
     let inside =
         "for i in 1 2 3 4; do $D run -k k -- echo inside; done; $D run -k k -s -k other -w 1m -- echo part";
     let run = watched.world.run("k", &["-t", "20s"], inside).env("D", BINARY);
     run.stdout("inside\ninside\ninside\ninside\npart\n").any_stderr().run();
 }
 
-/// Sentinels that hang, or die, cost a holder nothing.
+/// Sentinels that hang or die do not delay a holder.
 #[test]
 fn renewals_do_not_wait_for_sentinels() {
     let mut watched = watched(2, &[]);
@@ -277,7 +283,7 @@ fn renewals_do_not_wait_for_sentinels() {
     assert_eq!(watched.master.get("dlock:k"), None, "it is given back");
 }
 
-/// However many addresses are silent, the end comes after one connect-timeout and one op-timeout.
+/// With any number of silent addresses, dlock fails after one connect-timeout and one op-timeout.
 #[test]
 fn time_to_fail_does_not_grow_with_the_addresses() {
     let mut world = World::without_redis();
@@ -289,7 +295,7 @@ fn time_to_fail_does_not_grow_with_the_addresses() {
         let timeouts = ["--connect-timeout", "2s", "--op-timeout", "2s"];
         let begun = Instant::now();
         let mut run = world.run("k", &timeouts, "touch ran").status(69).stderr_like("dlock: .*\n").spawn();
-        // One address after the other, each in its own time, would take 24 s.
+        // In sequence, the timeouts of all addresses would take 24 s.
         wait_within(Duration::from_secs(12), "dlock gives up", || run.has_ended().then_some(()));
         println!("{url}: gave up after {:?}", begun.elapsed());
         run.finish();
@@ -297,7 +303,7 @@ fn time_to_fail_does_not_grow_with_the_addresses() {
     assert!(!world.path("ran").exists());
 }
 
-/// What an acquire costs, and a hold: printed, and told in docs/stores.md.
+/// The cost of an acquire and of a hold, printed; docs/stores.md names the connections.
 #[test]
 fn connections_and_commands_are_few() {
     let watched = watched(1, &[]);
@@ -315,12 +321,12 @@ fn connections_and_commands_are_few() {
     assert_eq!([calls("evalsha"), calls("eval")], ["1", "0"]);
     let connections = |user: &str| {
         let list: String = watched.master.ask(&["CLIENT", "LIST", "TYPE", "normal"]);
-        // Who asks comes through the unix socket.
+        // The test itself uses the unix socket.
         list.lines()
             .filter(|line| line.contains(&format!("user={user}")) && !line.contains("redis.sock"))
             .count()
     };
-    // The second is the one by which a holder hears of requests, and comes later.
+    // The second connection, which brings requests to the holder, comes later.
     wait_until("the holder listens", || connections("default") == 2);
     watched.master.after_renewal("dlock:k");
     println!("a holder: {} connections to the master", connections("default"));

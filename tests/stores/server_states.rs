@@ -1,4 +1,5 @@
-//! A server that answers and cannot serve: it is said as such, and a job under a lock is not the one to suffer.
+//! A server that answers but cannot serve: the message says so, and a job under a lock is not
+//! stopped for it.
 
 use crate::support::proc;
 use crate::support::wait::{wait_for, wait_until};
@@ -7,7 +8,7 @@ use rustix::process::Signal;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// A first contact ends with 69 and a line that says what the matter is.
+/// A first contact ends with 69 and a line that names the fault.
 #[track_caller]
 fn unavailable(world: &World, says: &str) {
     for options in [&[][..], &["-w", "300ms"]] {
@@ -25,8 +26,8 @@ fn a_replica_is_read_only() {
     unavailable(&world, "read-only");
 }
 
-/// A server that reads a data set from disk answers LOADING until it is done; a waiter could ride that out, but not
-/// at its first contact.
+/// A server that loads its data set from disk answers LOADING until it is done. A waiter could wait
+/// for that, but not at its first contact.
 #[test]
 fn a_server_that_loads_says_so() {
     let mut world = World::with_redis(&[
@@ -38,7 +39,7 @@ fn a_server_that_loads_says_so() {
         "--loading-process-events-interval-bytes",
         "1024",
     ]);
-    // Not compressed, each value is as long as the stretch after which the server looks at its clients.
+    // Uncompressed, each value is as long as the stretch after which the server serves its clients.
     world.redis().ask::<()>(&["DEBUG", "POPULATE", "2000", "x", "1024"]);
     world.redis().ask::<()>(&["SAVE"]);
     world.redis_mut().restart_with(&["--key-load-delay", "50000"]);
@@ -49,7 +50,7 @@ fn a_server_that_loads_says_so() {
 #[test]
 fn a_server_that_cannot_persist_says_so() {
     let world = World::with_redis(&["--save", "1", "1", "--enable-protected-configs", "yes"]);
-    // Its directory turns into one where nothing can be written, whoever the user is.
+    // Its directory becomes one in which no user can write.
     world.redis().ask::<()>(&["CONFIG", "SET", "dir", "/proc"]);
     world.redis().ask::<()>(&["SET", "x", "y"]);
     wait_until("writes are refused", || {
@@ -58,7 +59,8 @@ fn a_server_that_cannot_persist_says_so() {
     unavailable(&world, "misconf");
 }
 
-/// Out of memory, it refuses a new lock; a holder's renewals and release, and a waiter's way to its grant, go on.
+/// Out of memory, a server refuses a new lock; the renewals and the release of a holder and the
+/// grant of a waiter go on.
 #[test]
 fn memory_pressure_ends_no_job() {
     let world = World::new(Backend::Redis);
@@ -82,7 +84,7 @@ fn memory_pressure_ends_no_job() {
     assert!(!status["last_run"].is_null(), "its end is on record: {status}");
 }
 
-/// Out of memory, it writes down the end of a lease of which a newcomer is the first to notice that it ran out.
+/// Out of memory, a server still records the end of a lease that a newcomer is the first to notice.
 #[test]
 fn memory_pressure_hides_no_end() {
     let world = World::new(Backend::Redis);
@@ -103,7 +105,7 @@ fn memory_pressure_hides_no_end() {
     }
 }
 
-/// Out of memory, it still takes a lock away where an operator wants it.
+/// Out of memory, a server still lets an operator take a lock away.
 #[test]
 fn memory_pressure_stops_no_operator() {
     let world = World::new(Backend::Redis);
@@ -119,7 +121,7 @@ fn memory_pressure_stops_no_operator() {
     assert!(!status["last_run"].is_null(), "what the operator did is on record: {status}");
 }
 
-/// Who has which slot is gone with the record, and not that somebody has one.
+/// The evicted record says which slot each holder has; that the slots are taken is still known.
 #[test]
 fn an_evicted_record_gives_no_slot_away() {
     let world = World::new(Backend::Redis);
@@ -133,7 +135,7 @@ fn an_evicted_record_gives_no_slot_away() {
     assert_eq!(world.log(), ["up"]);
 }
 
-/// The lock key is the truth: a server that evicts what is kept beside it takes no lock away.
+/// The lock key alone decides: a server that evicts the records beside it takes no lock away.
 #[test]
 fn an_evicted_record_ends_no_hold() {
     let world = World::new(Backend::Redis);
@@ -151,9 +153,9 @@ fn an_evicted_record_ends_no_hold() {
     assert_eq!(world.state("k"), "free");
 }
 
-/// A server that has forgotten the scripts is told them again.
+/// A server that has forgotten the scripts gets them again.
 #[test]
-fn forgotten_scripts_are_told_again() {
+fn forgotten_scripts_are_sent_again() {
     let world = World::new(Backend::Redis);
     let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
     let holder = world.run("k", &["-t", "8s"], job).spawn();
@@ -169,9 +171,10 @@ fn forgotten_scripts_are_told_again() {
     assert_eq!(world.log(), ["up", "waited"]);
 }
 
-/// A command that an administrator has taken away is named, and not what it was called with: a waiter's token is there.
+/// The message names the command that an administrator has taken away, but not its arguments: they
+/// contain a waiter's token.
 #[test]
-fn a_command_that_was_renamed_is_named_alone() {
+fn a_renamed_command_is_named_without_its_arguments() {
     let world = World::with_redis(&["--rename-command", "BLPOP", ""]);
     let holder = world.run("k", &["-t", "1m"], "echo up >> log; exec sleep 1000").dies_of(15).spawn();
     world.wait_for_log("up");
@@ -182,12 +185,12 @@ fn a_command_that_was_renamed_is_named_alone() {
     holder.finish();
 }
 
-/// Connections that the server or something between closes are made anew, without a word.
+/// Connections closed by the server or a device between are opened again, without a message.
 #[test]
 fn closed_connections_are_opened_again() {
     let world = World::new(Backend::Redis);
     let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
-    // Two renewals in a row that come late on a busy machine would be said.
+    // Two late renewals in a row on a busy machine would be reported.
     let holder = world.run("k", &["-t", "8s"], job).spawn();
     world.wait_for_log("up");
     let waiter = world.run("k", &["-w"], "echo waited >> log").any_stderr().spawn();
@@ -202,7 +205,8 @@ fn closed_connections_are_opened_again() {
     assert_eq!(world.log(), ["up", "waited"]);
 }
 
-/// A read that is interrupted has not failed: the kernel ends reads with a timeout so when a process is continued.
+/// An interrupted read is no failure: the kernel interrupts reads that have a timeout when a
+/// process continues (SIGCONT).
 #[test]
 fn a_stop_during_the_first_contact_is_no_outage() {
     let world = World::new(Backend::Redis);
@@ -218,14 +222,14 @@ fn a_stop_during_the_first_contact_is_no_outage() {
     holder.finish();
 }
 
-/// Every key that dlock leaves in a server ends by itself, at every stage of a lock's life.
+/// Every key that dlock leaves in a server expires, at every stage of a lock.
 #[test]
 fn every_key_has_an_end() {
     let world = World::new(Backend::Redis);
     let all_end = |stage: &str| {
         for key in world.redis().keys() {
             let left = world.redis().ask::<i64>(&["PTTL", &key]);
-            // -2: it has ended since.
+            // -2: the key has expired since.
             assert!(left > 0 || left == -2, "{stage}: {key} has no end");
         }
     };
@@ -254,7 +258,7 @@ fn every_key_has_an_end() {
     assert!(kinds.iter().all(|key| key.starts_with("dlock")), "one pattern for the server's ACL: {kinds:?}");
 }
 
-/// What others write under dlock's names costs the server no time, and leads no script to a key that is none of dlock's.
+/// Forged waiters cost the server no time, and lead no script to a key that is not dlock's.
 #[test]
 fn forged_waiters_are_not_served() {
     let world = World::new(Backend::Redis);

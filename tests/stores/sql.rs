@@ -1,5 +1,5 @@
-//! What an administrator may do to a PostgreSQL server that keeps locks: take rights away, set it up oddly, put a pooler before
-//! it. What is the same on every database is in `databases`. And who gets in: passwords, TLS, sockets, the least rights.
+//! PostgreSQL: rights that are taken away, odd settings, poolers; and which logins are accepted:
+//! passwords, TLS, sockets, the least rights. What is the same on every database is in `databases`.
 
 mod poolers;
 
@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// A name that is no table's, and needs care.
+/// A key that is no valid table name and needs quoting.
 const KEY: &str = "it's a \"key\" \\ über%";
 
 /// A world with a server of its own.
@@ -28,7 +28,7 @@ fn own_server(options: &[&str]) -> (World, Postgres) {
 }
 
 #[test]
-fn what_a_server_refuses_is_said() {
+fn a_refusal_of_the_server_is_reported() {
     let (world, server) = own_server(&["deadlock_timeout=100ms"]);
     world.run("k", &[], "true").run();
     let set = |text: &str| {
@@ -41,7 +41,7 @@ fn what_a_server_refuses_is_said() {
     let few = world.url().replace("app@", "few@");
     let said = world.run("k", &["--store", &few], "true").status(69).any_stderr().run().stderr;
     assert!(said.contains("too many"), "{said}");
-    // Somebody has the table, and statements may not wait for it.
+    // Another session has locked the table, and statements may not wait for it.
     set("SET statement_timeout = '200ms'");
     let hog = Hog::with(&server, "LOCK TABLE dlock_locks");
     assert!(refused(&world, 69).contains("cancelled a statement"), "a timeout");
@@ -51,8 +51,8 @@ fn what_a_server_refuses_is_said() {
     assert_eq!(world.log(), ["well"]);
 }
 
-/// A server does not notice that a client hung up while it waits for a lock of the table. Who asks again and again for that long
-/// leaves nothing behind there.
+/// A server does not notice that a client hung up while the session waits for a table lock. A
+/// client that keeps trying for so long leaves no sessions there.
 #[test]
 fn a_table_that_is_locked_for_long_takes_no_connections() {
     let (world, server) = own_server(&[]);
@@ -85,7 +85,7 @@ fn a_table_that_is_locked_for_long_takes_no_connections() {
     assert_eq!(world.log(), ["up", "done", "1", "2", "3"]);
 }
 
-/// Whoever holds a lock keeps it meanwhile, also when it has to connect again; whoever waits goes on waiting.
+/// A holder keeps its lock meanwhile, even if it has to connect again; a waiter goes on waiting.
 #[test]
 fn too_many_clients_are_an_outage() {
     let (mut world, server) = own_server(&["max_connections=8"]);
@@ -120,10 +120,11 @@ fn too_many_clients_are_an_outage() {
     assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
-/// Others are told of a release before it is on the disk. Whoever made it goes home when it is there, and not before.
+/// Other clients may see a release before it is on the disk. The client that made it ends when it
+/// is there, and not before.
 #[test]
 fn a_release_outlasts_a_crash_of_the_server() {
-    // The server brings nothing to the disk by itself meanwhile.
+    // The server does not flush its log by itself meanwhile.
     let (world, mut server) = own_server(&["wal_writer_delay=10s", "wal_writer_flush_after=1GB"]);
     let proxy = Proxy::before(server.port());
     let url = world.url().replace(&format!(":{}/", server.port()), &format!(":{}/", proxy.port()));
@@ -133,10 +134,10 @@ fn a_release_outlasts_a_crash_of_the_server() {
         world.wait_for_log("up");
         let waiter = world.run(crash, &["-w"], "echo next >> log").any_stderr().spawn();
         world.wait_for_waiters(crash, 1);
-        // It would have the release written together with its grant.
+        // A grant to the waiter would flush the release with it.
         waiter.signal(Signal::STOP);
         if crash == "before" {
-            // It reads, it writes, and then it asks for the disk.
+            // The client reads, writes, and then waits for the flush.
             proxy.plan(3, Fault::Swallowed);
         }
         world.write("go", "");
@@ -150,7 +151,7 @@ fn a_release_outlasts_a_crash_of_the_server() {
             server.run();
             holder.finish();
         }
-        // A holder that got no answer in time leaves the release to its guard.
+        // A holder without an answer in time leaves the release to its guard.
         wait_until("the release is there", || !world.status(crash)["last_success"].is_null());
         waiter.signal(Signal::CONT);
         waiter.finish();
@@ -160,8 +161,8 @@ fn a_release_outlasts_a_crash_of_the_server() {
     }
 }
 
-/// The victim of a deadlock with somebody else's transaction tries again. A server looks for one once, when a wait has lasted so
-/// long.
+/// The victim of a deadlock with another transaction tries again. The server looks for a deadlock
+/// once, when a wait has lasted for deadlock_timeout.
 #[test]
 fn a_deadlock_is_tried_again() {
     let (world, server) = own_server(&["deadlock_timeout=5s"]);
@@ -179,7 +180,7 @@ fn a_deadlock_is_tried_again() {
     run.finish();
 }
 
-/// Nothing depends on how sessions are set up.
+/// No session setting changes how locks behave.
 #[test]
 fn odd_settings_change_nothing() {
     let world = World::with_postgres();
@@ -215,7 +216,7 @@ fn the_least_rights_are_enough() {
     server.ask(database, &format!("CREATE ROLE {role} LOGIN; REVOKE CREATE ON SCHEMA public FROM PUBLIC"));
     let url = world.url().replace("app@", &format!("{role}@"));
     let least = |words: &[&str]| world.dlock(words).env("DLOCK_STORE", &url).any_stderr().any_stdout();
-    // It says what an administrator has to do; that is done.
+    // The message says what an administrator has to do. Then that is done.
     let said = least(&["run", "-k", "k", "--", "true"]).status(77).run().stderr;
     let begin = said.find("CREATE TABLE").expect("the statements");
     let end = said.find(" and grant this user").expect("their end");
@@ -226,16 +227,14 @@ fn the_least_rights_are_enough() {
     let grant = documented
         .lines()
         .find_map(|line| line.strip_prefix("GRANT SELECT").map(|rest| format!("GRANT SELECT{rest}")));
-    server.ask(
-        database,
-        &grant.expect("docs/stores.md has the line").replace(" TO dlock;", &format!(" TO {role}")),
-    );
+    let grant = grant.expect("docs/stores.md has the line").replace("dlock.dlock_", "dlock_");
+    server.ask(database, &grant.replace(" TO dlock;", &format!(" TO {role}")));
     is_of_use(&world, &url);
     server.ask(database, &format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
 #[test]
-fn who_gets_in() {
+fn each_kind_of_login_is_accepted_or_refused() {
     let (world, server) = own_server(&["password_encryption=scram-sha-256"]);
     server
         .ask("postgres", "CREATE ROLE scram LOGIN PASSWORD 'sesame'; GRANT CREATE ON SCHEMA public TO scram");
@@ -272,18 +271,18 @@ fn who_gets_in() {
         let said = run(None).status(77).run().stderr;
         assert!(said.contains("wants a password"), "{user}: {said}");
     }
-    // The directory of the socket does, as libpq names it.
+    // The directory of the socket is enough, as in libpq.
     fs::create_dir(world.path("sockets")).unwrap();
     std::os::unix::fs::symlink(server.socket(), world.path("sockets/.s.PGSQL.5432")).unwrap();
     let directory = format!("postgres+unix://old@{}?db=postgres", world.path("sockets").display());
     world.run("k", &["--store", &directory], "true").env("DLOCK_PASSWORD", "sesame").run();
     let old = world.run("k", &["--store", &at("old")], "true").env("DLOCK_PASSWORD", "sesame");
     assert!(old.status(77).any_stderr().run().stderr.contains("with md5"));
-    // A password goes over the network only to one that knows it, or through TLS.
+    // A password goes only through TLS, or to a server that proves to know it.
     let clear = world.run("k", &["--store", &at("clear")], "true").env("DLOCK_PASSWORD", "sesame");
     assert!(clear.status(77).any_stderr().run().stderr.contains("in clear text"));
     world.run("k", &["--store", &by_socket("clear")], "true").env("DLOCK_PASSWORD", "sesame").run();
-    // Nothing is read silently that is meant for other clients.
+    // Settings meant for other clients are not used silently.
     let foreign =
         world.run("k", &[], "true").env("PGHOST", "nowhere.invalid").env("PGPORT", "1").env("PGUSER", "x");
     foreign.env("PGSSLMODE", "verify-full").env("PGPASSFILE", world.path("none")).run();
@@ -329,7 +328,7 @@ fn a_server_is_trusted_as_over_rediss() {
     let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     assert_eq!(server.ask("postgres", served), "t");
-    // Waking goes through TLS as well.
+    // Wake-ups go through TLS as well.
     let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     world.write("go", "");
@@ -342,7 +341,7 @@ fn a_server_is_trusted_as_over_rediss() {
     // Each of several hosts is verified by its own name.
     let (host, wrong) = (format!("localhost:{port}"), format!("127.0.0.1:{port}"));
     run(&world, &ours.replace(&host, &format!("{wrong},{host}"))).run();
-    // Where the host is not checked, its authority is all the same.
+    // Without a host check the authority is still verified.
     let any_host = |url: &str| url.replace("verify-full", "verify-ca");
     run(&world, &any_host(&other)).run();
     assert!(
@@ -354,7 +353,7 @@ fn a_server_is_trusted_as_over_rediss() {
     assert!(said.contains("sslmode="), "{said}");
 }
 
-/// A session that has something locked until it is dropped.
+/// A session that holds a database lock until it is dropped.
 struct Hog {
     child: std::process::Child,
 }

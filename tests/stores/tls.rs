@@ -1,5 +1,5 @@
-//! TLS: who is trusted, who is not, and what is said about it. The servers are real ones, their certificates the
-//! test's own.
+//! TLS: which servers are trusted, which are not, and the message. The servers are real, with
+//! certificates made by the test.
 
 use crate::support::certificates::{Authority, Certificate, early, expired, for_clients};
 use crate::support::dlock::Dlock;
@@ -15,7 +15,7 @@ fn run_at<'w>(world: &'w World, url: &str) -> Dlock<'w> {
     world.run("k", &[], "echo ran >> log").env("DLOCK_STORE", url)
 }
 
-/// The run ends before it starts, with one line that says all of this.
+/// The run is refused before the job starts, with one line that contains all of `says`.
 #[track_caller]
 fn refused(world: &World, what: &str, run: Dlock<'_>, status: i32, says: &[&str]) {
     let output = run.status(status).stderr_like("dlock: .*\n").run();
@@ -44,9 +44,10 @@ fn a_server_is_trusted_by_name_and_by_address() {
     assert!(said.contains(&shown) && !said.contains("ca="), "certificates are not part of the name: {said}");
 }
 
-/// Everything else is as without TLS: waiting in order, being woken, being told, being shown.
+/// Everything else is as without TLS: the order of waiters, wake-ups, requests to the holder,
+/// status.
 #[test]
-fn waiting_and_waking() {
+fn waiters_wait_and_wake_over_tls() {
     let world = World::with_tls(&Authority::new("ca"), &[]);
     let first =
         world.run("k", &["-t", "60s"], "echo first >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
@@ -64,9 +65,9 @@ fn waiting_and_waking() {
     world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
 }
 
-/// Passwords go through it, too.
+/// Passwords go through TLS, too.
 #[test]
-fn a_password() {
+fn passwords_go_through_tls() {
     let world = World::with_tls(&Authority::new("ca"), &["--requirepass", "hush"]);
     refused(&world, "none", run_at(&world, &world.url()), 77, &["wants a password"]);
     refused(&world, "wrong", run_at(&world, &world.url()).env("DLOCK_PASSWORD", "x"), 77, &["refused"]);
@@ -75,7 +76,7 @@ fn a_password() {
 }
 
 #[test]
-fn who_is_not_trusted() {
+fn servers_that_are_not_trusted_are_refused() {
     let authority = Authority::new("ca");
     let world = World::with_tls(&authority, &[]);
     let here = ["localhost"];
@@ -113,9 +114,9 @@ fn who_is_not_trusted() {
     }
 }
 
-/// A certificate that vouches for itself may be named as what to trust, if it is not an authority's.
+/// A self-signed certificate may be named as trusted, if it is not an authority's.
 #[test]
-fn a_self_signed_certificate_that_is_named() {
+fn a_named_self_signed_certificate_is_trusted() {
     let world = World::with_tls(&Authority::new("ca"), &[]);
     Certificate::self_signed(&["localhost"], IsCa::NoCa).write(&world.path(""), "own");
     world.redis().ask::<()>(&["CONFIG", "SET", "tls-cert-file", "own.pem", "tls-key-file", "own.key"]);
@@ -124,7 +125,7 @@ fn a_self_signed_certificate_that_is_named() {
 }
 
 #[test]
-fn the_authorities_of_the_machine() {
+fn the_authorities_of_the_machine_decide_without_a_ca() {
     let world = World::with_tls(&Authority::new("ca"), &[]);
     let url = format!("rediss://localhost:{}", world.redis().port());
     let run = || run_at(&world, &url).env_remove("SSL_CERT_FILE").env_remove("SSL_CERT_DIR");
@@ -143,7 +144,8 @@ fn the_authorities_of_the_machine() {
     assert_eq!(world.lines("ran"), 1);
 }
 
-/// Whoever does not use TLS does not pay for it: nobody ever writes into this file, and a reader would wait.
+/// Without TLS no certificate file is opened: nothing ever writes into this FIFO, and a reader
+/// would hang.
 #[test]
 fn without_tls_no_certificate_is_read() {
     let world = World::new(Backend::Redis);
@@ -174,7 +176,7 @@ fn client_certificates() {
 }
 
 #[test]
-fn files_that_cannot_be_used() {
+fn tls_files_that_cannot_be_used_are_named() {
     let authority = Authority::new("ca");
     let world = World::with_tls(&authority, &[]);
     authority.issue(&["client"]).write(&world.path(""), "client");
@@ -201,9 +203,9 @@ fn files_that_cannot_be_used() {
     }
 }
 
-/// Each end speaks another language: no time mends that, so who would wait does not.
+/// One side uses TLS and the other does not: that does not heal, so a waiter gives up at once.
 #[test]
-fn one_side_only() {
+fn tls_on_one_side_only_is_refused() {
     let with_tls = World::with_tls(&Authority::new("ca"), &[]);
     let without = World::new(Backend::Redis);
     Authority::new("ca").write(&without.path("ca.pem"));
@@ -222,7 +224,7 @@ fn one_side_only() {
     }
 }
 
-/// Who hangs up on everybody may be a proxy whose server is away: that is waited out.
+/// A server that hangs up may be a proxy whose server is away: a waiter waits for that.
 #[test]
 fn a_connection_that_is_cut_is_an_outage() {
     let world = World::without_redis();
@@ -243,7 +245,8 @@ fn a_connection_that_is_cut_is_an_outage() {
     }
 }
 
-/// Whoever takes the connection and says nothing does not keep dlock: connect-timeout covers the handshake.
+/// A server that accepts the connection and sends nothing does not delay dlock: connect-timeout
+/// includes the handshake.
 #[test]
 fn the_handshake_ends_in_time() {
     let world = World::without_redis();
@@ -264,9 +267,9 @@ fn the_handshake_ends_in_time() {
     );
 }
 
-/// The guard has a session of its own: it gives the lock back when dlock is no more.
+/// The guard has a TLS session of its own, and releases the lock of a killed dlock.
 #[test]
-fn a_killed_dlock() {
+fn the_guard_of_a_killed_dlock_releases_over_tls() {
     let world = World::with_tls(&Authority::new("ca"), &[]);
     let job = "echo started >> log; exec sleep 1000";
     let running = world.run("k", &["-t", "1h", "--grace", "100ms"], job).dies_of(9).any_stderr().spawn();
@@ -291,9 +294,9 @@ fn a_lease_outlives_its_connection() {
     running.finish();
 }
 
-/// Whoever stands in the way for a while cannot end a job, nor send a waiter away.
+/// A machine in the middle for a while neither ends a job nor makes a waiter leave.
 #[test]
-fn a_certificate_that_is_wrong_for_a_while() {
+fn a_wrong_certificate_for_a_while_ends_no_job() {
     let world = World::with_tls(&Authority::new("ca"), &[]);
     Authority::new("other").issue(&["localhost"]).write(&world.path(""), "bad");
     let certificate = |name: &str| {

@@ -1,4 +1,5 @@
-//! Whom does dlock listen to, and to whom does it speak? What docs/security.md says of that and no other file shows.
+//! Which servers and files dlock trusts, and where it sends a password: what docs/security.md says
+//! and no other file tests.
 
 use crate::support::dlock::BINARY;
 use crate::support::world::World;
@@ -6,9 +7,9 @@ use rustix::process::geteuid;
 use std::net::{TcpListener, UdpSocket};
 use std::os::unix::fs::chown;
 
-/// The settings of another user are not this one's, wherever they lie.
+/// Settings of another user are not used, wherever they are.
 #[test]
-fn a_config_of_somebody_else_is_skipped() {
+fn a_config_of_another_user_is_skipped() {
     if !geteuid().is_root() {
         println!("skipped: this user cannot give a file away");
         return;
@@ -24,9 +25,10 @@ fn a_config_of_somebody_else_is_skipped() {
     assert_eq!(world.read("prefix"), "dlock:\n");
 }
 
-/// A hosts file says that localhost is an address that is not this machine's alone, and somebody listens there.
+/// The hosts file maps localhost to an address that is not only this machine's, and a program
+/// listens there.
 #[test]
-fn a_localhost_that_is_another_machine_is_told_nothing() {
+fn a_localhost_that_is_another_machine_receives_nothing() {
     let namespace = ["unshare", "--mount", "sh", "-c", "mount --bind hosts /etc/hosts && exec \"$@\"", "sh"];
     let world = World::without_redis();
     world.write("hosts", "");
@@ -35,7 +37,7 @@ fn a_localhost_that_is_another_machine_is_told_nothing() {
         eprintln!("skipped: this user may not mount anything");
         return;
     }
-    // No packet is sent by this; it tells which address one of this machine's would come from.
+    // This sends no packet; it returns this machine's address on the way to another one.
     let other = UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
         socket.connect("203.0.113.9:9")?;
         Ok(socket.local_addr()?.ip())
@@ -72,9 +74,10 @@ fn a_localhost_that_is_another_machine_is_told_nothing() {
     assert!(!world.path("log").exists());
 }
 
-/// Needs strace(1), and leave to trace. The job outlasts some renewals, and the run waits for another one before.
+/// Needs strace(1) and the right to trace. The job outlasts some renewals, and the run waits for
+/// another run first.
 #[test]
-fn nobody_but_the_store_is_spoken_to() {
+fn dlock_connects_to_the_store_only() {
     let world = World::with_redis(&[]);
     let traced = |options: &str| {
         let command = format!(
@@ -95,6 +98,6 @@ fn nobody_but_the_store_is_spoken_to() {
     let store = format!("sin_port=htons({}), sin_addr=inet_addr(\"127.0.0.1\")", world.redis().port());
     assert!(connects.iter().any(|line| line.contains(&store)), "{calls}");
     assert!(connects.iter().all(|line| line.contains(&store)), "{connects:?}");
-    // An address is named in one other way: where a message is sent to it without a connection.
+    // The other way to send to an address is a message without a connection.
     assert!(!calls.lines().any(|line| line.contains("send") && line.contains("sa_family=")), "{calls}");
 }

@@ -1,5 +1,5 @@
-//! What may befall an ensemble of ZooKeeper that keeps locks, and those who hold them there: sessions that end too soon or too
-//! late, servers killed, stopped and elected anew. And who gets in.
+//! ZooKeeper: sessions that end too soon or too late, servers that are killed, stopped and elected
+//! anew, and which users get in.
 
 mod lost_servers;
 mod sessions;
@@ -22,7 +22,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// A job that goes on until `go` is there.
+/// A job that runs until `go` exists.
 const JOB: &str = "echo $$ > pid; echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
 
 /// A world with a server of its own.
@@ -51,7 +51,7 @@ fn in_time() -> Moment {
     Moment::now().after(Duration::from_secs(20))
 }
 
-/// Somebody with a token and a store of his own.
+/// A client with a token and a store of its own.
 struct Person {
     store: ZooKeeperStore,
     token: Token,
@@ -107,9 +107,9 @@ impl Person {
     }
 }
 
-/// What is made belongs to its user, and nobody else reads it.
+/// The nodes belong to the user who created them, and no other user can read them.
 #[test]
-fn nodes_are_their_makers_own() {
+fn nodes_belong_to_their_creator() {
     let (world, server) = own_server(&[]);
     let dlock = |user: &str, status: i32| {
         let url = world.url().replace("//", &format!("//{user}"));
@@ -124,14 +124,14 @@ fn nodes_are_their_makers_own() {
     assert!(!server.command(&["get", "/ops/locks/dlock/locks/dlock:k"]).contains("format"));
     dlock(mine, 0);
     assert_eq!(world.log(), ["ran", "ran"]);
-    // Who may not make the nodes is told what to do.
+    // A user who may not create the nodes gets a message that says what to do.
     server.command(&["create", "/closed", "", "world:anyone:r"]);
     let closed = server.url("/closed");
     let said = world.run("k", &["--store", &closed], "true").status(77).any_stderr().run().stderr;
     assert!(said.contains("there is no /closed/dlock yet"), "{said}");
 }
 
-/// With the rights that docs/stores.md gives, as they are written there, and no others.
+/// With the rights of docs/stores.md, exactly as written there, and no others.
 #[test]
 fn a_user_with_its_node_alone_can_do_all() {
     let (world, server) = own_server(&[]);
@@ -170,9 +170,10 @@ fn as_user<'w>(dlock: Dlock<'w>, url: &str, user: &str, password: &str) -> Dlock
     dlock.env("DLOCK_STORE", url).env("DLOCK_USERNAME", user).env("DLOCK_PASSWORD", password)
 }
 
-/// A lock that somebody made without a login is everybody's, and the life of one who holds it with a login is his own.
+/// A lock created without a login is open to everybody, but the session node of a holder with a
+/// login belongs to that holder.
 #[test]
-fn who_may_not_wake_a_holder_writes_all_the_same() {
+fn a_user_who_may_not_wake_a_holder_still_writes() {
     let (world, _server) = own_server(&[]);
     world.run("k", &[], "true").run();
     let url = world.url().replace("//", "//app:s3cret@");
@@ -182,9 +183,9 @@ fn who_may_not_wake_a_holder_writes_all_the_same() {
     job.finish();
 }
 
-/// Over TLS: who is trusted, and who gets in.
+/// Over TLS: which servers are trusted, and which clients get in.
 #[test]
-fn servers_are_spoken_to_over_tls() {
+fn servers_are_reached_over_tls() {
     let authority = Authority::new("the ensemble's");
     let mut world = World::without_redis();
     let path = |name: &str| world.path(name).display().to_string();
@@ -228,10 +229,10 @@ fn servers_are_spoken_to_over_tls() {
     assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
-/// What a server is asked, and whom it wakes, does not grow with those who wait: neither for a hand-over, nor, much, while nothing
-/// happens.
+/// Neither the requests to a server nor its events per hand-over grow with the number of waiters;
+/// the requests while nothing happens grow slowly.
 #[test]
-fn those_who_wait_ask_little() {
+fn waiters_send_few_requests() {
     let (world, server) = own_server(&[]);
     let few = cost_of_a_turn(&world, &server, "few", 10);
     let many = cost_of_a_turn(&world, &server, "many", if is_soak() { 200 } else { 40 });
@@ -239,18 +240,18 @@ fn those_who_wait_ask_little() {
     assert!(many.told < 2.0 * few.told, "{many:?} of many, {few:?} of few");
 }
 
-/// What each turn costs a server.
+/// What one turn costs a server.
 #[derive(Debug)]
 struct Turn {
-    /// How often it is asked,
+    /// Requests.
     asked: f64,
-    /// of that by those who only say that they wait,
+    /// Requests among them that are heartbeats of waiters.
     heard: f64,
-    /// and how often it tells somebody of a change.
+    /// Events sent to watchers.
     told: f64,
 }
 
-/// What it costs to serve those who wait in a line, from the first turn to the last.
+/// Measures the cost per turn of a queue, from the first turn to the last.
 fn cost_of_a_turn(world: &World, server: &ZooKeeper, key: &str, waiters: usize) -> Turn {
     let all = ["-t", "60s", "--op-timeout", "20s"];
     let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.02; done");
@@ -263,14 +264,15 @@ fn cost_of_a_turn(world: &World, server: &ZooKeeper, key: &str, waiters: usize) 
     sleep(Duration::from_secs(5));
     let idle = (server.requests() - before) as f64 / began.elapsed().as_secs_f64();
     println!("{waiters} wait: {idle:.1} requests a second");
-    // Each makes itself heard every 1.6 s, and those who are far behind look at the records more rarely still.
+    // Each waiter sends a heartbeat every 1.6 s, and waiters far back in the queue read the records
+    // less often.
     assert!(idle < 8.0 * waiters as f64, "{idle} requests a second");
     let (began, before, told) = (Instant::now(), server.requests(), server.told());
     world.write(&format!("go.{key}"), "");
     holder.finish_within(OUTAGE);
     crowd.into_iter().for_each(|run| drop(run.finish_within(OUTAGE)));
     let (took, turns) = (began.elapsed(), waiters as f64);
-    // On the average half of them wait meanwhile.
+    // On average half of the waiters are still waiting.
     let heard = idle * took.as_secs_f64() / 2.0 / turns;
     let (asked, told) = ((server.requests() - before) as f64 / turns, (server.told() - told) as f64 / turns);
     let turn = Turn { asked, heard, told };
@@ -280,20 +282,20 @@ fn cost_of_a_turn(world: &World, server: &ZooKeeper, key: &str, waiters: usize) 
 
 #[test]
 #[ignore = "long; ./test --soak"]
-fn a_crowd_of_readers_is_let_in() {
+fn a_crowd_of_readers_is_granted_the_lock() {
     hand_over_to_readers(&World::with_zookeeper());
 }
 
-/// Who waits and who holds leave nothing when they are gone, however they went.
+/// Waiters and holders leave nothing behind, however they end.
 #[test]
-fn a_storm_leaves_no_node_of_anybody() {
+fn a_storm_leaves_no_node() {
     let (world, server) = own_server(&[]);
     storm(&world, 8, 20, &WISHES);
     println!("{} runs", 8 * runs(20));
     nobody_is_left(&server, "/ops/locks");
 }
 
-/// There is nobody's life, and nobody stands in a queue. A ticket that is kept for a while may be there.
+/// No session node and no queue entry is left. A ticket that is retained for a while may be there.
 fn nobody_is_left(server: &ZooKeeper, chroot: &str) {
     wait_within(OUTAGE, "no life is left", || (!server.sessions().contains("/dlock/lives/")).then_some(()));
     let lives = server.command(&["ls", "-R", &format!("{chroot}/dlock/lives")]);

@@ -1,4 +1,4 @@
-//! An authority of the test's own, and what it issues: certificates that are as they should be, and such that are not.
+//! A certificate authority of the test's own, and good and faulty certificates that it issues.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -7,7 +7,7 @@ use rcgen::{
 use std::fs;
 use std::path::Path;
 
-/// Who issues certificates.
+/// A certificate authority.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -39,7 +39,7 @@ impl Authority {
         self.issue_with(hosts, |_| {})
     }
 
-    /// A certificate for these hosts with something else about it.
+    /// A certificate for these hosts, altered by `change`.
     pub fn issue_with(&self, hosts: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Certificate {
         let mut params = named(hosts, "server");
         change(&mut params);
@@ -50,7 +50,7 @@ impl Authority {
 }
 
 impl Certificate {
-    /// One that vouches for itself. `is_ca` as `openssl req -x509` sets it, or not.
+    /// A self-signed certificate. `is_ca` as `openssl req -x509` sets it, or not.
     pub fn self_signed(hosts: &[&str], is_ca: IsCa) -> Self {
         let mut params = named(hosts, "server");
         params.is_ca = is_ca;
@@ -65,7 +65,7 @@ impl Certificate {
     }
 }
 
-/// No more valid since years.
+/// Expired years ago.
 pub fn expired(params: &mut CertificateParams) {
     params.not_before = date_time_ymd(2019, 1, 1);
     params.not_after = date_time_ymd(2020, 1, 1);

@@ -1,6 +1,6 @@
 /* Starts COUNT processes. Each claims that its environment and its arguments are MEGABYTES long each, as any user may
-   (PR_SET_MM_MAP in prctl(2)); the memory is not there until somebody reads it. Prints "ready" when all have done so.
-   With a COMMAND, the first one then runs that, and prints the most memory that it has had at once, in KiB. All end
+   (PR_SET_MM_MAP in prctl(2)); the memory is not allocated until another process reads it. Prints "ready" when all have done so.
+   With a COMMAND, the first process then runs it, and prints its peak memory in KiB. All end
    when the standard input of the first one ends. */
 
 #define _DEFAULT_SOURCE

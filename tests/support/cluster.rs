@@ -1,4 +1,4 @@
-//! A real Redis Cluster in a world: so many masters with all slots between them.
+//! A real Redis Cluster in a world: `count` masters with all slots between them.
 
 use super::redis::{Redis, next_port};
 use super::replicated::server;
@@ -19,7 +19,7 @@ impl Cluster {
         Self::start_with(world, count, &[])
     }
 
-    /// The same, with further options of each.
+    /// The same with further options for each node.
     pub fn start_with(world: &World, count: usize, options: &[&str]) -> Self {
         let start = |number| node_with(world, &format!("node{number}"), options);
         let masters: Vec<_> = (0..count).map(start).collect();
@@ -36,7 +36,7 @@ impl Cluster {
         cluster
     }
 
-    /// A replica of one master, when it is up to date and all know it.
+    /// Starts a replica of one master, and waits until it is up to date and all nodes know it.
     pub fn replica(&self, world: &World, of: usize) -> Redis {
         let before = super::replicated::connected(&self.masters[of]);
         let replica = node(world, &format!("replica{of}-{before}"));
@@ -56,7 +56,7 @@ impl Cluster {
         replica
     }
 
-    /// Which of the masters has the slot of a key, by its number.
+    /// The number of the master that has the slot of a key.
     pub fn owner(&self, key: &str) -> usize {
         let slot: usize = self.masters[0].ask(&["CLUSTER", "KEYSLOT", key]);
         (slot / (SLOTS / self.masters.len())).min(self.masters.len() - 1)
@@ -74,13 +74,13 @@ pub fn url(ports: &[u16]) -> String {
     format!("redis+cluster://{}", hosts.join(","))
 }
 
-/// A node that knows nobody.
+/// A node that knows no other node.
 pub fn node(world: &World, name: &str) -> Redis {
     node_with(world, name, &[])
 }
 
 fn node_with(world: &World, name: &str, more: &[&str]) -> Redis {
-    // A server whose bus finds its port taken ends.
+    // A server ends if the port of its bus is taken.
     let bus = wait_for("a port for the bus", || {
         let port = next_port();
         std::net::TcpListener::bind(("127.0.0.1", port)).is_ok().then_some(port)
@@ -99,13 +99,14 @@ fn meet(node: &Redis, other: &Redis) {
     }
 }
 
-/// Whether a node takes itself for a master.
+/// Whether a node says that it is a master.
 pub fn is_master(node: &Redis) -> bool {
     let nodes = super::redis::ask::<String>(&mut node.connect(), &["CLUSTER", "NODES"]).unwrap_or_default();
     nodes.lines().any(|line| line.contains("myself,master"))
 }
 
-/// How often the masters have changed, or slots have moved, as the node on this port has heard.
+/// The configuration epoch that the node on this port knows: it grows when masters change or slots
+/// move.
 pub fn epoch(port: u16) -> Option<u64> {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).ok()?;
     let mut connection = client.get_connection_with_timeout(Duration::from_secs(1)).ok()?;
@@ -114,13 +115,13 @@ pub fn epoch(port: u16) -> Option<u64> {
     info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.trim_end().parse().ok())
 }
 
-/// Whether a node finds all slots served.
+/// Whether all slots are served, as the node sees it.
 pub fn is_up(node: &Redis) -> bool {
     let info = super::redis::ask::<String>(&mut node.connect(), &["CLUSTER", "INFO"]);
     info.is_ok_and(|info| info.contains("cluster_state:ok"))
 }
 
-/// Whether a node finds all slots served, by so many masters.
+/// Whether all slots are served by so many masters, as the node sees it.
 fn serves(node: &Redis, masters: usize) -> bool {
     let info: String = node.ask(&["CLUSTER", "INFO"]);
     let has = |line: &str| info.lines().any(|have| have.trim_end() == line);

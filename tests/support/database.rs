@@ -1,4 +1,4 @@
-//! Any database with a server, for scenarios that are the same on all of them.
+//! Any kind of database server, for scenarios that are the same on all of them.
 
 mod server;
 
@@ -46,7 +46,8 @@ impl Kind {
         }
     }
 
-    /// Settings of a server to which many connect, and of which it can be told what it was asked. Its machine does not crash.
+    /// Settings of a server for many clients, with a log of its statements. Nothing is synced to
+    /// disk, because its machine does not crash.
     pub fn for_many(self) -> &'static [&'static str] {
         match self {
             #[cfg(feature = "mysql")]
@@ -68,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// Statements of which each damages what does not change about those who wait.
+    /// Two statements, each of which damages the fixed part of the waiters' records.
     pub fn damage_notes(self) -> [&'static str; 2] {
         match self {
             #[cfg(feature = "mysql")]
@@ -83,7 +84,7 @@ impl Kind {
         }
     }
 
-    /// Where that server listens.
+    /// The port of the shared server.
     pub fn port(self) -> u16 {
         match self {
             #[cfg(feature = "mysql")]
@@ -93,7 +94,7 @@ impl Kind {
         }
     }
 
-    /// What a statement answers in the database of a world, as the administrator.
+    /// Runs a statement in the database of a world as the administrator.
     pub fn ask(self, world: &World, statement: &str) -> String {
         match self {
             #[cfg(feature = "mysql")]
@@ -103,7 +104,7 @@ impl Kind {
         }
     }
 
-    /// A column of bytes as text.
+    /// An expression for a column of bytes as text.
     pub fn text(self, column: &str) -> String {
         match self {
             #[cfg(feature = "mysql")]
@@ -113,7 +114,7 @@ impl Kind {
         }
     }
 
-    /// How many sleep in the database of a world until somebody else lets go of something.
+    /// Number of clients that sleep in the database of a world until a lock is released.
     pub fn sleeping(self, world: &World) -> usize {
         let database = world.database();
         let count = match self {
@@ -137,7 +138,7 @@ impl Kind {
             Self::Mysql => {
                 let all = format!("SELECT id FROM information_schema.processlist WHERE db = '{database}'");
                 for id in Mysql::shared().ask("mysql", &all).lines() {
-                    // It may have ended by now.
+                    // The connection may have ended by now.
                     Mysql::shared().try_ask("mysql", &format!("KILL {id}")).ok();
                 }
             }
@@ -152,7 +153,7 @@ impl Kind {
     }
 }
 
-/// What ends `-- true` with that status says.
+/// Runs `dlock run -- true`, expects this status, and returns the message.
 #[track_caller]
 pub fn refused(world: &World, status: i32) -> String {
     world.run("k", &["--op-timeout", "5s"], "echo ran >> log").status(status).any_stderr().run().stderr

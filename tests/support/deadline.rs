@@ -1,5 +1,6 @@
-//! Is the job dead when its lease is over? The promise is kept by processes that need the processor for it, and so is the
-//! look: where this machine ran nobody for a while, what is seen then proves nothing, and only that the job dies is asked.
+//! Is the job dead when its lease is over? Both the promise and the check need processor time. If
+//! this machine ran no process for a while, an observation after that proves nothing, and the test
+//! only asks that the job dies.
 
 use super::wait::wait_until;
 use std::fmt::Debug;
@@ -11,16 +12,18 @@ pub fn now() -> i64 {
     i64::try_from(since.as_millis()).expect("a time")
 }
 
-/// When the last lease ends of a holder whose store is lost to it since `lost`: with the renewal that the store counts
-/// until `seen`, unless so much time went by before the loss that there may have been another one.
+/// The end of the last lease of a holder that cannot reach its store since `lost`. The store counts
+/// the last renewal until `seen`, but if too much time passed before the loss, there may have been
+/// another renewal.
 pub fn end_of_last_lease(seen: i64, lost: i64, ttl: Duration) -> i64 {
     let ttl = i64::try_from(ttl.as_millis()).expect("a ttl");
-    // The next one is sent a quarter of the ttl after the last one, which was under way for a sixteenth at most.
+    // Renewals follow each other after a quarter of the ttl; one is under way for a sixteenth at
+    // most.
     if lost < seen - ttl + ttl / 8 { seen } else { lost + ttl }
 }
 
-/// Waits until nothing of the job is left, and none of it may be seen when the lease is over. `over` is asked before
-/// `alive`: whoever is seen alive was alive at that time.
+/// Waits until no process of the job is left, and fails if one is seen after the end of the lease.
+/// `over` is called before `alive`: a process seen alive was alive at that time.
 #[track_caller]
 pub fn dead_in_time<T: Debug>(over: impl Fn() -> bool, alive: impl Fn() -> Vec<T>) {
     let mut last = Instant::now();

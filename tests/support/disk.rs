@@ -1,15 +1,16 @@
-//! A disk with little room, which a store may use, and which can be filled.
+//! A small disk that a store may use, and that can be filled.
 
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The disk. It is gone when it is dropped.
+/// A small disk, unmounted when dropped.
 pub struct Disk(PathBuf);
 
 impl Disk {
-    /// At a directory that is there, of so much room (`4m`), for the user with this id; nothing where we may not mount one.
+    /// Mounts a disk of this size (`4m`) on an existing directory, for the user with this id.
+    /// Returns None where the test may not mount.
     pub fn mount(place: &Path, size: &str, owner: u32) -> Option<Self> {
         let options = format!("size={size},mode=700,uid={owner}");
         let mut mount = Command::new("mount");
@@ -17,19 +18,19 @@ impl Disk {
         mount.status().is_ok_and(|status| status.success()).then(|| Self(place.into()))
     }
 
-    /// Leaves no room.
+    /// Fills the disk.
     pub fn fill(&self) {
         let mut file = File::create(self.filler()).expect("a file");
         while file.write_all(&[0; 1 << 16]).is_ok() {}
         while file.write_all(&[0; 64]).is_ok() {}
     }
 
-    /// Gives back the room that [`Disk::fill`] took.
+    /// Frees the space that [`Disk::fill`] took.
     pub fn clear(&self) {
         fs::remove_file(self.filler()).expect("the file that fills it");
     }
 
-    /// Where it is.
+    /// Where the disk is mounted.
     pub fn path(&self) -> &Path {
         &self.0
     }

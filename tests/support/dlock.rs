@@ -1,5 +1,5 @@
-//! dlock as a program, from outside: arguments, variables and standard input in; standard output, messages and
-//! status out. What is not said is expected to be nothing: no output, no message, status 0.
+//! dlock as a program: arguments, variables and standard input in; standard output, messages and
+//! status out. The default expectation is no output, no message, and status 0.
 
 use super::proc;
 use super::wait::{PATIENCE, wait_for};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// The binary under test.
 pub const BINARY: &str = env!("CARGO_BIN_EXE_dlock");
 
-/// A call of dlock in the making.
+/// A call of dlock that has not started yet.
 pub struct Dlock<'w> {
     world: &'w World,
     wrapper: Vec<OsString>,
@@ -84,13 +84,13 @@ impl<'w> Dlock<'w> {
         self
     }
 
-    /// Has another program start dlock: its words come before `dlock …`, and it is expected to exec.
+    /// Another program starts dlock: its words come before `dlock …`, and it is expected to exec.
     pub fn under(mut self, words: &[&str]) -> Self {
         self.wrapper = words.iter().map(OsString::from).collect();
         self
     }
 
-    /// Has the shell do something, such as closing a descriptor, before it execs dlock.
+    /// The shell does something, such as closing a descriptor, before it execs dlock.
     pub fn after_shell(self, preparation: &str) -> Self {
         self.under(&["sh", "-c", &format!("{preparation}\nexec \"$@\""), "sh"])
     }
@@ -125,7 +125,7 @@ impl<'w> Dlock<'w> {
         self
     }
 
-    /// Leaves standard output to the caller's own eyes.
+    /// Does not check standard output.
     pub fn any_stdout(mut self) -> Self {
         self.expected.stdout = Text::Any;
         self
@@ -137,7 +137,7 @@ impl<'w> Dlock<'w> {
         self
     }
 
-    /// Leaves the messages to the caller's own eyes.
+    /// Does not check the messages.
     pub fn any_stderr(mut self) -> Self {
         self.expected.stderr = Text::Any;
         self
@@ -187,7 +187,8 @@ impl<'w> Dlock<'w> {
                 command.stdin(File::open(files.join("stdin")).expect("standard input"))
             }
         };
-        // Files, not pipes: what a job leaves running keeps a pipe open, and a full one would stop dlock.
+        // Files, not pipes: a process that outlives the job would keep a pipe open, and a full pipe
+        // would stop dlock.
         let file = |name| File::create(files.join(name)).expect("a file for what is printed");
         command.stdout(file("stdout")).stderr(file("stderr"));
         let words = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
@@ -250,7 +251,7 @@ impl Running {
         self.output_within(PATIENCE)
     }
 
-    /// The same, where that may take longer.
+    /// The same with another time limit.
     #[track_caller]
     pub fn output_within(mut self, limit: Duration) -> Output {
         let deadline = Instant::now() + limit;
@@ -269,7 +270,7 @@ impl Running {
         self.finish_within(PATIENCE)
     }
 
-    /// The same, where that may take longer.
+    /// The same with another time limit.
     #[track_caller]
     pub fn finish_within(self, limit: Duration) -> Output {
         let (words, expected) = (self.words.clone(), self.expected.clone());
@@ -285,7 +286,7 @@ impl Running {
             line.contains("no answer in time") && line.contains("trying again")
                 || line.ends_with("answers again\n")
         };
-        // On a busy machine a server may take long to answer. With -q that is never said.
+        // On a busy machine a server may take long to answer; with -q dlock never says so.
         let looked_at = |line: &&str| words.contains(" -q ") || !is_slowness(line);
         let messages: String = output.stderr.split_inclusive('\n').filter(looked_at).collect();
         compare("stderr", &words, &expected.stderr, &messages);

@@ -1,5 +1,5 @@
-//! A real cluster of etcd, of one member or several. One of one member is shared by the scenarios, each of which has keys of
-//! its own there; a scenario that kills or sets up members has a cluster for itself.
+//! A real cluster of etcd with one member or several. Scenarios share a cluster of one member, each
+//! with keys of its own there; a scenario that kills or configures members has its own.
 
 use super::members::Cluster;
 use super::redis::next_port;
@@ -24,21 +24,22 @@ pub struct Etcd {
     members: Vec<Member>,
     home: PathBuf,
     options: Vec<String>,
-    /// How clients speak to it.
+    /// `http` or `https`.
     scheme: &'static str,
     /// What is between the members.
     wires: Wires,
 }
 
 struct Member {
-    /// Where clients find it, where it listens to the other members, and where these are told to find it.
+    /// The port for clients, the port for the other members, and the port of the proxy through
+    /// which they reach it.
     client: u16,
     peer: u16,
     door: u16,
     child: Option<Child>,
 }
 
-/// Who has connected says so in the head of its first request.
+/// The first request of a connection says in its head which member sent it.
 fn greet(near: &mut TcpStream) -> Option<(String, Vec<u8>)> {
     let (mut head, mut buffer) = (Vec::new(), [0; 4096]);
     while !head.windows(4).any(|four| four == b"\r\n\r\n") {
@@ -51,7 +52,7 @@ fn greet(near: &mut TcpStream) -> Option<(String, Vec<u8>)> {
 }
 
 impl Etcd {
-    /// So many members in a directory below `home`, with further options.
+    /// Starts `members` members in a directory below `home`, with further options.
     pub fn start(home: &Path, members: usize, options: &[&str]) -> Self {
         let mut etcd = Self::new(home, members, options);
         for member in 0..members {
@@ -70,13 +71,13 @@ impl Etcd {
             Member { client, peer, door: wires.door(number, peer, greet), child: None }
         };
         let members = (0..members).map(member).collect();
-        // Leases of a second, and no disk of a test is worth waiting for.
+        // For leases of a second, and without waiting for the disk.
         let usual = ["--heartbeat-interval=50", "--election-timeout=500", "--unsafe-no-fsync"];
         let options = usual.iter().chain(options).map(ToString::to_string).collect();
         Self { members, home, options, scheme: "http", wires }
     }
 
-    /// One member that is spoken to over TLS; not waited for.
+    /// Starts one member with TLS, and does not wait for it.
     pub fn start_secure(home: &Path, options: &[&str]) -> Self {
         let mut etcd = Self::new(home, 1, options);
         etcd.scheme = "https";
@@ -84,12 +85,12 @@ impl Etcd {
         etcd
     }
 
-    /// That which all scenarios share.
+    /// The server that all scenarios share.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Etcd> = OnceLock::new();
         SHARED.get_or_init(|| {
             let (tell, hear) = mpsc::channel();
-            // It is told to stop when the thread that started it ends.
+            // The server is stopped when the thread that started it ends (PR_SET_PDEATHSIG).
             thread::spawn(move || {
                 tell.send(Self::start(suite_home(), 1, &[])).expect("somebody waits for it");
                 loop {
@@ -100,7 +101,7 @@ impl Etcd {
         })
     }
 
-    /// Starts a member, again.
+    /// Starts a member again.
     pub fn run(&mut self, number: usize) {
         let url = |port| format!("http://127.0.0.1:{port}");
         let all = self.members.iter().enumerate().map(|(at, member)| format!("m{at}={}", url(member.door)));
@@ -122,7 +123,7 @@ impl Etcd {
         member.child = Some(command.spawn().expect("etcd; ./test --stores installs it"));
     }
 
-    /// Waits until a write is answered by every member that runs.
+    /// Waits until every running member answers a write.
     pub fn wait_until_it_serves(&self) {
         for member in self.members.iter().filter(|member| member.child.is_some()) {
             wait_within(OUTAGE, "etcd serves", || {
@@ -132,7 +133,7 @@ impl Etcd {
         }
     }
 
-    /// The URL of keys that nobody else has.
+    /// A URL with a prefix that no other scenario uses.
     pub fn new_url(&self) -> String {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         format!("{}/w{}", self.url(), NUMBER.fetch_add(1, Ordering::Relaxed))
@@ -143,7 +144,7 @@ impl Etcd {
         self.url_of(&(0..self.members.len()).collect::<Vec<_>>())
     }
 
-    /// How to reach the keys of such a URL from within.
+    /// The store's target for such a URL.
     pub fn target(&self, url: &str) -> Target {
         let host = "127.0.0.1".to_owned();
         let address = |member: &Member| Address::Tcp { host: host.clone(), port: member.client };
@@ -159,24 +160,24 @@ impl Etcd {
         }
     }
 
-    /// Where clients find a member.
+    /// The port of a member for clients.
     pub fn port(&self, number: usize) -> u16 {
         self.members[number].client
     }
 
-    /// What etcdctl says, asking all members that run.
+    /// Runs etcdctl on all running members.
     pub fn ctl(&self, args: &[&str]) -> String {
         self.try_ctl(args).unwrap_or_else(|error| panic!("etcdctl {args:?}: {error}"))
     }
 
-    /// The same, which may fail.
+    /// The same for a request that may fail.
     pub fn try_ctl(&self, args: &[&str]) -> Result<String, String> {
         let ports: Vec<u16> =
             self.members.iter().filter(|member| member.child.is_some()).map(|member| member.client).collect();
         etcdctl(&ports, args)
     }
 
-    /// Puts any bytes under a key.
+    /// Puts bytes under a key.
     pub fn put(&self, key: &str, value: &[u8]) {
         let mut child = Command::new("etcdctl")
             .env("ETCDCTL_API", "3")
@@ -195,12 +196,12 @@ impl Etcd {
         keys.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
     }
 
-    /// Removes them.
+    /// Removes the keys of such a URL.
     pub fn forget(&self, url: &str) {
         self.ctl(&["del", "--prefix", &prefix(url)]);
     }
 
-    /// What the first member has counted under names that begin so.
+    /// The sum of the first member's metrics whose names begin so.
     pub fn count(&self, name: &str) -> f64 {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port(0))).expect("it is there");
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it hears");

@@ -1,14 +1,14 @@
-//! One holds a lock, one waits, and it is handed over: who can do that at a store can use it.
+//! A holder, a waiter, and a hand-over: the basic check that a client can use a store.
 
 use super::dlock::Dlock;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 use super::dlock::finish_all;
 use super::world::World;
 
-/// A job that goes on until `go` is there.
+/// A job that runs until `go` exists.
 pub const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
 
-/// `dlock` is given what both need to get in.
+/// `dlock` adds what both need to log in.
 #[track_caller]
 pub fn hand_over<'w>(world: &'w World, dlock: impl Fn(Dlock<'w>) -> Dlock<'w>) {
     let holder = dlock(world.run("k", &["-t", "60s"], JOB)).any_stderr().spawn();
@@ -21,7 +21,7 @@ pub fn hand_over<'w>(world: &'w World, dlock: impl Fn(Dlock<'w>) -> Dlock<'w>) {
     assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
-/// A crowd that may have the lock together is let in, in more than one step.
+/// A crowd of readers is granted the lock together, in more than one transaction.
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub fn hand_over_to_readers(world: &World) {
     const CROWD: usize = dlock::rules::GRANTED_AT_ONCE + 6;
@@ -31,7 +31,7 @@ pub fn hand_over_to_readers(world: &World) {
     let mut readers = Vec::new();
     while readers.len() < CROWD {
         readers.push(world.run("k", &["-w", "-s", "-t", "2m"], job).any_stderr().spawn());
-        // Not all at once: they would get into each other's way for long.
+        // Not all at once, because they would conflict for long.
         if readers.len() % 10 == 0 || readers.len() == CROWD {
             world.wait_for_waiters("k", readers.len());
         }

@@ -1,11 +1,11 @@
-//! Addresses where nobody answers.
+//! Addresses where no server answers.
 
 use rustix::net::{AddressFamily, SocketAddrV4, SocketType, bind, getsockname, listen, socket};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// Takes connections and says nothing.
+/// Accepts connections and sends nothing.
 pub struct Silent(TcpListener);
 
 impl Silent {
@@ -18,7 +18,7 @@ impl Silent {
     }
 }
 
-/// Does not even take connections: its queue is full, so the kernel drops whatever knocks, as a firewall would.
+/// Accepts no connection: its queue is full, so the kernel drops each attempt, as a firewall would.
 pub struct Black {
     port: u16,
     _listener: OwnedFd,

@@ -1,20 +1,23 @@
-//! The jobs that scenarios run: shell scripts that leave traces in the world's directory. A process announces itself
-//! by a file with its process id, written and then renamed, so that it is never read half.
+//! The jobs of scenarios: shell scripts that write files in the world's directory. A process
+//! announces itself by a file with its process id, written and then renamed, so that it is never
+//! read half.
 
 use super::proc;
 use super::wait::wait_until;
 use super::world::World;
 
-/// Those of [`FAMILY`]: the leader, which is CMD and notes TERM but does not go; one in a session of its own; one
-/// with an emptied environment; one with both; one that ignores TERM; one that is stopped and notes TERM when it is
-/// continued; one whose parents are gone; one of which nothing at all points to the job but its descent.
+/// The members of [`FAMILY`]: the leader, which is CMD and logs TERM but does not end; one in a
+/// session of its own; one with an emptied environment; one with both; one that ignores TERM; one
+/// that is stopped and logs TERM when it is continued; one whose parents are gone; and one that
+/// only its descent connects with the job.
 const MEMBERS: [&str; 8] = ["leader", "session", "naked", "stranger", "deaf", "frozen", "daemon", "ghost"];
 
-/// Starts a family that tries to get away, and logs `born` when all are there. TERM ends none of it that matters.
+/// Starts a family that tries to escape, and logs `born` when all are there. TERM ends none of the
+/// members that matter.
 pub const FAMILY: &str = "sh family";
 
-/// Logs `overlap NAME` for each member of the family that still lives, then `next`. Whom a KILL has reached runs no more,
-/// also where a busy machine has not taken it away yet.
+/// Logs `overlap NAME` for each member of the family that still runs, then `next`. A process that
+/// got SIGKILL does not count, even if a busy machine has not removed it yet.
 pub const SUCCESSOR: &str = "sh successor";
 
 /// Writes the scripts behind [`FAMILY`] and [`SUCCESSOR`].
@@ -33,7 +36,7 @@ pub fn family(world: &World) -> Vec<i32> {
     pids
 }
 
-/// Those of the family that may still do something, by name.
+/// The members of the family that can still do something, by name.
 pub fn survivors(world: &World) -> Vec<&'static str> {
     MEMBERS.into_iter().filter(|name| proc::acts(world.wait_for_pid(&format!("{name}.pid")))).collect()
 }

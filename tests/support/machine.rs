@@ -1,5 +1,5 @@
-//! A machine to do as one pleases with: a copy of this one whose changes are thrown away, with a host name of its own, for
-//! what needs /etc, /usr and root. It shares the network with this one.
+//! A machine that a test may change: a copy of this one whose changes are thrown away, with a host
+//! name of its own, for tests that need /etc, /usr and root. It shares the network with this one.
 
 use super::proc;
 use super::wait::wait_for;
@@ -10,7 +10,8 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
-/// The copy: an overlay on the root directory, and namespaces that a process keeps. All that runs there ends with it.
+/// The copy: an overlay on the root directory, and namespaces that a keeper process holds open. All
+/// processes in it end with it.
 pub struct Machine<'w> {
     world: &'w World,
     name: String,
@@ -56,7 +57,7 @@ impl<'w> Machine<'w> {
         Self { world, name: name.to_owned(), keeper, pid }
     }
 
-    /// What stands before a command that is to run there.
+    /// The words before a command that run it in the machine.
     pub fn entrance(&self) -> Vec<String> {
         let root = self.world.path(&self.name).join("root");
         format!("--target {} --mount --uts --pid chroot {} env", self.pid, root.display())
@@ -65,14 +66,14 @@ impl<'w> Machine<'w> {
             .collect()
     }
 
-    /// Copies a file there, for everybody to read and to run.
+    /// Copies a file into the machine; all users may read and run it.
     pub fn copy(&self, from: &Path, to: &str) {
         let file = File::open(from).expect("a file");
         let line = format!("mkdir -p $(dirname {to}) && cat > {to} && chmod 755 {to}");
         printed(&line, &self.command(&line).stdin(file).output().expect("nsenter"));
     }
 
-    /// A shell line, there, by root, with nothing of this environment.
+    /// A shell line in the machine, as root, without this environment.
     pub fn command(&self, line: &str) -> Command {
         let mut command = as_root(self.world, "nsenter");
         command.args(self.entrance()).args([
@@ -85,7 +86,7 @@ impl<'w> Machine<'w> {
         command
     }
 
-    /// What a shell line prints, which has to succeed.
+    /// Runs a shell line, expects success, and returns its output.
     #[track_caller]
     pub fn run(&self, line: &str) -> String {
         let output = self.command(line).output().expect("nsenter");
@@ -95,7 +96,8 @@ impl<'w> Machine<'w> {
 
 impl Drop for Machine<'_> {
     fn drop(&mut self) {
-        // The first process ends, and the others with it; then the namespaces and their mounts go.
+        // The first process ends, and all others with it; then the namespaces and their mounts are
+        // removed.
         drop(self.keeper.stdin.take());
         drop(self.keeper.wait());
     }
@@ -110,7 +112,7 @@ fn as_root(world: &World, program: &str) -> Command {
     command
 }
 
-/// What a program printed, which has to have succeeded.
+/// Expects a program's success, and returns its output.
 #[track_caller]
 pub fn printed(what: &str, output: &Output) -> String {
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();

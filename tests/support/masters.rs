@@ -1,4 +1,4 @@
-//! Several real redis-servers that know nothing of each other, for one test; and dlock on all of them together.
+//! Several independent redis-servers for one test, and dlock on all of them together.
 
 use super::certificates::Authority;
 use super::dlock::Dlock;
@@ -14,19 +14,20 @@ use std::process::Command;
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-/// How far the first master's clock is ahead of this machine's, and each further one ahead of the one before.
+/// How far the first master's clock is ahead of this machine's, and each further master's of the
+/// one before.
 const AHEAD_US: i64 = 3_600_000_000;
 
 /// The masters. Dropping them kills them.
 pub struct Masters {
-    // Before the world: fields are dropped in order, and the servers live in its directory.
+    // Before the world: fields are dropped in order, and the servers run in its directory.
     masters: Vec<Redis>,
     world: World,
 }
 
 impl Masters {
-    /// Masters that have been up for longer than any lease: their clocks are ahead, each by another hour. Also after a
-    /// restart they count at once.
+    /// Masters that have been up for longer than any lease: their clocks are ahead, each by another
+    /// hour, so they count at once, also after a restart.
     pub fn aged(count: usize) -> Self {
         Self::start(count, |_| Vec::new(), ahead)
     }
@@ -65,7 +66,7 @@ impl Masters {
         &self.world
     }
 
-    /// Makes them the store of the directory's own dlock.
+    /// Makes the masters the default store of the directory.
     pub fn use_own_store(&mut self) {
         self.world.use_store(url(&self.ports()));
     }
@@ -80,7 +81,7 @@ impl Masters {
         &mut self.masters[at]
     }
 
-    /// How many there are.
+    /// Number of masters.
     pub fn len(&self) -> usize {
         self.masters.len()
     }
@@ -132,7 +133,7 @@ pub fn url(ports: &[u16]) -> String {
     format!("redis+quorum://{}", hosts.join(","))
 }
 
-/// What sets a master's clock ahead.
+/// The environment that sets a master's clock ahead.
 fn ahead(at: usize) -> Vec<(&'static str, OsString)> {
     let ahead = AHEAD_US * (1 + i64::try_from(at).expect("a few"));
     let shim = steered_clock().as_os_str().to_owned();

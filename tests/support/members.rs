@@ -1,5 +1,5 @@
-//! Several servers that keep the same locks, of which one leads: what may befall them, and what is done meanwhile under their
-//! locks.
+//! A cluster of servers with a leader: the faults that can happen to it, and the scenarios under
+//! its locks meanwhile.
 
 use super::dlock::End;
 use super::hand_over::JOB;
@@ -14,31 +14,31 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-/// What may be done to them.
+/// A cluster whose members can be killed, stopped and cut off.
 pub trait Cluster {
     /// Which member leads.
     fn leader(&self) -> usize;
     /// The URL of these members.
     fn url_of(&self, members: &[usize]) -> String;
     fn kill(&mut self, member: usize);
-    /// Starts one that was killed.
+    /// Starts a killed member again.
     fn run(&mut self, member: usize);
     fn signal(&self, member: usize, signal: Signal);
-    /// Cuts a member off from the others, until [`Cluster::join`]. Its clients reach it.
+    /// Cuts a member off from the others until [`Cluster::join`]. Its clients still reach it.
     fn cut_off(&self, member: usize);
     fn join(&self);
-    /// Waits until every member that runs serves.
+    /// Waits until every running member serves.
     fn wait_until_it_serves(&self);
 }
 
-/// Outages of three members, one after the other: one stands still, the leader is cut off from the others, all stand still, the
-/// leader is killed.
+/// Outages of three members in turn: one stands still, the leader is cut off from the others, all
+/// stand still, the leader is killed.
 pub fn outages_of(cluster: &mut impl Cluster) -> impl FnMut() {
     let mut round = 0;
     move || {
         round += 1;
         let leader = cluster.leader();
-        // How long an outage lasts is what is tried.
+        // The length of the outage is part of the test.
         let lasts = |seconds| sleep(Duration::from_secs(seconds));
         match round % 4 {
             0 => {
@@ -66,18 +66,18 @@ pub fn outages_of(cluster: &mut impl Cluster) -> impl FnMut() {
     }
 }
 
-/// The leader is cut off from the others, and the holder and one who waits reach it alone.
+/// The leader is cut off from the others; the holder and a waiter reach only the leader.
 pub fn a_leader_is_cut_off(world: &World, cluster: &impl Cluster) {
     is_cut_off(world, cluster, cluster.leader());
 }
 
-/// One that follows is.
+/// A follower is cut off; the holder and a waiter reach only the follower.
 pub fn a_follower_is_cut_off(world: &World, cluster: &impl Cluster) {
     is_cut_off(world, cluster, (cluster.leader() + 1) % 3);
 }
 
-/// A member is cut off from the others, and the holder and one who waits reach it alone: it renews nothing, and the others grant
-/// the lock when nothing of the job is alive.
+/// A member is cut off from the others; the holder and a waiter reach only that member. It renews
+/// nothing, and the others grant the lock when no process of the job is alive.
 fn is_cut_off(world: &World, cluster: &impl Cluster, member: usize) {
     let alone = cluster.url_of(&[member]);
     let others = cluster.url_of(&[(member + 1) % 3, (member + 2) % 3]);
@@ -98,7 +98,8 @@ fn is_cut_off(world: &World, cluster: &impl Cluster, member: usize) {
     assert_eq!(world.log(), ["next", "last"]);
 }
 
-/// The leader is killed again and again: who holds and who waits notice nothing, and who comes is served by the others.
+/// The leader is killed again and again: holders and waiters notice nothing, and the other members
+/// serve newcomers.
 pub fn leaders_are_killed(world: &World, cluster: &mut impl Cluster, ttl: &str) {
     let holder = world.run("k", &["-t", ttl], JOB).any_stderr().spawn();
     world.wait_for_log("up");
@@ -130,7 +131,7 @@ pub fn leaders_are_killed(world: &World, cluster: &mut impl Cluster, ttl: &str) 
     assert_eq!(world.log(), ["up", "done", "1", "2", "3"]);
 }
 
-/// Half of a lease of so many seconds passes while all of them stand still.
+/// All members stand still for half of a lease of `ttl` seconds.
 pub fn all_stand_still_for_half_a_lease(world: &World, cluster: &impl Cluster, ttl: u64) {
     let lease = format!("{ttl}s");
     let holder = world.run("k", &["-t", &lease], JOB).any_stderr().spawn();
@@ -139,7 +140,7 @@ pub fn all_stand_still_for_half_a_lease(world: &World, cluster: &impl Cluster, t
     world.wait_for_waiters("k", 1);
     let fence = world.fence("k");
     (0..3).for_each(|member| cluster.signal(member, Signal::STOP));
-    // The outage itself. What they take to agree on a leader again on a busy machine is part of it where that is not idle.
+    // The outage itself. On a busy machine the time to elect a leader again is part of the outage.
     sleep(Duration::from_secs(if is_soak() { ttl / 2 } else { ttl / 4 }));
     (0..3).for_each(|member| cluster.signal(member, Signal::CONT));
     cluster.wait_until_it_serves();
@@ -151,7 +152,8 @@ pub fn all_stand_still_for_half_a_lease(world: &World, cluster: &impl Cluster, t
     assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
-/// All of them are gone, or stand still, for longer than a lease: the job is dead in time, and is told why.
+/// All members are gone, or stand still, for longer than a lease: the job is dead in time, and the
+/// message says why.
 pub fn all_are_gone_for_good(world: &World, cluster: &impl Cluster, signal: Signal) {
     let job = "trap 'echo term >> log' TERM; echo $$ > pid; while :; do sleep 0.05; done";
     let holder = world.run("k", &["-t", "5s", "--grace", "300ms"], job).status(79).any_stderr().spawn();
@@ -162,8 +164,8 @@ pub fn all_are_gone_for_good(world: &World, cluster: &impl Cluster, signal: Sign
     assert!(world.log().contains(&"term".to_owned()));
 }
 
-/// Adds to a number as everybody does, who reads it and writes it back; and to a register that takes nothing from anybody with a
-/// smaller fence than it has seen.
+/// Increments a number by reading it and writing it back, and a register that refuses smaller
+/// fences than it has seen.
 const ADD: &str = r#"
 register() { flock "$k.mutex" sh -c '
     read -r seen value < "$1.register"
@@ -177,10 +179,11 @@ echo $((number + 1)) > "$k.plain.new.$$"; mv "$k.plain.new.$$" "$k.plain"; echo 
 register $((value + 1))
 "#;
 
-/// What the report of Jepsen did to the locks of etcd: values are read, changed and written back under short leases, by runs of
-/// several workers until it was done so many times, while there is one outage of the store after the other. Nobody may add to
-/// what somebody else has added to. Of a second lock, dlock, guard and job are stopped as well, all of it for longer than a lease,
-/// as when a machine stands still: then only what looks at the fence need be right.
+/// As in Jepsen's report on the locks of etcd: several workers read, change and write values back
+/// under short leases, until enough increments succeeded, during one outage after the other. No
+/// increment may be lost. Under a second lock dlock, guard and job are also stopped together for
+/// longer than a lease, as when a machine stands still: then only the register that checks the
+/// fence must be right.
 pub fn increments_through_outages(world: &World, times: usize, options: &[&str], mut outage: impl FnMut()) {
     let each = (times / 50).max(10);
     for key in ["kept", "paused"] {
@@ -208,7 +211,7 @@ pub fn increments_through_outages(world: &World, times: usize, options: &[&str],
                         stand_still(run.pid(), Duration::from_secs(3));
                         pauses.fetch_add(1, Ordering::Relaxed);
                     }
-                    // As long as members take to agree on a leader, and then a session to end.
+                    // The time for an election, and then for a session to end.
                     wait_within(OUTAGE, "it ends", || run.has_ended().then_some(()));
                     let output = run.output();
                     let expected: &[i32] = if is_paused { &[0, 1, 69, 79] } else { &[0, 69, 79] };
@@ -261,7 +264,7 @@ fn has_job(dlock: i32) -> bool {
     proc::children(dlock).into_iter().any(|guard| !proc::children(guard).is_empty())
 }
 
-/// dlock, its guard and its job stand still for so long.
+/// Stops dlock, its guard and its job for a while.
 fn stand_still(dlock: i32, time: Duration) {
     let mut all = vec![dlock];
     let mut at = 0;
@@ -271,7 +274,7 @@ fn stand_still(dlock: i32, time: Duration) {
         at += 1;
     }
     sleep(time);
-    // The job first, which does what it was about to do before anybody stops it.
+    // The job continues first: it does what it was about to do before its keepers stop it.
     let (keepers, job) = all.split_at(all.len().min(2));
     job.iter().for_each(|pid| proc::signal(*pid, Signal::CONT));
     sleep(Duration::from_millis(50));

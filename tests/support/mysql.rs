@@ -1,5 +1,6 @@
-//! A real MariaDB server. One is shared by the scenarios, each of which has a database of its own there; a scenario that kills
-//! or sets up its server has one for itself. `app` is an ordinary user without a password; `root` administers, by the socket.
+//! A real MariaDB server. Scenarios share one, each with a database of its own there; a scenario
+//! that kills or configures its server has its own. `app` is an ordinary user without a password;
+//! `root` administers, by the socket.
 
 use super::masters::steered_clock;
 use super::redis::next_port;
@@ -20,7 +21,7 @@ use std::thread;
 const USERS: &str = "DROP USER IF EXISTS ''@localhost; CREATE USER IF NOT EXISTS app@'%'; \
      GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER ON *.* TO app@'%'; CREATE DATABASE IF NOT EXISTS ops;";
 
-/// How dlock asks for the time.
+/// The expression with which dlock asks for the time.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
 /// The server. Dropping it kills it.
@@ -28,18 +29,18 @@ pub struct Mysql {
     port: u16,
     home: PathBuf,
     options: Vec<String>,
-    /// How far its clock is ahead, in microseconds.
+    /// How far the server's clock is ahead, in microseconds.
     offset: i64,
     child: Option<Child>,
 }
 
 impl Mysql {
-    /// A server in a directory of its own below `home`, with further settings, `name=value`.
+    /// Starts a server in a directory of its own below `home`, with further settings, `name=value`.
     pub fn start(home: &Path, options: &[&str]) -> Self {
         Self::start_in(home.join("mysql"), options)
     }
 
-    /// A replica of it, which must have a log of all that it did.
+    /// Starts a replica. The server must have a complete log.
     pub fn replica(&self) -> Self {
         let replica =
             Self::start_in(self.home.with_file_name("replica"), &["server-id=2", "log-bin", "read-only"]);
@@ -69,12 +70,12 @@ impl Mysql {
         server
     }
 
-    /// That which all scenarios share.
+    /// The server that all scenarios share.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Mysql> = OnceLock::new();
         SHARED.get_or_init(|| {
             let (tell, hear) = mpsc::channel();
-            // It is told to stop when the thread that started it ends.
+            // The server is stopped when the thread that started it ends (PR_SET_PDEATHSIG).
             thread::spawn(move || {
                 tell.send(Self::start(suite_home(), &["max_connections=600"]))
                     .expect("somebody waits for it");
@@ -86,7 +87,7 @@ impl Mysql {
         })
     }
 
-    /// Starts it again.
+    /// Starts the server again.
     pub fn run(&mut self) {
         let mut command = as_server("mariadbd");
         if self.offset != 0 {
@@ -94,7 +95,7 @@ impl Mysql {
         }
         command.env("HOME", &self.home);
         command.arg(format!("--datadir={}", self.data().display()));
-        // A server that starts removes what it takes for its own in there.
+        // A starting server removes files there that it takes for its own.
         command.arg(format!("--tmpdir={}", self.home.display()));
         command.arg(format!("--socket={}", self.socket().display()));
         command.arg(format!("--pid-file={}", self.home.join("pid").display()));
@@ -107,39 +108,40 @@ impl Mysql {
         wait_until("mariadbd is there", || self.try_ask("mysql", "SELECT 1").is_ok());
     }
 
-    /// Further settings from the next start on.
+    /// Adds settings that count from the next start on.
     pub fn add_options(&mut self, options: &[&str]) {
         self.options.extend(options.iter().map(ToString::to_string));
     }
 
-    /// From the next start on its clock is ahead by so many seconds.
+    /// Sets the server's clock ahead by `ahead` seconds, from the next start on.
     pub fn set_clock(&mut self, ahead: i64) {
         self.offset = ahead * 1_000_000;
     }
 
-    /// Where its data is.
+    /// The data directory.
     pub fn data(&self) -> PathBuf {
         self.home.join("data")
     }
 
-    /// Where clients find it.
+    /// The port for clients.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its socket.
+    /// The server's socket.
     pub fn socket(&self) -> PathBuf {
         self.home.join("s")
     }
 
-    /// The URL of a database there.
+    /// The URL of a database on the server.
     pub fn url(&self, database: &str) -> String {
         format!("mysql://app@127.0.0.1:{}/{database}", self.port)
     }
 
-    /// A port behind which it is always the time that stands in a file, in microseconds since 1970: where a statement asks for
-    /// the time, that number is put in its place. A server whose own clock stands still does not do: for each session time
-    /// goes on by a microsecond with every statement. It is served until the process ends.
+    /// Returns a port behind which the time is always the one in a file, in microseconds since
+    /// 1970: the proxy puts that number in the place of the time expression of each statement. A
+    /// server clock that stands still would not do: for each session time advances by a microsecond
+    /// with every statement. The proxy runs until the process ends.
     pub fn steered(&self, clock: fs::File) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let (port, socket) = (listener.local_addr().expect("its address").port(), self.socket());
@@ -147,19 +149,19 @@ impl Mysql {
             for client in listener.incoming().flatten() {
                 let clock = clock.try_clone().expect("another descriptor");
                 let server = UnixStream::connect(&socket).expect("the server");
-                // It ends when one of the two hangs up.
+                // The thread ends when client or server hangs up.
                 thread::spawn(move || steer(client, server, &clock).ok());
             }
         });
         port
     }
 
-    /// What statements answer, a line for each row; as the administrator.
+    /// Runs statements as the administrator and returns the rows, one a line.
     pub fn ask(&self, database: &str, statements: &str) -> String {
         self.try_ask(database, statements).unwrap_or_else(|error| panic!("{statements}: {error}"))
     }
 
-    /// The same, which may fail.
+    /// The same for a request that may fail.
     pub fn try_ask(&self, database: &str, statements: &str) -> Result<String, String> {
         let mut client = self.client("root");
         let output = client.args(["-D", database, "-e", statements]).output().expect("mariadb");
@@ -178,13 +180,13 @@ impl Mysql {
         client
     }
 
-    /// How many tables dlock has in a database.
+    /// Number of dlock's tables in a database.
     pub fn tables(&self, database: &str) -> usize {
         let count = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 'dlock%'";
         self.ask(database, count).parse().expect("a number")
     }
 
-    /// Writes down anew what it is asked.
+    /// Restarts the log of statements.
     pub fn begin_log(&self) {
         let file = self.home.join("asked");
         self.ask("mysql", "SET GLOBAL general_log = 0");
@@ -193,12 +195,12 @@ impl Mysql {
         self.ask("mysql", &begin);
     }
 
-    /// What it was asked since.
+    /// The statements since then.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.home.join("asked")).expect("a log")).into_owned()
     }
 
-    /// A new database.
+    /// Creates a new database.
     pub fn database(&self) -> Database {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("w{}", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -207,17 +209,17 @@ impl Mysql {
         Database { name, remove }
     }
 
-    /// Sends it a signal: TERM ends it in order, KILL leaves everything as it is.
+    /// Sends the server a signal: TERM ends it in order, KILL ends it without any clean-up.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_raw(self.pid()).expect("it runs"), signal).expect("it runs");
     }
 
-    /// Its first process.
+    /// The process id of the server's first process.
     pub fn pid(&self) -> i32 {
         self.child.as_ref().expect("it runs").id().cast_signed()
     }
 
-    /// Ends it so, and waits for that.
+    /// Ends the server with a signal, and waits for its end.
     pub fn stop(&mut self, signal: Signal) {
         self.signal(signal);
         self.child.take().expect("it runs").wait().expect("it ends");
@@ -233,7 +235,7 @@ impl Drop for Mysql {
     }
 }
 
-/// Passes on what both say to each other, and puts the time into the client's statements.
+/// Copies both directions, and puts the time into the client's statements.
 fn steer(mut client: TcpStream, mut server: UnixStream, clock: &fs::File) -> io::Result<()> {
     client.set_nodelay(true)?;
     let (mut answers, mut to_client) = (server.try_clone()?, client.try_clone()?);
@@ -262,7 +264,7 @@ fn pass_on(client: &mut TcpStream, server: &mut UnixStream, clock: &fs::File) ->
     }
 }
 
-/// The directory of a server that nobody has used, made once.
+/// The directory of an unused server, made once.
 fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {

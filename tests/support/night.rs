@@ -1,5 +1,6 @@
-//! A night in which everything goes wrong: real runs of every kind on several hosts, a nemesis, and a judge. In rounds, each
-//! with one arrangement of the store and one profile of what may be done to it.
+//! The fault-injection run (a night): real runs of every kind on several hosts, a nemesis that
+//! makes the faults, and a judge. Each round has one arrangement of the store and one profile of
+//! faults.
 
 pub mod check;
 mod crowd;
@@ -42,10 +43,10 @@ pub use peers::{Row, Tool};
 
 pub use site::Arrangement;
 
-/// So long after the one before begins the next one of the crowd.
+/// Time between the starts of two runs of the crowd.
 const ARRIVES_AFTER: Duration = Duration::from_millis(50);
 
-/// After so long a queue has forgotten everybody who is not heard of.
+/// Time after which a queue has forgotten every waiter that is no longer heard.
 const FORGOTTEN: Duration = TICKET_KEPT.saturating_add(Duration::from_secs(15));
 
 /// What happened in a round, for a judge.
@@ -64,11 +65,11 @@ pub struct Plan {
     pub outages: Outages,
     pub seed: u64,
     pub workers: usize,
-    /// For how long it is raged.
+    /// How long faults are made.
     pub span: Duration,
 }
 
-/// Makes one round, and adds what came of it to the report.
+/// Plays one round and adds its result to the report.
 pub fn round(plan: Plan, report: &mut Report) {
     let Plan { arrangement, profile, seed, .. } = plan;
     let groups = Groups::new();
@@ -91,7 +92,7 @@ pub fn round(plan: Plan, report: &mut Report) {
     report.add(arrangement, profile, seed, &played, &verdict);
 }
 
-/// The same for whoever takes locks there, with what every tool can do.
+/// The same for any tool, with runs that every tool supports.
 pub fn round_of_peers(plan: Plan, tool: Tool, row: &mut Row) {
     let mut site = Site::new(plan.arrangement);
     let Site { world, hosts, store, .. } = &mut site;
@@ -113,10 +114,11 @@ fn play(crowd: &Crowd, world: &World, hosts: &[Host], store: &mut StoreSide, pla
     thread::scope(|scope| {
         for worker in 0..workers {
             let dice = dice(seed, worker + 1);
-            // It takes three for a key: one on each host.
+            // Three long runs share a key: one on each host.
             let long = (worker < (workers / 12).max(1) * 3).then_some(worker);
             scope.spawn(move || {
-                // All at once they would take the machine for longer than it may take to hand a lock over.
+                // Started all at once they would keep the machine busy for longer than a hand-over
+                // may take.
                 sleep(ARRIVES_AFTER * u32::try_from(worker).unwrap_or(0));
                 crowd.work(dice, long);
             });
@@ -151,7 +153,7 @@ fn play(crowd: &Crowd, world: &World, hosts: &[Host], store: &mut StoreSide, pla
     Played { round, counts, raged: began.elapsed(), complaints }
 }
 
-/// The dice of one of those who play in a round.
+/// The dice of one player in a round.
 fn dice(seed: u64, who: usize) -> Dice {
     let who = u64::try_from(who).expect("a few");
     let mut dice = Dice(seed.wrapping_add(who << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
@@ -160,13 +162,13 @@ fn dice(seed: u64, who: usize) -> Dice {
     dice
 }
 
-/// What a busy machine does by itself. Starts a program that needs no store, again and again: when did even that take long?
-/// And asks the sentinels, or the nodes of a cluster, when they had another master, for one that gets no processor is dead to
-/// them.
+/// Notes what a busy machine does by itself. It starts a program that needs no store again and
+/// again, and notes when even that took long. It also asks the sentinels, or the cluster's nodes,
+/// when their master changed: they take a master without processor time for dead.
 fn feel(world: &World, crowd: &Crowd, sentinels: &[u16], nodes: &[u16]) -> Vec<Trouble> {
     let mut felt = Vec::new();
     let by_sentinels = || sentinels.iter().find_map(|sentinel| sentinel::named_by(*sentinel)).map(u64::from);
-    // The one that has heard most.
+    // The node with the newest configuration.
     let by_nodes = || nodes.iter().filter_map(|node| cluster::epoch(*node)).max();
     let named = || by_sentinels().or_else(by_nodes);
     let (mut master, mut asked) = (named(), now());
@@ -180,7 +182,7 @@ fn feel(world: &World, crowd: &Crowd, sentinels: &[u16], nodes: &[u16]) -> Vec<T
         }
         let before = std::mem::replace(&mut asked, now());
         if named().is_some_and(|new| master.replace(new).is_some_and(|old| old != new)) {
-            // The old one may serve for a while still.
+            // The old master may serve for a while.
             let (from, until) = (before.saturating_sub(SECOND), now() + 6 * SECOND);
             felt.push(Trouble { kind: "another master", from, until, forgets: true, empties: false });
         }
@@ -189,7 +191,7 @@ fn feel(world: &World, crowd: &Crowd, sentinels: &[u16], nodes: &[u16]) -> Vec<T
     felt
 }
 
-/// Looks who waits, again and again.
+/// Reads the waiters again and again.
 fn look(world: &World, crowd: &Crowd) -> Vec<Sighting> {
     let mut seen = Vec::new();
     while !crowd.stop.load(Ordering::Relaxed) {
@@ -211,14 +213,14 @@ fn look(world: &World, crowd: &Crowd) -> Vec<Sighting> {
     seen
 }
 
-/// What the store tells of the keys when nobody uses them any more.
+/// The statistics and histories of the keys when no client uses them any more.
 fn tell(world: &World, keys: &[&'static str]) -> BTreeMap<&'static str, Told> {
     let ask = |words: &[&str]| {
         world.dlock(words).env("DLOCK_OP_TIMEOUT", "20s").any_stdout().any_stderr().spawn().output().stdout
     };
     let parse = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
-    // What was kept for somebody who died is over with his lease; his place in a queue, if nobody else was heard of any more,
-    // when it is forgotten.
+    // What was retained for a dead client ends with its lease. Its place in a queue, if no other
+    // client was heard since, ends when the ticket is forgotten.
     let deadline = Instant::now() + FORGOTTEN;
     let status = loop {
         let status = parse(&ask(&[&["status", "--json"], keys].concat()));

@@ -1,5 +1,5 @@
-//! A crowd that is shot at while its store is away again and again: killed, restarted, cut off. Nothing of what it had promised
-//! is lost.
+//! A crowd with random kills while its store is away again and again: killed, restarted, cut off.
+//! Nothing promised before is lost.
 
 use super::dlock::End;
 use super::storm::{Dice, EXPECTED, JOB, Wish, judge, keys_of, one_run};
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-/// Has `workers` make runs, of random wishes, until there have been so many grants, and looks at what came of it. Every few seconds
-/// `outage` makes an outage of the store, and ends it.
+/// `workers` make runs with random wishes until there have been enough grants, and the result is
+/// checked. Every few seconds `outage` makes and ends an outage of the store.
 pub fn storm_through_outages(
     world: &World,
     workers: usize,
@@ -34,7 +34,7 @@ pub fn storm_through_outages(
                 while !is_over() {
                     let output = one_run(world, "5s", dice.of(wishes), &mut dice);
                     let end = output.end();
-                    // Who does not wait, or not for long, meets the outage.
+                    // A run that waits for a short time or not at all may meet the outage.
                     assert!(EXPECTED.contains(&end) || end == End::Status(69), "{output:?}");
                     ran.fetch_add(usize::from(end == End::Status(0)), Ordering::Relaxed);
                     *ended.lock().expect("nobody panics").entry(format!("{end:?}")).or_default() += 1;
@@ -49,7 +49,7 @@ pub fn storm_through_outages(
             });
         }
         let _end = EndOfAll(&one_has_ended);
-        // Here, for a server may end with the thread that has started it.
+        // In this thread, because a server may end with the thread that started it.
         while !is_over() {
             sleep(Duration::from_secs(2));
             outage();
@@ -68,7 +68,7 @@ pub fn storm_through_outages(
     }
 }
 
-/// Where one of many threads fails, the others end, too.
+/// If one of many threads fails, the others end, too.
 pub struct EndOfAll<'a>(pub &'a AtomicBool);
 
 impl Drop for EndOfAll<'_> {
@@ -77,8 +77,8 @@ impl Drop for EndOfAll<'_> {
     }
 }
 
-/// Nobody may stand for long before a lock that is free. Those who died a moment ago, or cannot reach the store, hold the others
-/// up for some seconds.
+/// No waiter may wait for long for a free lock. Clients that just died or cannot reach the store
+/// delay the others by some seconds.
 fn no_queue_stands_idle(world: &World, key: &str, is_over: impl Fn() -> bool) {
     let mut idle: Option<Instant> = None;
     while !is_over() {

@@ -1,5 +1,6 @@
-//! A real PostgreSQL server. One is shared by the scenarios, each of which has a database of its own there; a scenario that
-//! kills or sets up its server has one for itself. Whoever is root runs it as `postgres`, for it refuses root.
+//! A real PostgreSQL server. Scenarios share one, each with a database of its own there; a scenario
+//! that kills or configures its server has its own. Root runs it as `postgres`, because it refuses
+//! root.
 
 use super::masters::steered_clock;
 use super::redis::next_port;
@@ -20,7 +21,7 @@ pub struct Postgres {
     port: u16,
     home: PathBuf,
     options: Vec<String>,
-    /// How far its clock is ahead, in microseconds.
+    /// How far the server's clock is ahead, in microseconds.
     offset: i64,
     /// The file that its clock shows, if there is one.
     clock: Option<PathBuf>,
@@ -28,8 +29,8 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Makes a user `guest`, who may make tables and has this password; all but the tests' own user need one. The store's URL for
-    /// that user, without the password.
+    /// Creates a user `guest` who may create tables and has this password; all users but the tests'
+    /// own need one. Returns the store's URL for `guest`, without the password.
     pub fn admit_guest(&self, password: &str) -> String {
         let grant = "GRANT CREATE ON SCHEMA public TO guest";
         self.ask("postgres", &format!("CREATE ROLE guest LOGIN PASSWORD '{password}'; {grant}"));
@@ -42,12 +43,12 @@ impl Postgres {
         self.url("postgres").replace("app@", "guest@")
     }
 
-    /// A server in a directory of its own below `home`, with further settings, `name=value`.
+    /// Starts a server in a directory of its own below `home`, with further settings, `name=value`.
     pub fn start(home: &Path, options: &[&str]) -> Self {
         Self::start_steered(home, options, None)
     }
 
-    /// The same, whose clock shows what is in a file; see `steered_clock.c`.
+    /// The same with a clock that shows the time in a file; see `steered_clock.c`.
     pub fn start_steered(home: &Path, options: &[&str], clock: Option<PathBuf>) -> Self {
         for open in [suite_home(), home] {
             fs::set_permissions(open, fs::Permissions::from_mode(0o755)).expect("permissions");
@@ -66,7 +67,7 @@ impl Postgres {
         server
     }
 
-    /// A standby of it, which streams what it writes.
+    /// A standby that streams the server's log.
     pub fn standby(&self) -> Self {
         let home = new_home(&self.home.with_file_name("standby"));
         let copied = as_postgres("pg_basebackup")
@@ -82,12 +83,12 @@ impl Postgres {
         standby
     }
 
-    /// That which all scenarios share.
+    /// The server that all scenarios share.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Postgres> = OnceLock::new();
         SHARED.get_or_init(|| {
             let (tell, hear) = mpsc::channel();
-            // It is told to stop when the thread that started it ends.
+            // The server is stopped when the thread that started it ends (PR_SET_PDEATHSIG).
             thread::spawn(move || {
                 let options = ["max_connections=500"];
                 tell.send(Self::start(suite_home(), &options)).expect("somebody waits for it");
@@ -99,7 +100,7 @@ impl Postgres {
         })
     }
 
-    /// Starts it again.
+    /// Starts the server again.
     pub fn run(&mut self) {
         let mut command = as_postgres("postgres");
         if let Some(clock) = &self.clock {
@@ -118,7 +119,7 @@ impl Postgres {
             fs::OpenOptions::new().create(true).append(true).open(self.home.join("log")).expect("a log");
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
         wait_until("postgres is there", || {
-            // It does not start as long as processes of one that was killed are left.
+            // It does not start while processes of a killed server are left.
             if self.child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None))) {
                 self.child = Some(command.spawn().expect("postgres"));
             }
@@ -133,42 +134,42 @@ impl Postgres {
         }
     }
 
-    /// Further settings from the next start on.
+    /// Adds settings that count from the next start on.
     pub fn add_options(&mut self, options: &[&str]) {
         self.options.extend(options.iter().map(ToString::to_string));
     }
 
-    /// From the next start on its clock is ahead by so many seconds.
+    /// Sets the server's clock ahead by `ahead` seconds, from the next start on.
     pub fn set_clock(&mut self, ahead: i64) {
         self.offset = ahead * 1_000_000;
     }
 
-    /// Where its data is.
+    /// The data directory.
     pub fn data(&self) -> PathBuf {
         self.home.join("data")
     }
 
-    /// Where clients find it.
+    /// The port for clients.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its socket.
+    /// The server's socket.
     pub fn socket(&self) -> PathBuf {
         self.home.join(format!(".s.PGSQL.{}", self.port))
     }
 
-    /// The URL of a database there.
+    /// The URL of a database on the server.
     pub fn url(&self, database: &str) -> String {
         format!("postgres://app@127.0.0.1:{}/{database}", self.port)
     }
 
-    /// What a statement answers, a line for each row; as the administrator.
+    /// Runs a statement as the administrator and returns the rows, one a line.
     pub fn ask(&self, database: &str, statement: &str) -> String {
         self.try_ask(database, statement).unwrap_or_else(|error| panic!("{statement}: {error}"))
     }
 
-    /// The same, which may fail.
+    /// The same for a request that may fail.
     pub fn try_ask(&self, database: &str, statement: &str) -> Result<String, String> {
         let output = Command::new("psql")
             .args([
@@ -193,13 +194,13 @@ impl Postgres {
         }
     }
 
-    /// How many tables dlock has in a database.
+    /// Number of dlock's tables in a database.
     pub fn tables(&self, database: &str) -> usize {
         let count = "SELECT count(*) FROM pg_class WHERE relname LIKE 'dlock%' AND relkind = 'r'";
         self.ask(database, count).parse().expect("a number")
     }
 
-    /// A new database.
+    /// Creates a new database.
     pub fn database(&self) -> Database {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("w{}", NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -210,17 +211,18 @@ impl Postgres {
         Database { name, remove }
     }
 
-    /// Sends it a signal: TERM waits for clients, INT and QUIT do not, KILL leaves everything as it is.
+    /// Sends the server a signal: TERM waits for clients, INT and QUIT do not, KILL ends it without
+    /// any clean-up.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_raw(self.pid()).expect("it runs"), signal).expect("it runs");
     }
 
-    /// Its first process.
+    /// The process id of the server's first process.
     pub fn pid(&self) -> i32 {
         self.child.as_ref().expect("it runs").id().cast_signed()
     }
 
-    /// Ends it so, and waits for that.
+    /// Ends the server with a signal, and waits for its end.
     pub fn stop(&mut self, signal: Signal) {
         self.signal(signal);
         self.child.take().expect("it runs").wait().expect("it ends");
@@ -246,7 +248,7 @@ pub struct Pooler {
 }
 
 impl Pooler {
-    /// In the directory of a world, which is open to all.
+    /// Starts a pooler in the directory of a world, which is opened to all.
     pub fn start(world: &World, server: u16, database: &str, mode: &str) -> Self {
         let port = next_port();
         let pool = if mode == "session" { 60 } else { 2 };
@@ -289,7 +291,7 @@ impl Drop for Pooler {
     }
 }
 
-/// A directory that the server may write.
+/// A new directory that the server may write to.
 fn new_home(home: &Path) -> PathBuf {
     fs::create_dir(home).expect("a directory");
     fs::set_permissions(home, fs::Permissions::from_mode(0o777)).expect("permissions");
@@ -303,7 +305,7 @@ fn free_port() -> u16 {
     })
 }
 
-/// A program of the server's, as somebody whom it lets start it. It stops when this thread ends.
+/// A program of the server's, as a user that it accepts. It is stopped when this thread ends.
 fn as_postgres(program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "QUIT"]);

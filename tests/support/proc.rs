@@ -1,4 +1,4 @@
-//! What does the kernel say of a process? Read from /proc, as any other observer could.
+//! What the kernel says of a process, read from /proc as any other observer could.
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -6,13 +6,13 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::Path;
 
-/// Whether the process runs, sleeps or is stopped. A zombie is dead: it does nothing any more.
+/// Whether the process runs, sleeps or is stopped. A zombie is dead: it can do nothing.
 pub fn alive(pid: i32) -> bool {
     state(pid).is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
-/// Whether the process may still do something: it lives, and no SIGKILL has been sent to it. It does nothing after that,
-/// however long it takes to get a processor to end on.
+/// Whether the process can still do something: it is alive and no SIGKILL is pending. After SIGKILL
+/// it does nothing more, however long it waits for a processor to end on.
 pub fn acts(pid: i32) -> bool {
     let killed = |line: &str| {
         let pending = line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:"))?;
@@ -64,7 +64,7 @@ pub fn arguments(pid: i32) -> String {
     String::from_utf8_lossy(&bytes).replace('\0', " ")
 }
 
-/// Every process that there is.
+/// The ids of all processes.
 pub fn pids() -> Vec<i32> {
     let entries = fs::read_dir("/proc").expect("/proc is mounted");
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
@@ -77,7 +77,7 @@ pub fn suite_ignores(signal: i32) -> bool {
     u64::from_str_radix(ignored.trim(), 16).expect("a mask") >> (signal - 1) & 1 == 1
 }
 
-/// Sends a signal; a process that is gone does not mind.
+/// Sends a signal; a process that has ended is no error.
 pub fn signal(pid: i32, signal: Signal) {
     let pid = Pid::from_raw(pid).filter(|pid| !pid.is_init()).expect("a process id");
     match kill_process(pid, signal) {
@@ -93,16 +93,17 @@ pub fn peak_memory(pid: i32) -> u64 {
     peak.and_then(|peak| peak.trim().parse().ok()).expect("it has not ended")
 }
 
-/// Whether this text is in the environment that the process was started with. Some claim gigabytes of it.
+/// Whether this text is in the environment that the process was started with. The environment of
+/// some has gigabytes.
 pub fn has_in_environment(pid: i32, text: &[u8]) -> bool {
     let mut environment = Vec::new();
-    // A process that is gone has none.
+    // A process that has ended has no environment.
     let _ = File::open(format!("/proc/{pid}/environ"))
         .and_then(|file| file.take(1 << 20).read_to_end(&mut environment));
     environment.windows(text.len()).any(|window| window == text)
 }
 
-/// Kills whatever has this directory in its environment, except this process.
+/// Kills every process with this directory in its environment, except this process.
 pub fn kill_inhabitants(home: &Path) {
     let home = home.as_os_str().as_encoded_bytes();
     let ours = i32::try_from(std::process::id()).expect("a process id");
@@ -124,7 +125,8 @@ fn stat(pid: i32) -> Option<(char, i32)> {
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
-/// What follows the name, which stands in parentheses and may itself contain parentheses and spaces.
+/// The fields after the name. The name is in parentheses and may itself contain parentheses and
+/// spaces.
 fn fields(pid: i32) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     text.rsplit_once(") ").map(|(_, fields)| fields.to_owned())

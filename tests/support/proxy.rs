@@ -1,5 +1,6 @@
-//! A network between dlock and its server that loses and delays replies, delivers requests late, or swallows
-//! everything. What a client writes at once is taken as one request; dlock writes each request at once.
+//! A proxy between dlock and its server that loses and delays replies, delivers requests late, or
+//! swallows everything. What a client writes at once counts as one request; dlock writes each
+//! request at once.
 
 use super::wait::wait_until;
 use std::io::{Read as _, Write as _};
@@ -11,22 +12,22 @@ use std::time::Duration;
 /// What happens to one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// It reaches the server; the connection breaks before the reply comes back.
+    /// The request reaches the server; the connection breaks before the reply comes back.
     ReplyLost,
-    /// The connection breaks before it reaches the server.
+    /// The connection breaks before the request reaches the server.
     RequestLost,
-    /// It reaches the server only when [`Proxy::deliver`] says so, after the client has hung up.
+    /// The request reaches the server only at [`Proxy::deliver`], after the client has hung up.
     Late,
-    /// It vanishes, and the connection stays silent.
+    /// The request vanishes, and the connection stays silent.
     Swallowed,
 }
 
-/// The proxy. It serves until the process ends.
+/// The proxy. It runs until the process ends.
 #[derive(Clone)]
 pub struct Proxy {
     port: u16,
     plan: Arc<Mutex<Plan>>,
-    /// The connections that were made so far, from their clients' side.
+    /// The connections so far, on their clients' side.
     clients: Arc<Mutex<Vec<TcpStream>>>,
 }
 
@@ -34,13 +35,13 @@ pub struct Proxy {
 struct Plan {
     seen: usize,
     fault: Option<(usize, Fault)>,
-    /// What has become of the late request.
+    /// The state of the late request.
     late: Late,
     /// Whether every request vanishes.
     outage: bool,
-    /// How long each reply is under way.
+    /// Delay of each reply.
     delay: Duration,
-    /// How long each request is.
+    /// Delay of each request.
     request_delay: Duration,
 }
 
@@ -71,7 +72,7 @@ impl Proxy {
         proxy
     }
 
-    /// Where clients find it.
+    /// The port for clients.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -81,23 +82,23 @@ impl Proxy {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Counts anew, and lets `fault` befall the request of this number, the first being 1.
+    /// Restarts the count of requests; `fault` hits the request of this number, the first being 1.
     pub fn plan(&self, number: usize, fault: Fault) {
         *self.plan.lock().expect("no test thread panics here") =
             Plan { fault: Some((number, fault)), ..Plan::default() };
     }
 
-    /// From now on each reply is under way for so long.
+    /// Delays each reply from now on.
     pub fn delay_replies(&self, delay: Duration) {
         self.plan.lock().expect("no test thread panics here").delay = delay;
     }
 
-    /// From now on each request is under way for so long.
+    /// Delays each request from now on.
     pub fn delay_requests(&self, delay: Duration) {
         self.plan.lock().expect("no test thread panics here").request_delay = delay;
     }
 
-    /// The server is far from now on: each request is under way for so long, and each reply.
+    /// Delays each request and each reply from now on.
     pub fn go_far(&self, delay: Duration) {
         self.delay_requests(delay);
         self.delay_replies(delay);
@@ -113,19 +114,19 @@ impl Proxy {
         self.plan.lock().expect("no test thread panics here").outage = false;
     }
 
-    /// How many connections were made so far.
+    /// Number of connections so far.
     pub fn connections(&self) -> usize {
         self.clients.lock().expect("no test thread panics here").len()
     }
 
-    /// Cuts all connections that there are. New ones may be made at once.
+    /// Cuts all open connections. New ones may be made at once.
     pub fn cut(&self) {
         for client in self.clients.lock().expect("no test thread panics here").iter() {
             drop(client.shutdown(Shutdown::Both));
         }
     }
 
-    /// How many requests there were since the last [`Proxy::plan`].
+    /// Number of requests since the last [`Proxy::plan`].
     pub fn seen(&self) -> usize {
         self.plan.lock().expect("no test thread panics here").seen
     }
@@ -190,7 +191,7 @@ impl Proxy {
                 Some(Fault::ReplyLost) => {
                     silence();
                     server.write_all(&request).ok()?;
-                    // The other thread ends with the reply in its hands, and hangs up.
+                    // The other thread drops the reply that it holds, and hangs up.
                     drop(backward.join());
                     drop(server.shutdown(Shutdown::Both));
                     return None;
@@ -217,8 +218,8 @@ impl Proxy {
     }
 }
 
-/// The next request. TCP may cut a write of more than half of its window, as one with a script's text is: a Redis command
-/// of which a part is missing is waited for.
+/// The next request. TCP may split a write of more than half of its window, such as one with a
+/// script's text: if part of a Redis command is missing, the rest is awaited.
 fn whole_request(client: &mut TcpStream) -> Option<Vec<u8>> {
     let (mut buffer, mut request) = ([0; 65536], Vec::new());
     while let Ok(count @ 1..) = client.read(&mut buffer) {
@@ -230,7 +231,7 @@ fn whole_request(client: &mut TcpStream) -> Option<Vec<u8>> {
     None
 }
 
-/// Whether these are Redis commands, the last of which is not there as a whole.
+/// Whether these are Redis commands, the last of which is incomplete.
 fn is_cut(mut rest: &[u8]) -> bool {
     while let Some(b'*') = rest.first() {
         let Some(parts) = number(&mut rest) else {
@@ -248,7 +249,7 @@ fn is_cut(mut rest: &[u8]) -> bool {
     false
 }
 
-/// Takes a line such as `*3` or `$12`: the number in it.
+/// Removes a line such as `*3` or `$12` and returns its number.
 fn number(rest: &mut &[u8]) -> Option<usize> {
     let end = rest.windows(2).position(|two| two == b"\r\n")?;
     let number = std::str::from_utf8(rest.get(1..end)?).ok()?.parse().ok()?;

@@ -1,5 +1,5 @@
-//! A real terminal with an interactive bash in it, and a user who types and reads: all that was ever shown, or the screen
-//! as it stands, which an emulator keeps.
+//! A real terminal with an interactive bash in it, and a user who types and reads: all output so
+//! far, or the current screen, which an emulator keeps.
 
 use super::dlock::BINARY;
 use super::wait::{PATIENCE, wait_until};
@@ -27,7 +27,7 @@ pub struct Terminal {
     shell: Child,
 }
 
-/// What came out of it.
+/// The output of the terminal.
 struct Screen {
     text: String,
     emulator: vt100::Parser,
@@ -40,7 +40,7 @@ impl Terminal {
         Self::with_size(world, "dumb", 50, 1000)
     }
 
-    /// The same, of a kind and a size. dlock keeps a line on every kind but the dumb one.
+    /// The same with a type (TERM) and a size. dlock keeps a status line on every type but `dumb`.
     pub fn with_size(world: &World, kind: &str, rows: u16, columns: u16) -> Self {
         let master =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
@@ -84,14 +84,14 @@ impl Terminal {
         self.keyboard.write_all(keys.as_bytes()).expect("the terminal takes keys");
     }
 
-    /// Types a line, and waits until it is echoed, so that what is expected next cannot be the echo.
+    /// Types a line and waits for its echo, so that the next expected text cannot be the echo.
     #[track_caller]
     pub fn type_line(&mut self, line: &str) {
         self.press(&format!("{line}\n"));
         self.expect(line);
     }
 
-    /// Waits until the text shows up behind what was expected before; returns what came up to its end.
+    /// Waits for a text after the previously expected one, and returns the output up to its end.
     #[track_caller]
     pub fn expect(&mut self, text: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
@@ -109,12 +109,12 @@ impl Terminal {
         }
     }
 
-    /// All that was ever shown.
+    /// All output so far.
     pub fn screen(&self) -> String {
         self.screen.lock().expect("no panic here").text.clone()
     }
 
-    /// The rows of the screen as they stand, down to the last that is not empty.
+    /// The current rows of the screen, down to the last that is not empty.
     pub fn rows(&self) -> Vec<String> {
         let shown = self.screen.lock().expect("no panic here");
         let screen = shown.emulator.screen();
@@ -126,7 +126,8 @@ impl Terminal {
         rows
     }
 
-    /// The same with colours: each line as it was before the terminal broke it, as characters with their colours.
+    /// The same with colours: each line as it was before the terminal wrapped it, as characters
+    /// with their colours.
     pub fn coloured_lines(&self) -> Vec<Vec<(String, vt100::Color)>> {
         let shown = self.screen.lock().expect("no panic here");
         let screen = shown.emulator.screen();
@@ -157,7 +158,7 @@ impl Terminal {
         lines
     }
 
-    /// Makes the terminal wider or narrower. What stands on it is cut; some terminals would wrap it.
+    /// Changes the size of the terminal. Its content is cut; some terminals would wrap it.
     pub fn resize(&self, rows: u16, columns: u16) {
         let mut shown = self.screen.lock().expect("no panic here");
         shown.emulator.screen_mut().set_size(rows, columns);

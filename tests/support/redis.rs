@@ -1,5 +1,5 @@
-//! A real redis-server that belongs to one test: on a free port, in a directory of its own, without persistence
-//! unless asked for, and dead when the test ends. It can be stopped, killed and started again.
+//! A real redis-server for one test: on a free port, in a directory of its own, without persistence
+//! unless requested, and killed when the test ends. It can be stopped, killed and started again.
 
 use super::proc;
 use super::wait::{wait_for, wait_until};
@@ -34,7 +34,7 @@ impl Redis {
     /// [`Redis::start`] with an environment.
     pub fn start_within(home: &Path, options: &[&str], environment: Vec<(&'static str, OsString)>) -> Self {
         let options = options.iter().map(ToString::to_string).collect::<Vec<_>>();
-        // Somebody who knows nothing of these tests may have the port: then the next one is tried.
+        // Another program may have the port: then the next one is tried.
         wait_for("a free port for redis-server", || {
             let port = next_port();
             let child = launch(port, home, &options, &environment)?;
@@ -43,7 +43,7 @@ impl Redis {
         })
     }
 
-    /// Where clients find it.
+    /// The port for clients.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -53,7 +53,8 @@ impl Redis {
         self.home.join("redis.sock")
     }
 
-    /// The store URL for dlock. A server with TLS has a certificate of the authority whose own is `ca.pem`.
+    /// The store URL for dlock. A server with TLS has a certificate of the authority whose own
+    /// certificate is `ca.pem`.
     pub fn url(&self) -> String {
         match self.options.iter().any(|option| option == "--tls-port") {
             true => format!("rediss://localhost:{}?ca={}/ca.pem", self.port, self.home.display()),
@@ -73,7 +74,7 @@ impl Redis {
         ask(&mut self.connect(), words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    /// Whether it has read all that it had written down, and answers.
+    /// Whether the server has loaded its data set and answers.
     pub fn is_loaded(&self) -> bool {
         let asked = Client::open(format!("redis+unix://{}", self.socket().display()))
             .and_then(|client| client.get_connection())
@@ -81,7 +82,7 @@ impl Redis {
         asked.is_ok()
     }
 
-    /// The time by the server's clock at which a key expires, in milliseconds since 1970.
+    /// The time at which a key expires, on the server's clock, in milliseconds since 1970.
     pub fn expires(&self, key: &str) -> i64 {
         self.ask(&["PEXPIRETIME", key])
     }
@@ -91,7 +92,7 @@ impl Redis {
         self.ask(&["GET", key])
     }
 
-    /// Every key, whatever its kind.
+    /// All keys, of every type.
     pub fn keys(&self) -> Vec<String> {
         self.ask(&["KEYS", "*"])
     }
@@ -108,7 +109,7 @@ impl Redis {
         wait_until("redis-server stops", || proc::stopped(self.pid()));
     }
 
-    /// Lets it go on.
+    /// Continues a paused server.
     pub fn resume(&self) {
         proc::signal(self.pid(), Signal::CONT);
     }
@@ -153,10 +154,11 @@ pub fn ask<T: FromRedisValue>(connection: &mut Connection, words: &[&str]) -> Re
     command.query(connection)
 }
 
-/// A port below the range from which the kernel picks those of outgoing connections. Nobody else is given it: whoever
-/// takes ports takes a hundred at a time, by a name that the kernel gives to one process only.
+/// A port below the range from which the kernel picks ports for outgoing connections. Each suite
+/// takes a hundred ports at a time, by an abstract socket name that the kernel gives to one process
+/// only.
 pub fn next_port() -> u16 {
-    // The names are kept as long as this process lives.
+    // The names stay taken as long as this process lives.
     static TAKEN: Mutex<(Vec<UnixDatagram>, Range<u16>)> = Mutex::new((Vec::new(), 0..0));
     let mut taken = TAKEN.lock().expect("no test thread panics here");
     let (names, ports) = &mut *taken;
@@ -173,7 +175,7 @@ pub fn next_port() -> u16 {
     first
 }
 
-/// A server that answers on `port`, or nothing if it could not start there.
+/// A server that answers on `port`, or None if it could not start there.
 fn launch(
     port: u16,
     home: &Path,
@@ -183,7 +185,8 @@ fn launch(
     let mut command = Command::new("redis-server");
     command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"]).arg(home);
     command.arg("--unixsocket").arg(home.join("redis.sock"));
-    // The title would overwrite the environment, by which whatever outlives the suite is found.
+    // The process title would overwrite the environment, by which processes that outlive the suite
+    // are found.
     command.args(["--save", "", "--appendonly", "no", "--set-proc-title", "no"]);
     command.args(["--enable-debug-command", "yes", "--daemonize", "no"]);
     command.args(options.iter().map(|option| option.replace("{port}", &port.to_string())));
@@ -201,7 +204,7 @@ fn launch(
         if child.try_wait().expect("the child is ours").is_some() {
             return Some(false);
         }
-        // Any answer will do, also LOADING or NOAUTH.
+        // Any answer counts, also LOADING or NOAUTH.
         let mut connection = UnixStream::connect(&socket).ok()?;
         connection.write_all(b"PING\r\n").ok()?;
         (connection.read(&mut [0; 64]).ok()? > 0).then_some(true)

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// What the sentinels call the master.
+/// The sentinels' name of the master.
 pub const SERVICE: &str = "m";
 
 /// One sentinel. Dropping it kills it.
@@ -47,7 +47,8 @@ impl Sentinel {
                 if child.try_wait().expect("the child is ours").is_some() {
                     return Some(false);
                 }
-                // A stranger's server may have the port, and ours not have found that out yet.
+                // Another program's server may have the port, and ours may not have found that out
+                // yet.
                 let own = format!("process_id:{}\r\n", child.id());
                 let mut connection = dial(port).ok()?;
                 if let Some((user, password)) = login {
@@ -80,24 +81,24 @@ impl Sentinel {
         ask(&mut connection, words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    /// The port of the master that it names.
+    /// The port of the master that the sentinel names.
     pub fn named(&self) -> u16 {
         self.ask::<(String, u16)>(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE]).1
     }
 
-    /// The same, where it may be stopped.
+    /// The same for a sentinel that may be stopped.
     pub fn try_named(&self) -> Option<u16> {
         named_by(self.port)
     }
 
-    /// Plans a failover, as an administrator does; whether it was begun.
+    /// Requests a failover, as an administrator does. Returns whether it began.
     pub fn try_fail_over(&self) -> bool {
         let Ok(mut connection) = dial(self.port) else { return false };
         drop(connection.set_read_timeout(Some(Duration::from_secs(1))));
         ask::<()>(&mut connection, &["SENTINEL", "FAILOVER", SERVICE]).is_ok()
     }
 
-    /// Plans a failover, as an administrator does.
+    /// Requests a failover, as an administrator does.
     pub fn fail_over(&self) {
         wait_until("the sentinel finds a replica that is good enough", || {
             let mut connection = dial(self.port).expect("a connection to the test's own sentinel");
@@ -105,14 +106,14 @@ impl Sentinel {
         });
     }
 
-    /// Stops it as if its machine hung.
+    /// Stops the sentinel as if its machine hung.
     pub fn pause(&self) {
         let pid = i32::try_from(self.child.id()).expect("a process id");
         proc::signal(pid, Signal::STOP);
         wait_until("the sentinel stops", || proc::stopped(pid));
     }
 
-    /// Lets it go on.
+    /// Continues a paused server.
     pub fn resume(&self) {
         proc::signal(i32::try_from(self.child.id()).expect("a process id"), Signal::CONT);
     }
@@ -142,14 +143,15 @@ fn dial(port: u16) -> redis::RedisResult<Connection> {
     Client::open(format!("redis://127.0.0.1:{port}"))?.get_connection_with_timeout(Duration::from_secs(5))
 }
 
-/// Has the servers know the user as whom sentinels watch them.
+/// Creates the user with which sentinels watch a server.
 pub fn admit_watchers(server: &Redis) {
     server.ask::<()>(&["ACL", "SETUSER", "watcher", "on", "nopass", "+@all", "~*", "&*"]);
 }
 
-/// From now on this server refuses the sentinels, as if it were cut off from them; everybody else still reaches it.
+/// From now on this server refuses the sentinels, as if it were cut off from them; all other
+/// clients still reach it.
 pub fn cut_off_watchers(server: &Redis) {
-    // Without their own user they are the default one, who is dlock here.
+    // Without a user of their own the sentinels are the default user, which is dlock's here.
     let rights = ["-ping", "-info", "-replicaof", "-slaveof", "-multi"];
     server.ask::<()>(&[&["ACL", "SETUSER", "default"][..], &rights].concat());
     server.ask::<()>(&["ACL", "SETUSER", "watcher", "off"]);

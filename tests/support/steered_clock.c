@@ -1,6 +1,7 @@
 /* Preloaded into a real redis-server: its wall clock is the 64-bit number of microseconds in the file that
    STEERED_CLOCK names, which the test maps and sets; or it is ahead of this machine's by the microseconds in
-   STEERED_OFFSET, or by those that stand in the file STEERED_STEPS, which may change. Nothing else of the server is changed: it still counts its uptime from the time that it really was. */
+   STEERED_OFFSET, or by those in the file STEERED_STEPS, which may change. Nothing else of the server is
+   changed: it still counts its uptime from the real time at its start. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -36,7 +37,7 @@ int gettimeofday(struct timeval *restrict tv, void *restrict tz) {
   return 0;
 }
 
-/* MariaDB and Java ask this one. The other clocks of it are left alone. */
+/* MariaDB and Java call this one. Its other clocks are not changed. */
 int clock_gettime(clockid_t clock, struct timespec *now) {
   if (syscall(SYS_clock_gettime, clock, now) != 0) return -1;
   if (clock == CLOCK_REALTIME) now->tv_sec += (offset_us + (steps_us ? *steps_us : 0)) / 1000000;

@@ -1,5 +1,6 @@
-//! A crowd that is shot at: runs of random modes on random keys, some of which are killed with -9, interrupted or stopped
-//! for a moment. The jobs themselves find out whether one runs beside another that it must not meet.
+//! A crowd with random kills: runs of random modes on random keys, some of which are killed with
+//! -9, interrupted or stopped for a moment. The jobs themselves find out whether one runs beside
+//! another that it must not meet.
 
 use super::dlock::{End, Output, Running};
 use super::wait::{OUTAGE, wait_until};
@@ -9,7 +10,7 @@ use std::collections::BTreeSet;
 use std::thread::{self, sleep};
 use std::time::Duration;
 
-/// What a run asks for: its keys, as `-k` options, and its mode.
+/// The keys of a run, as `-k` options, and its mode.
 pub struct Wish {
     pub keys: &'static [&'static str],
     pub options: &'static [&'static str],
@@ -17,9 +18,9 @@ pub struct Wish {
     pub kind: &'static str,
 }
 
-/// Announces itself for each key, and then looks for others that it must not meet: of two at least one sees the other. A
-/// process that was killed leaves its announcement behind, and does not count; nor does another one that was given its number,
-/// which was born at another time.
+/// Announces itself for each key, and then looks for other jobs that it must not meet: of two, at
+/// least one sees the other. The announcement of a killed process does not count; nor does another
+/// process with the same id, which has another start time.
 pub const JOB: &str = r#"
 kind=$1; shift
 read -r _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ born _ < /proc/$$/stat
@@ -46,17 +47,17 @@ sleep 0.01
 for key; do rm "in.$key.$kind$DLOCK_SLOT.$$.$born"; done
 "#;
 
-/// Whether the long tests are asked for.
+/// Whether the long tests were requested.
 pub fn is_soak() -> bool {
     std::env::var_os("DLOCK_SOAK").is_some()
 }
 
-/// How many runs the crowd makes: many only when asked for.
+/// Number of runs of the crowd; many only in the long tests.
 pub fn runs(each: usize) -> usize {
     if is_soak() { 20 * each } else { each }
 }
 
-/// Has `workers` make `each` runs, of the wishes one after the other, and looks at what came of it.
+/// `workers` make `each` runs, with the wishes in turn, and the result is checked.
 pub fn storm(world: &World, workers: usize, each: usize, wishes: &[Wish]) {
     world.write("job", JOB);
     thread::scope(|scope| {
@@ -65,7 +66,7 @@ pub fn storm(world: &World, workers: usize, each: usize, wishes: &[Wish]) {
                 let mut dice = Dice(u64::try_from(worker).expect("a number") + 1);
                 for _ in 0..runs(each) {
                     let output = one_run(world, "2s", dice.of(wishes), &mut dice);
-                    // A lease of 2 s is soon over where the disk of a server stands still.
+                    // A lease of 2 s may end while the disk of a server is busy.
                     let is_late = output.stderr.contains("too late to rely on it");
                     assert!(EXPECTED.contains(&output.end()) || is_late, "{output:?}");
                 }
@@ -76,7 +77,7 @@ pub fn storm(world: &World, workers: usize, each: usize, wishes: &[Wish]) {
     assert!(starts > workers * runs(each) / 3, "most of them ran: {starts}");
     for key in keys_of(wishes) {
         wait_until("the lock is free", || world.state(key) == "free");
-        // The guard of one who was killed may be about to say that it waits no more.
+        // The guard of a killed waiter may be about to leave the queue.
         wait_until("nobody waits", || world.waiters(key) == 0);
     }
 }
@@ -85,7 +86,7 @@ pub fn keys_of(wishes: &[Wish]) -> BTreeSet<&'static str> {
     wishes.iter().flat_map(|wish| wish.keys).copied().collect()
 }
 
-/// Looks at what the jobs have said, and answers how many grants there were.
+/// Checks what the jobs have logged, and returns the number of grants.
 pub fn judge(world: &World) -> usize {
     let log = world.log();
     let overlaps = log.iter().filter(|line| line.starts_with("overlap")).collect::<Vec<_>>();
@@ -96,7 +97,7 @@ pub fn judge(world: &World) -> usize {
     starts.len()
 }
 
-/// How runs end that somebody shoots at.
+/// The possible ends of runs with random kills.
 pub const EXPECTED: [End; 5] =
     [End::Status(0), End::Status(75), End::Status(79), End::Signal(2), End::Signal(9)];
 
@@ -114,7 +115,7 @@ pub fn one_run(world: &World, ttl: &str, wish: &Wish, dice: &mut Dice) -> Output
         .args(patience)
         .args(["--", "sh", "job", wish.kind])
         .args(wish.keys)
-        // A server that everybody shoots at may be slow to answer.
+        // A server under random kills may be slow to answer.
         .env("DLOCK_OP_TIMEOUT", "20s")
         .any_stderr()
         .spawn();

@@ -1,6 +1,6 @@
-//! What is between the servers of a cluster? Each connection passes through a door of the server that it leads to, so that a
-//! server can be cut off from the others as if a cable were pulled: nothing is delivered, and nobody is told. Its clients reach
-//! it.
+//! The network between the servers of a cluster. Each connection passes a door, a proxy before the
+//! server that it leads to, so that a server can be cut off from the others as if a cable were
+//! pulled: nothing is delivered, and no side is told. Its clients still reach it.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// Hears who has connected: what that one is called, and what to pass on in place of what it has said so far.
+/// Reads which server has connected: returns its name, and the bytes to pass on in place of those
+/// read so far.
 pub type Greeting = fn(&mut TcpStream) -> Option<(String, Vec<u8>)>;
 
 /// All connections between the servers of a cluster.
@@ -18,12 +19,12 @@ pub struct Wires(Arc<Mutex<State>>);
 #[derive(Default)]
 struct State {
     open: Vec<Wire>,
-    /// Which server is cut off from the others, and what it is called.
+    /// The server that is cut off from the others, and its name.
     cut_off: Option<(usize, String)>,
 }
 
 struct Wire {
-    /// What the server is called that made it, and the number of the other.
+    /// The name of the server that made the connection, and the number of the other.
     from: String,
     to: usize,
     ends: [TcpStream; 2],
@@ -70,7 +71,7 @@ impl Wires {
         Some(())
     }
 
-    /// Cuts a server off from the others, until [`Wires::join`]. Only one at a time.
+    /// Cuts a server off from the others until [`Wires::join`]. Only one at a time.
     pub fn cut_off(&self, number: usize, name: String) {
         let mut state = self.0.lock().expect("nobody panics here");
         state.cut_off = Some((number, name));
@@ -81,7 +82,7 @@ impl Wires {
         }
     }
 
-    /// Nobody is cut off any more. What was said meanwhile is lost, so those connections end.
+    /// Connects the server again. What was sent meanwhile is lost, so those connections end.
     pub fn join(&self) {
         let mut state = self.0.lock().expect("nobody panics here");
         state.cut_off = None;
@@ -95,7 +96,7 @@ impl Wires {
     }
 }
 
-/// Passes on what is said, but for what is said while the wire is cut.
+/// Copies bytes, except while the wire is cut.
 fn pump(mut from: TcpStream, mut to: TcpStream, is_cut: &AtomicBool) {
     let mut buffer = [0; 65536];
     while let Ok(count @ 1..) = from.read(&mut buffer) {

@@ -1,5 +1,5 @@
-//! The world of one test: a directory that is HOME, working directory and everything's address, and a store. When
-//! it is dropped, whatever was started in it is killed.
+//! The world of one test: a directory that is HOME, working directory and the place of all sockets,
+//! and a store. When it is dropped, all processes started in it are killed.
 
 mod backend;
 
@@ -35,7 +35,7 @@ use tempfile::TempDir;
 
 /// Directory and store of one test.
 pub struct World {
-    // Before the directory: fields are dropped in order, and the server lives in the directory.
+    // Before the directory: fields are dropped in order, and the server runs in the directory.
     redis: Option<Redis>,
     #[cfg(feature = "sql")]
     database: Option<Database>,
@@ -69,7 +69,7 @@ impl World {
         }
     }
 
-    /// A world with a redis-server that was given further options.
+    /// A world with a redis-server with further options.
     pub fn with_redis(options: &[&str]) -> Self {
         let home = new_home();
         let redis = Redis::start(home.path(), options);
@@ -78,8 +78,8 @@ impl World {
         world
     }
 
-    /// A world with a redis-server that speaks TLS only: it has a certificate of `authority`, whose own is `ca.pem`,
-    /// for localhost and 127.0.0.1, and asks for none.
+    /// A world with a redis-server with TLS only: its certificate for localhost and 127.0.0.1 is
+    /// from `authority`, whose own is `ca.pem`. It asks for no client certificate.
     pub fn with_tls(authority: &Authority, options: &[&str]) -> Self {
         let home = new_home();
         let mut all = certify(authority, home.path());
@@ -97,7 +97,7 @@ impl World {
         Self::at(home)
     }
 
-    /// A world with a database on the server that all share.
+    /// A world with a database on the shared server.
     #[cfg(feature = "postgres")]
     pub fn with_postgres() -> Self {
         let database = Postgres::shared().database();
@@ -113,7 +113,7 @@ impl World {
         Self::with_database(database, url)
     }
 
-    /// A world with keys of its own in the etcd that all share.
+    /// A world with a prefix of its own in the shared etcd.
     #[cfg(feature = "etcd")]
     pub fn with_etcd() -> Self {
         let mut world = Self::at(new_home());
@@ -121,7 +121,7 @@ impl World {
         world
     }
 
-    /// A world with a node of its own on the ZooKeeper server that all share.
+    /// A world with a node of its own on the shared ZooKeeper server.
     #[cfg(feature = "zookeeper")]
     pub fn with_zookeeper() -> Self {
         let mut world = Self::at(new_home());
@@ -193,8 +193,9 @@ impl World {
         fs::write(path, text).expect("a file");
     }
 
-    /// Writes an executable file. Another process does: a child that another test makes meanwhile has what is open here,
-    /// until it calls exec, and a file that somebody may write cannot be run.
+    /// Writes an executable file. Another process does: a child forked by another test meanwhile
+    /// inherits this process's open files until it calls exec, and a file that is open for writing
+    /// cannot be run.
     pub fn script(&self, name: &str, text: &str) {
         let draft = format!("{name}.draft");
         self.write(&draft, text);
@@ -210,14 +211,14 @@ impl World {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Lets every user of this machine work here.
+    /// Opens the directory to every user of this machine.
     pub fn open_to_all(&self) {
         for directory in [suite_home(), self.home.path()] {
             fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).expect("permissions");
         }
     }
 
-    /// A command, here, that finds nothing of the surroundings' dlock settings.
+    /// A command in this directory, without dlock settings of the environment.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command =
             Command::new(if ignores_signals() { "/usr/bin/env".as_ref() } else { program.as_ref() });
@@ -229,8 +230,8 @@ impl World {
                 command.env_remove(name);
             }
         }
-        // posix_spawn, the other way for the standard library, leaves signals 32 and 33 ignored; with a group to set it
-        // takes fork and exec.
+        // With a group to set, the standard library takes fork and exec. Its other way,
+        // posix_spawn, leaves signals 32 and 33 ignored.
         command.gid(getegid().as_raw());
         command.env("HOME", self.home.path()).env("XDG_CONFIG_HOME", self.path("config"));
         command.env("LC_ALL", "C").current_dir(self.home.path());
@@ -243,8 +244,8 @@ impl World {
         if self.may_be_slow() { dlock.env("DLOCK_OP_TIMEOUT", "5s") } else { dlock }
     }
 
-    /// Whether the server may take long to answer: it writes to a disk, and shares it and its processors with other
-    /// scenarios, which may have it serve hundreds at once.
+    /// Whether the server may take long to answer: it writes to a disk that it shares with other
+    /// scenarios, and it may serve hundreds of clients at once.
     fn may_be_slow(&self) -> bool {
         let may = self.url().starts_with("etcd") || self.url().starts_with("zookeeper");
         #[cfg(feature = "sql")]
@@ -257,13 +258,13 @@ impl World {
         self.dlock(["run", "-k", key]).args(options).args(["--", "sh", "-c", script])
     }
 
-    /// The lines that jobs appended to `log`. O_APPEND puts them in the order in which they were written, so who
-    /// came before whom is seen without a clock.
+    /// The lines that jobs appended to `log`. O_APPEND keeps them in the order of writing, so the
+    /// order of events is visible without a clock.
     pub fn log(&self) -> Vec<String> {
         self.read("log").lines().map(str::to_owned).collect()
     }
 
-    /// How often jobs have logged this line.
+    /// Number of times that jobs have logged this line.
     pub fn lines(&self, line: &str) -> usize {
         self.log().iter().filter(|logged| *logged == line).count()
     }
@@ -303,7 +304,7 @@ impl World {
         self.status(key)["state"].as_str().expect("a state").to_owned()
     }
 
-    /// How many wait for a key.
+    /// Number of waiters of a key.
     #[track_caller]
     pub fn waiters(&self, key: &str) -> usize {
         self.status(key)["waiters"].as_array().expect("a list of waiters").len()
@@ -315,7 +316,7 @@ impl World {
         self.status(key)["fence"].as_u64().expect("a fence")
     }
 
-    /// Waits until that many wait for the key.
+    /// Waits for this number of waiters.
     #[track_caller]
     pub fn wait_for_waiters(&self, key: &str, count: usize) {
         wait_until(&format!("{count} waiters for {key}"), || self.waiters(key) == count);
@@ -328,7 +329,7 @@ impl World {
     }
 }
 
-/// Writes what a server in this directory shows over TLS, and returns the options that it takes.
+/// Writes the TLS files of a server in this directory, and returns the server's options for them.
 pub fn certify(authority: &Authority, home: &Path) -> Vec<&'static str> {
     authority.write(&home.join("ca.pem"));
     authority.issue(&["localhost", "127.0.0.1"]).write(home, "server");
@@ -345,9 +346,9 @@ impl Drop for World {
     }
 }
 
-/// Whether the suite itself was started with signals ignored, under nohup or in a script's background: that must not
-/// reach the programs under test. PIPE does not count, the standard library takes care of it; nor do 32 and 33, for
-/// which nobody can.
+/// Whether the suite itself was started with signals ignored, under nohup or in a script's
+/// background: that must not reach the programs under test. PIPE does not count, because the
+/// standard library resets it; nor do 32 and 33, which no program can change.
 fn ignores_signals() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER
@@ -358,8 +359,8 @@ fn new_home() -> TempDir {
     tempfile::Builder::new().prefix("t").tempdir_in(suite_home()).expect("a temporary directory")
 }
 
-/// The directory of this run of the suite. A watchdog notices when the test process is gone, however it went, and
-/// kills what it left behind: everything that has this directory in its environment.
+/// The directory of this run of the suite. A watchdog notices when the test process has ended, in
+/// any way, and kills every process with this directory in its environment.
 pub fn suite_home() -> &'static Path {
     static HOME: OnceLock<(PathBuf, Child)> = OnceLock::new();
     let (home, _) = HOME.get_or_init(|| {

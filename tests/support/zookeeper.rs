@@ -1,5 +1,5 @@
-//! Real ZooKeeper servers. One is shared by the scenarios, each of which has a node of its own there; a scenario that kills
-//! its server, or wants an ensemble, has them for itself.
+//! Real ZooKeeper servers. Scenarios share one, each with a node of its own there; a scenario that
+//! kills its server or wants an ensemble has its own.
 
 mod ensemble;
 
@@ -19,11 +19,11 @@ use std::sync::{OnceLock, mpsc};
 use std::time::Duration;
 use std::{fs, thread};
 
-/// Where Debian has it. ZOOKEEPER_JARS names another one.
+/// Debian's path. ZOOKEEPER_JARS names another one.
 const JARS: &str = "/usr/share/java/zookeeper.jar:/usr/share/java/slf4j-nop.jar:/usr/share/java/netty-codec.jar:\
      /usr/share/java/netty-resolver.jar";
 
-/// What makes it take clients over TLS.
+/// Settings for clients over TLS.
 pub const TLS: [&str; 3] = [
     "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
     "ssl.keyStore.type=PEM",
@@ -45,21 +45,22 @@ pub struct ZooKeeper {
     port: u16,
     home: PathBuf,
     child: Option<Child>,
-    /// By how much its clock is ahead, in microseconds.
+    /// How far the server's clock is ahead, in microseconds.
     offset: i64,
-    /// Where stands by how much it was stepped since, if it can be.
+    /// The file with the step of the clock, if the clock can be stepped.
     steps: Option<PathBuf>,
 }
 
 impl ZooKeeper {
-    /// One that is alone, in a directory of its own below `home`, with further settings, `name=value`.
+    /// Starts a single server in a directory of its own below `home`, with further settings,
+    /// `name=value`.
     pub fn start(home: &Path, settings: &[&str]) -> Self {
         let mut server = Self::prepare(home, "zookeeper", settings);
         server.run();
         server
     }
 
-    /// The same, whose clock can be [stepped](Self::step_clock) while it runs.
+    /// The same with a clock that can be [stepped](Self::step_clock) while it runs.
     pub fn start_steered(home: &Path, settings: &[&str]) -> Self {
         let mut server = Self::prepare(home, "zookeeper", settings);
         let steps = server.home.join("steps");
@@ -69,12 +70,12 @@ impl ZooKeeper {
         server
     }
 
-    /// That which all scenarios share.
+    /// The server that all scenarios share.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<ZooKeeper> = OnceLock::new();
         SHARED.get_or_init(|| {
             let (tell, hear) = mpsc::channel();
-            // It is told to stop when the thread that started it ends.
+            // The server is stopped when the thread that started it ends (PR_SET_PDEATHSIG).
             thread::spawn(move || {
                 tell.send(Self::start(suite_home(), &[])).expect("somebody waits for it");
                 loop {
@@ -85,13 +86,13 @@ impl ZooKeeper {
         })
     }
 
-    /// The URL of a node there that nobody else uses.
+    /// The URL of a node that no other scenario uses.
     pub fn new_url(&self) -> String {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         self.url(&format!("/w{}", NUMBER.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// The URL of a node there.
+    /// The URL of a node on the server.
     pub fn url(&self, chroot: &str) -> String {
         format!("zookeeper://127.0.0.1:{}{chroot}", self.port)
     }
@@ -101,7 +102,7 @@ impl ZooKeeper {
         fs::create_dir(&home).expect("a directory");
         let port = free_port();
         let mut text = format!("dataDir={}\nclientPort={port}\n", home.join("data").display());
-        // What is given comes later, and counts.
+        // The given settings come later and win.
         for setting in ["tickTime=200"].iter().chain(&SETTINGS).chain(settings) {
             let (key, _) = setting.split_once('=').expect("name=value");
             let is_other = |line: &&str| !line.starts_with(&format!("{key}="));
@@ -113,7 +114,7 @@ impl ZooKeeper {
         Self { port, home, child: None, offset: 0, steps: None }
     }
 
-    /// Starts it, and does not wait for it.
+    /// Starts the server, and does not wait for it.
     pub fn spawn(&mut self) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.home.join("log"));
         let log = log.expect("a log");
@@ -125,7 +126,8 @@ impl ZooKeeper {
         command.args(["--pdeathsig", "KILL", "--", "java", "-Xmx128m", "-XX:+UseSerialGC"]);
         command.args(["-XX:TieredStopAtLevel=1", "-Dzookeeper.preAllocSize=256"]);
         command.args(["-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true"]);
-        // After an election that failed, others wait for each other up to 10 s, and who was cut off waits twice as long each time.
+        // After a failed election the servers wait for each other for up to 10 s, and a server that
+        // was cut off waits twice as long each time.
         command.args(["-Dzookeeper.leader.maxTimeToWaitForEpoch=2000"]);
         command.args(["-Dzookeeper.fastleader.maxNotificationInterval=1000"]);
         command.args(["-Djava.awt.headless=true", "-cp"]);
@@ -136,30 +138,31 @@ impl ZooKeeper {
         self.child = Some(command.spawn().expect("java; ./test --stores installs it"));
     }
 
-    /// Starts it again.
+    /// Starts the server again.
     pub fn run(&mut self) {
         self.spawn();
         wait_until("ZooKeeper serves", || self.serves());
     }
 
-    /// Sets its clock, by so many seconds ahead of this machine's; from when it is started again.
+    /// Sets the clock ahead of this machine's by `ahead` seconds, from the next start on.
     pub fn set_clock(&mut self, ahead: i64) {
         self.offset = ahead * 1_000_000;
     }
 
-    /// Sets the clock of one that was [started](Self::start_steered) for that while it runs, by so many seconds ahead.
+    /// Sets the clock of a server [started](Self::start_steered) for that ahead by `ahead` seconds
+    /// while it runs.
     pub fn step_clock(&self, ahead: i64) {
-        // It is mapped: what is written over is seen at once.
+        // The file is mapped: a change in place is seen at once.
         let steps = fs::OpenOptions::new().write(true).open(self.steps.as_ref().expect("it can be stepped"));
         steps.expect("a file").write_all(&(ahead * 1_000_000).to_ne_bytes()).expect("a step");
     }
 
-    /// Whether it takes clients.
+    /// Whether the server accepts clients.
     pub fn serves(&self) -> bool {
         self.say("srvr").is_some_and(|said| said.contains("Mode: "))
     }
 
-    /// What it answers to a word for administrators.
+    /// The answer to a four-letter word.
     pub fn say(&self, word: &str) -> Option<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
@@ -169,7 +172,7 @@ impl ZooKeeper {
         Some(said)
     }
 
-    /// What ZooKeeper's own client answers to a command.
+    /// Runs a command in ZooKeeper's own client.
     pub fn command(&self, arguments: &[&str]) -> String {
         let output = Command::new("java")
             .args(["-Xmx64m", "-XX:TieredStopAtLevel=1", "-cp"])
@@ -181,20 +184,20 @@ impl ZooKeeper {
         String::from_utf8_lossy(&output.expect("java").stdout).into_owned()
     }
 
-    /// The nodes below that of a world, each with its path.
+    /// The nodes below a world's node, each with its path.
     pub fn below(&self, world: &World) -> Vec<String> {
         let said = self.command(&["ls", "-R", &chroot(world)]);
         let path = |line: &&str| line.starts_with(&format!("{}/", chroot(world)));
         said.lines().filter(path).map(str::to_owned).collect()
     }
 
-    /// Removes the lock `k` of a world, of which nothing but its node is kept, at once.
+    /// Removes the node of the world's unused lock `k` at once.
     pub fn forget_at_once(&self, world: &World) {
         let path = text(&format!("{}/dlock/locks/dlock:k", chroot(world)));
         assert_eq!(self.ask(2, &[&path[..], &[255; 4]].concat()).0, 0, "it is removed");
     }
 
-    /// What a node of a world holds.
+    /// The data of a node of a world.
     pub fn get(&self, world: &World, node: &str) -> String {
         let (code, answer) = self.ask(4, &[&text(&format!("{}/{node}", chroot(world)))[..], &[0]].concat());
         assert_eq!(code, 0, "{node} is read");
@@ -202,19 +205,19 @@ impl ZooKeeper {
         String::from_utf8_lossy(&rest[..u32::from_be_bytes(*length) as usize]).into_owned()
     }
 
-    /// Has a node of a world hold any bytes; it is made if it is not there.
+    /// Sets the data of a node of a world; creates the node if it is missing.
     pub fn put(&self, world: &World, node: &str, data: &[u8]) {
         let path = text(&format!("{}/{node}", chroot(world)));
         let length = u32::try_from(data.len()).expect("a length").to_be_bytes();
         let body = [&path[..], &length, data].concat();
         if self.ask(5, &[&body[..], &[255; 4]].concat()).0 == NO_NODE {
-            // For everybody, and for good.
+            // A persistent node that everybody may change.
             let anybody = [&[0, 0, 0, 1, 0, 0, 0, 31][..], &text("world"), &text("anyone"), &[0; 4]].concat();
             assert_eq!(self.ask(1, &[&body[..], &anybody].concat()).0, 0, "{node} is made");
         }
     }
 
-    /// Removes a node of a world, if it is there, with all that is directly below it.
+    /// Removes a node of a world, if it exists, and all nodes directly below it.
     pub fn remove(&self, world: &World, node: &str) {
         let path = format!("{}/{node}", chroot(world));
         let (code, answer) = self.ask(8, &[&text(&path)[..], &[0]].concat());
@@ -231,7 +234,8 @@ impl ZooKeeper {
         assert_eq!(self.ask(2, &[&text(&path)[..], &[255; 4]].concat()).0, 0, "{node} is removed");
     }
 
-    /// Asks something of a kind in a session of its own. Answers the code, and what stands behind it.
+    /// Sends a request of a kind in a session of its own. Returns the code and the body of the
+    /// answer.
     fn ask(&self, kind: u8, body: &[u8]) -> (i32, Vec<u8>) {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("a connection");
         let mut ask = |body: &[u8]| {
@@ -243,7 +247,7 @@ impl ZooKeeper {
             stream.read_exact(&mut answer).expect("an answer");
             answer
         };
-        // No session yet, of 5 s, with 16 bytes of no password.
+        // A new session of 5 s, with an empty password of 16 bytes.
         ask(&[&[0; 12], 5000u32.to_be_bytes().as_slice(), &[0; 8], &[0, 0, 0, 16], &[0; 17]].concat());
         let answer = ask(&[&[0, 0, 0, 1, 0, 0, 0, kind][..], body].concat());
         let (code, rest) = answer.get(12..).and_then(|rest| rest.split_first_chunk()).expect("a code");
@@ -256,12 +260,12 @@ impl ZooKeeper {
         assert!(!said.contains("Exception"), "{said}");
     }
 
-    /// How many requests it was sent since it was started.
+    /// Number of requests to the server since it was started.
     pub fn requests(&self) -> usize {
         self.count("zk_packets_received")
     }
 
-    /// How often it has told somebody of a change since then: whatever it sent that was no answer.
+    /// Number of events that it has sent since then: whatever it sent that was no answer.
     pub fn told(&self) -> usize {
         self.count("zk_packets_sent").saturating_sub(self.requests())
     }
@@ -272,19 +276,20 @@ impl ZooKeeper {
         figure.and_then(|figure| figure.trim().parse().ok()).expect("a number")
     }
 
-    /// Whether it is the leader of others.
+    /// Whether the server leads the others.
     pub fn leads(&self) -> bool {
         self.say("srvr").is_some_and(|said| said.contains("Mode: leader"))
     }
 
-    /// How often it has written down all that it knows, as far as that is kept.
+    /// Number of snapshots, as far as the files still exist.
     pub fn snapshots(&self) -> usize {
         let names = fs::read_dir(self.home.join("data/version-2")).expect("its data");
         let names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         names.filter(|name| name.starts_with("snapshot.")).count()
     }
 
-    /// Session and number of each request that changed something, in order, as its transaction logs have them.
+    /// Session and number of each request that changed something, in order, from the transaction
+    /// logs.
     pub fn changes(&self) -> Vec<(i64, i32)> {
         let paths = fs::read_dir(self.home.join("data/version-2")).expect("its data");
         let paths = paths.map(|entry| entry.expect("a file").path());
@@ -295,7 +300,8 @@ impl ZooKeeper {
         let mut changes = Vec::new();
         for log in logs {
             let log = fs::read(log).expect("a log");
-            // A head; then of each request a checksum, its length, and the request with one byte behind it.
+            // The format: a head; then for each request a checksum, its length, and the request
+            // with one byte behind it.
             let mut rest = &log[16..];
             while let Some((length, body)) = rest.get(8..).and_then(<[u8]>::split_first_chunk::<4>) {
                 let length = u32::from_be_bytes(*length) as usize;
@@ -314,12 +320,12 @@ impl ZooKeeper {
         changes
     }
 
-    /// The nodes that go with a session, and the sessions there are.
+    /// The ephemeral nodes and the sessions.
     pub fn sessions(&self) -> String {
         self.say("dump").expect("an answer")
     }
 
-    /// Where clients find it.
+    /// The port for clients.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -329,7 +335,7 @@ impl ZooKeeper {
         kill_process(pid.expect("it runs"), signal).expect("it runs");
     }
 
-    /// Ends it as a loss of power would.
+    /// Ends the server as a loss of power would.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
         self.child.take().expect("it runs").wait().expect("it ends");
@@ -349,10 +355,10 @@ fn jars() -> String {
     std::env::var("ZOOKEEPER_JARS").unwrap_or_else(|_| JARS.to_owned())
 }
 
-/// What ZooKeeper answers where there is no such node.
+/// ZooKeeper's code for a missing node.
 const NO_NODE: i32 = -101;
 
-/// A text with its length before it.
+/// A text with its length in front.
 fn text(text: &str) -> Vec<u8> {
     [&u32::try_from(text.len()).expect("a length").to_be_bytes(), text.as_bytes()].concat()
 }

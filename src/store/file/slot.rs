@@ -3,7 +3,7 @@
 //! about waiters, and the last ends. A change writes the new body to unused space, appends to the
 //! other parts behind their valid length, and then writes the header. The header is so short that a
 //! kill cannot cut it: if dlock is killed while it writes, the old record stays. So the file keeps
-//! its owner and mode whoever changes it, and mostly needs no more space on the disk. A draft and
+//! its owner and mode, whichever user changes it, and mostly needs no more space on the disk. A draft and
 //! its header are written separately, so that an operation on several locks can do all that may
 //! fail before the first lock changes.
 //!

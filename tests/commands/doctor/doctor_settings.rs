@@ -1,4 +1,5 @@
-//! What `dlock doctor` finds in the settings: secrets that others can read, and passwords sent unencrypted.
+//! What `dlock doctor` finds in the settings: secrets that others can read, and passwords sent
+//! unencrypted.
 
 use super::{findings, verdict};
 use crate::support::certificates::Certificate;
@@ -9,7 +10,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
 #[test]
-fn settings_are_looked_at() {
+fn settings_are_checked() {
     let world = World::with_redis(&["--requirepass", "hush"]);
     let mode = |name: &str, mode| {
         fs::set_permissions(world.path(name), fs::Permissions::from_mode(mode)).expect("permissions");
@@ -24,7 +25,7 @@ fn settings_are_looked_at() {
         let doctor = world.dlock(["doctor", "--json", "--config", "dlock.toml"]);
         let found = findings(doctor);
         assert_eq!(verdict(&found, "secrets"), expected);
-        // The lease is that of the file.
+        // The lease is the one set in the file.
         assert!(
             found
                 .iter()
@@ -33,14 +34,14 @@ fn settings_are_looked_at() {
     }
     let text = world.dlock(["doctor", "--password-file", "password"]).any_stdout().run().stdout;
     assert!(!text.contains("hush"), "{text}");
-    // On this machine a server may be at the default address, or not.
+    // A server may listen at the default address of this machine, or not.
     let output = world.dlock(["doctor", "--json"]).env_remove("DLOCK_STORE").any_stdout().any_stderr();
     assert_eq!(verdict(&findings(output), "store"), "warn");
 }
 
-/// Whatever file has a secret in it, or says where the locks are.
+/// Files with secrets, and files that name the store.
 #[test]
-fn every_file_that_settings_lead_to_is_looked_at() {
+fn every_file_that_settings_name_is_checked() {
     let world = World::with_redis(&["--requirepass", "hush"]);
     let write = |name: &str, text: &str, mode| {
         world.write(name, text);
@@ -76,9 +77,9 @@ fn every_file_that_settings_lead_to_is_looked_at() {
     }
 }
 
-/// A job inherits the environment, and with it what is secret there.
+/// A job inherits the environment, with its secrets.
 #[test]
-fn a_password_in_the_environment_is_told_of() {
+fn a_password_in_the_environment_gets_a_warning() {
     let world = World::with_redis(&["--requirepass", "hush"]);
     let warned = |dlock: Dlock<'_>| {
         let found = findings(dlock);
@@ -95,9 +96,10 @@ fn a_password_in_the_environment_is_told_of() {
     assert_eq!(warned(world.dlock(["doctor", "--json"]).env("DLOCK_PASSWORD_FILE", "password")), []);
 }
 
-/// A password, or a database spoken to with sslmode=disable. What stays on this machine, or is encrypted, is not.
+/// Also for a database with sslmode=disable. Connections on this machine, and encrypted ones, get
+/// no warning.
 #[test]
-fn what_goes_to_another_machine_in_clear_is_warned_of() {
+fn an_unencrypted_password_to_another_machine_gets_a_warning() {
     let world = World::without_redis();
     let warned = |store: &str| {
         let args =
@@ -108,7 +110,7 @@ fn what_goes_to_another_machine_in_clear_is_warned_of() {
             (verdict, finding["found"].to_string(), finding["advice"].to_string())
         })
     };
-    // Nothing answers at 203.0.113.9, which is for documentation.
+    // 203.0.113.9 is reserved for documentation, so nothing answers there.
     for (store, hosts, advice) in [
         ("redis://:hush@203.0.113.9", "203.0.113.9:6379", "rediss"),
         ("redis+cluster://:hush@127.0.0.1:1,203.0.113.9:2", "203.0.113.9:2", "rediss"),

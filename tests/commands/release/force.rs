@@ -7,13 +7,13 @@ use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::{Backend, World, on_every_store};
 
 on_every_store!(
-    force_says_what_it_did,
+    force_reports_its_effect,
     force_asks_the_person_at_the_terminal,
     both_jobs_may_run_only_after_a_yes,
     force_takes_a_lock_from_several,
 );
 
-fn force_says_what_it_did(backend: Backend) {
+fn force_reports_its_effect(backend: Backend) {
     let world = World::new(backend);
     let holder = endless(&world, "k", &["-t", "6s"]);
     let output = world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
@@ -61,7 +61,7 @@ fn force_asks_the_person_at_the_terminal(backend: Backend) {
     terminal.expect("STATUS 0");
     holder.finish();
     world.wait_for_state("k", "free");
-    // Nothing to ask of a free one, and no question with -y.
+    // A free lock needs no question, nor does -y.
     terminal.type_line("dlock release k --force; dlock release k --force --now; echo STATUS $?");
     let shown = terminal.expect("STATUS 0");
     assert_eq!(shown.matches("is free; nothing to release").count(), 2, "{shown}");

@@ -6,13 +6,13 @@ use crate::support::pty::Terminal;
 use crate::support::world::{Backend, World, on_every_store};
 
 on_every_store!(
-    who_waits_is_told_about_when_it_is_its_turn,
-    what_comes_from_elsewhere_is_escaped,
+    status_estimates_when_a_waiter_gets_the_lock,
+    labels_and_reasons_are_escaped,
     one_key_is_a_record,
-    what_is_not_there_is_said_with_the_place,
+    an_empty_answer_names_the_store_and_the_prefix,
 );
 
-fn what_comes_from_elsewhere_is_escaped(backend: Backend) {
+fn labels_and_reasons_are_escaped(backend: Backend) {
     let world = World::new(backend);
     let holder = world
         .run("k", &["--label", "a\x1b[31mred\x07\u{9b}", "--reason", "two\nlines"], HOLD)
@@ -61,8 +61,8 @@ fn one_key_is_a_record(backend: Backend) {
     waiter.finish();
 }
 
-/// An empty answer names the store and the prefix, because the wrong one is the usual reason for it.
-fn what_is_not_there_is_said_with_the_place(backend: Backend) {
+/// An empty answer names the store and the prefix, because a wrong one is the usual reason.
+fn an_empty_answer_names_the_store_and_the_prefix(backend: Backend) {
     let world = World::new(backend);
     let url = world.shown();
     let said = |words: &[&str]| world.dlock(words).any_stdout().run().stdout;
@@ -86,7 +86,8 @@ fn what_is_not_there_is_said_with_the_place(backend: Backend) {
     assert_eq!(said(&["status", "--json"]), "[]\n");
 }
 
-/// On a terminal KEY and HOLDER are whole and every line fits, also where characters are two columns wide.
+/// On a terminal KEY and HOLDER are not cut and every line fits, even with characters that are two
+/// columns wide.
 #[test]
 fn a_terminal_shows_key_and_holder_whole() {
     let world = World::new(Backend::Redis);
@@ -111,14 +112,14 @@ fn a_terminal_shows_key_and_holder_whole() {
         }
         let heads = rows.iter().filter(|row| row.contains("STATE")).count();
         assert_eq!(heads, 1, "{rows:#?}");
-        // What stands on the terminal is what was printed: nothing was wrapped by it.
+        // The rows are the printed lines: the terminal wrapped none.
         let printed = terminal.screen();
         let printed =
             printed.rsplit("KEY").next().expect("a table").replace("\x1b[32m", "").replace("\x1b[0m", "");
         for line in printed.lines().take_while(|line| !line.starts_with("end")).skip(1) {
             assert!(rows.iter().any(|row| row == line.trim_end()), "{columns} {line:?}\n{rows:#?}");
         }
-        // Beside each other the columns are straight.
+        // The columns are aligned.
         terminal.type_line("clear; dlock status nightly-report 夜间报告-每天 deploy-🚀-web; echo e''nd");
         terminal.expect("\r\nend");
         let rows = terminal.rows();
@@ -135,7 +136,7 @@ fn a_terminal_shows_key_and_holder_whole() {
     finish_all(holders);
 }
 
-/// Piped tables are not cut, and colours do not get into a pipe.
+/// In a pipe tables are not cut and have no colours.
 #[test]
 fn a_piped_table_is_whole_and_plain() {
     let world = World::new(Backend::Redis);
@@ -148,8 +149,8 @@ fn a_piped_table_is_whole_and_plain() {
     holder.finish();
 }
 
-/// Only where enough runs say so.
-fn who_waits_is_told_about_when_it_is_its_turn(backend: Backend) {
+/// The estimate needs enough earlier runs.
+fn status_estimates_when_a_waiter_gets_the_lock(backend: Backend) {
     let world = World::new(backend);
     for key in ["k", "k", "k", "k", "k", "l"] {
         world.run(key, &[], "sleep 0.2").run();

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Stdio;
 
-/// How a runner starts a step, and whom it signals to cancel it.
+/// How a runner starts a step, and which processes it signals to cancel it.
 struct Runner {
     shell: &'static [&'static str],
     signals: &'static [Signal],
@@ -20,23 +20,19 @@ struct Runner {
 /// A cancelled step leaves no deployment running, and the lock is free.
 #[test]
 fn a_cancelled_step_takes_its_deployment_with_it() {
-    let step = |line: &&str| line.contains("exec dlock run") && line.contains("./deploy.sh");
-    let command = |line: &str| {
-        let line = line.trim().trim_start_matches("- ").trim_start_matches("sh '").trim_end_matches('\'');
-        line.to_owned()
-    };
-    let [gitlab, github, jenkins] = ["yaml", "yaml", "groovy"].map(blocks);
-    let gitlab = command(gitlab.iter().flat_map(|block| block.lines()).find(step).expect("GitLab's"));
-    let github = command(github.iter().skip(1).flat_map(|block| block.lines()).find(step).expect("GitHub's"));
-    let jenkins = command(jenkins.iter().flat_map(|block| block.lines()).find(step).expect("Jenkins'"));
+    let step = blocks("sh").into_iter().find(|block| block.contains("./deploy.sh")).expect("a step");
+    let [gitlab, github, jenkins] = ["CI_JOB_URL", "GITHUB_RUN_ID", "BUILD_URL"].map(|reason| {
+        assert!(include_str!("../../../docs/recipes.md").contains(&format!("`${reason}`")), "{reason}");
+        step.replace("CI_JOB_URL", reason)
+    });
     for (line, runner) in [
-        // It feeds a shell, and kills its process group.
+        // GitLab's runner pipes the script into a shell, and kills its process group.
         (
             format!(": | eval '{gitlab}'"),
             Runner { shell: &["bash"], signals: &[Signal::KILL], whole_group: true },
         ),
-        // It starts a script, and signals that: with INT, which a shell that waits for a command puts off, and then with
-        // TERM; last with KILL.
+        // GitHub's runner starts a script, and signals only that: INT, which a shell defers while
+        // it waits for a command, then TERM, and at last KILL.
         (
             github.clone(),
             Runner { shell: &["bash", "-e"], signals: &[Signal::INT, Signal::TERM], whole_group: false },
@@ -70,7 +66,8 @@ fn a_cancelled_step_takes_its_deployment_with_it() {
 #[test]
 fn a_freeze_stops_deployments_until_it_is_over() {
     let world = World::with_redis(&[]);
-    let of = |word: &str| blocks("sh").into_iter().find(|block| block.starts_with(word)).expect("a block");
+    let mut lines = blocks("sh").into_iter().flat_map(str::lines);
+    let mut of = |word: &str| lines.find(|line| line.starts_with(word)).expect("a line");
     assert_eq!(status_of(on_a_machine(&world, of("dlock pause "))), Some(0));
     for key in ["deploy-web", "deploy-api"] {
         let why = "dlock: .* is busy: paused by .* \\(freeze until Monday\\), .*\n";
@@ -104,7 +101,8 @@ fn a_newer_commit_replaces_the_preview_of_an_older_one() {
     assert_eq!(world.log(), ["old", "cleared up", "new"]);
 }
 
-/// The line of the unit, on two machines: when the dlock of the one is killed, its server is stopped and the other takes over.
+/// The unit's command on two machines: if the dlock of one is killed, its server is stopped and the
+/// other machine takes over.
 #[test]
 fn a_leader_that_is_killed_has_a_successor() {
     let world = World::with_redis(&[]);

@@ -1,50 +1,47 @@
-//! The programs of the recipes in other languages, and redis-py's lock beside dlock's.
+//! The program of the recipes in Python, and redis-py's lock beside dlock's.
 
 use super::{blocks, on_a_machine};
 use crate::support::wait::wait_until;
 use crate::support::world::World;
 
-/// The programs of the page in other languages: they write under the lock, say what the lock says, keep nothing, and change
-/// nothing when a newer holder has written or an operator took the lock away.
+/// The program of the page writes under the lock, passes on its status, and leaves nothing behind.
+/// It changes nothing if a newer holder has written, or an operator took the lock away.
 #[test]
-fn programs_in_other_languages_hold_a_lock() {
-    for (language, interpreter, name) in
-        [("python", "/usr/bin/python3", "import.py"), ("javascript", "node", "import.js")]
-    {
-        let program = blocks(language).into_iter().find(|block| block.contains(name)).expect("a program");
-        let world = World::with_redis(&[]);
-        world.write(name, program);
-        let run = || on_a_machine(&world, &format!("exec {interpreter} {name} 2> messages")).status();
-        let run = || run().expect("a shell").code();
-        let sql = |words: &str| {
-            let output = world.command("sqlite3").args(["import.db", words]).output().expect("sqlite3");
-            String::from_utf8(output.stdout).expect("text").trim().to_owned()
-        };
-        sql("CREATE TABLE total (rows, fence); INSERT INTO total VALUES (0, 0)");
-        world.script("fetch", "#!/bin/sh\ndlock status import --json | grep -q '\"held\"' && echo 7\n");
-        assert_eq!(run(), Some(0), "{name}: {}", world.read("messages"));
-        assert_eq!(sql("SELECT rows, fence FROM total"), format!("7|{}", world.fence("import")), "{name}");
-        assert_eq!(world.state("import"), "free", "{name}");
+fn a_program_in_python_holds_a_lock() {
+    let name = "import.py";
+    let program = blocks("python").into_iter().find(|block| block.contains(name)).expect("a program");
+    let world = World::with_redis(&[]);
+    world.write(name, program);
+    let run = || on_a_machine(&world, &format!("exec /usr/bin/python3 {name} 2> messages")).status();
+    let run = || run().expect("a shell").code();
+    let sql = |words: &str| {
+        let output = world.command("sqlite3").args(["import.db", words]).output().expect("sqlite3");
+        String::from_utf8(output.stdout).expect("text").trim().to_owned()
+    };
+    sql("CREATE TABLE total (rows, fence); INSERT INTO total VALUES (0, 0)");
+    world.script("fetch", "#!/bin/sh\ndlock status import --json | grep -q '\"held\"' && echo 7\n");
+    assert_eq!(run(), Some(0), "{name}: {}", world.read("messages"));
+    assert_eq!(sql("SELECT rows, fence FROM total"), format!("7|{}", world.fence("import")), "{name}");
+    assert_eq!(world.state("import"), "free", "{name}");
 
-        let holder = world.run("import", &[], "touch up; until test -e go; do sleep 0.02; done").spawn();
-        wait_until("it is held", || world.path("up").exists());
-        assert_eq!(run(), Some(75), "{name}");
-        assert!(world.read("messages").contains("dlock: import in "), "{}", world.read("messages"));
-        world.write("go", "");
-        holder.finish();
+    let holder = world.run("import", &[], "touch up; until test -e go; do sleep 0.02; done").spawn();
+    wait_until("it is held", || world.path("up").exists());
+    assert_eq!(run(), Some(75), "{name}");
+    assert!(world.read("messages").contains("dlock: import in "), "{}", world.read("messages"));
+    world.write("go", "");
+    holder.finish();
 
-        world.script("fetch", "#!/bin/sh\ndlock release import --force --now -y 2> /dev/null; echo 8\n");
-        assert_eq!(run(), Some(79), "{name}");
+    world.script("fetch", "#!/bin/sh\ndlock release import --force --now -y 2> /dev/null; echo 8\n");
+    assert_eq!(run(), Some(79), "{name}");
 
-        world.script("fetch", "#!/bin/sh\necho 9\n");
-        sql("UPDATE total SET fence = 1e18");
-        assert_eq!(run(), Some(1), "{name}");
-        assert!(world.read("messages").contains("a newer holder has written"), "{}", world.read("messages"));
-        assert_eq!((sql("SELECT rows FROM total"), world.state("import")), ("7".into(), "free".into()));
-    }
+    world.script("fetch", "#!/bin/sh\necho 9\n");
+    sql("UPDATE total SET fence = 1e18");
+    assert_eq!(run(), Some(1), "{name}");
+    assert!(world.read("messages").contains("a newer holder has written"), "{}", world.read("messages"));
+    assert_eq!((sql("SELECT rows FROM total"), world.state("import")), ("7".into(), "free".into()));
 }
 
-/// redis-py's lock under the name on the page and dlock's exclude each other.
+/// dlock's lock and redis-py's lock of the same name exclude each other.
 #[test]
 fn the_lock_of_redis_py_and_dlocks_exclude_each_other() {
     let program = blocks("python").into_iter().find(|block| block.contains(".lock(")).expect("a program");
@@ -66,7 +63,7 @@ fn the_lock_of_redis_py_and_dlocks_exclude_each_other() {
     world.write("go", "");
     assert!(theirs.wait().expect("a child").success(), "{}", world.read("messages"));
     world.wait_for_log("ours");
-    // It asks, as it does ten times a second, and is not granted it.
+    // redis-py polls ten times a second, and is not granted the lock.
     let mut theirs = start();
     let asked = || world.redis().ask::<String>(&["INFO", "commandstats"]).matches("cmdstat_set:").count();
     wait_until("redis-py has asked", || asked() > 0);

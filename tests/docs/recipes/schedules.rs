@@ -7,22 +7,22 @@ use crate::support::world::World;
 use std::io::Write as _;
 use std::process::Child;
 
-/// The command of the line of a crontab with this key in it.
+/// The command of the crontab line with this key.
 fn crontab_command(key: &str) -> &'static str {
     let mut lines = blocks("crontab").into_iter().flat_map(str::lines);
     let line = lines.find(|line| line.contains(&format!("-k {key} "))).expect("a line");
     line.splitn(6, char::is_whitespace).nth(5).expect("a command").trim()
 }
 
-/// The value of an option of a recipe, in hours.
+/// The value of an option, in hours.
 fn hours(command: &str, option: &str) -> Option<i64> {
     let mut words = command.split_whitespace();
     words.find(|word| *word == option)?;
     words.next()?.strip_suffix('h')?.parse().ok()
 }
 
-/// A machine that comes hours late finds the report of every recipe done. The next night runs it, also when the run before
-/// was granted the lock at the last moment that its `-w` allows, and that day had 23 hours.
+/// A machine that starts hours late finds the report done. The next night runs it, even if the run
+/// before was granted the lock at the last moment that its `-w` allows, and the day had 23 hours.
 #[test]
 fn a_late_second_machine_does_not_run_it_again_and_the_next_night_does() {
     let unit = blocks("ini").into_iter().find(|unit| unit.contains("-k nightly-report ")).expect("a unit");
@@ -59,13 +59,13 @@ fn a_late_second_machine_does_not_run_it_again_and_the_next_night_does() {
     }
 }
 
-/// A list of words as they stand in a manifest, as a command line.
+/// A list of words of a manifest, as a command line.
 fn list(text: &str) -> String {
     let words = text.trim().trim_start_matches('[').trim_end_matches(']').split(", ");
     words.map(|word| word.trim_matches('"')).collect::<Vec<_>>().join(" ")
 }
 
-/// What the container of the CronJob runs.
+/// The command of the CronJob's container.
 fn cron_job() -> String {
     let manifest =
         blocks("yaml").into_iter().find(|block| block.contains("kind: CronJob")).expect("a manifest");
@@ -74,7 +74,7 @@ fn cron_job() -> String {
 }
 
 #[test]
-fn what_is_due_is_caught_up_with_once() {
+fn a_missed_job_is_made_up_for_once() {
     let world = World::with_redis(&[]);
     let tick = || status_of(on_a_machine(&world, crontab_command("weekly-cleanup")));
     world.script("cleanup", "#!/bin/sh\necho failed >> log\nexit 3\n");
@@ -85,7 +85,7 @@ fn what_is_due_is_caught_up_with_once() {
 }
 
 #[test]
-fn who_comes_at_a_random_moment_runs_it_once() {
+fn machines_that_start_at_random_moments_run_it_once() {
     let world = World::with_redis(&[]);
     world.script("report", "#!/bin/sh\necho report >> log\n");
     let soon = crontab_command("spread-report").replace("-i 0-59", "-i 0-1");
@@ -97,9 +97,10 @@ fn who_comes_at_a_random_moment_runs_it_once() {
     assert_eq!(world.log(), ["report"]);
 }
 
-/// Who ran the report tells how it ended, who found it done says nothing, and who could not run it says that it failed.
+/// The run that made the report pings its status, a run that finds it done pings nothing, and a run
+/// that could not start pings a failure.
 #[test]
-fn a_monitor_hears_of_each_report_once() {
+fn a_monitor_is_pinged_once_for_each_report() {
     let mut world = World::with_redis(&[]);
     let script =
         blocks("sh").into_iter().find(|block| block.contains("# ping-report URL")).expect("a script");
@@ -116,7 +117,8 @@ fn a_monitor_hears_of_each_report_once() {
     assert_eq!(world.log(), expected);
 }
 
-/// The container's command, in two clusters with one store: the job runs in one of them, and both Jobs have succeeded.
+/// The container's command in two clusters with one store: the job runs in one cluster, and both
+/// Jobs succeed.
 #[test]
 fn a_cron_job_in_two_clusters_runs_in_one() {
     let world = World::with_redis(&[]);

@@ -1,5 +1,6 @@
-//! The frames in which the protocols put a message, and what a client sent in them.
+//! The frames of the protocols, and the request number of an answer.
 
+#[cfg(feature = "postgres")]
 use crate::support::storm::Dice;
 
 #[cfg(feature = "mysql")]
@@ -14,7 +15,7 @@ pub fn message(kind: u8, body: &[u8]) -> Vec<u8> {
     [&[kind][..], &length, body].concat()
 }
 
-/// A row of odd values; it may tell of more of them than there are.
+/// A row of odd values; its header may announce more of them than there are.
 #[cfg(feature = "postgres")]
 pub fn row(dice: &mut Dice) -> Vec<u8> {
     let values: [&[u8]; 10] =
@@ -45,7 +46,7 @@ pub fn frame(body: &[u8]) -> Vec<u8> {
     [&u32::try_from(body.len()).expect("a length").to_be_bytes(), body].concat()
 }
 
-/// All frames but the last one, and that.
+/// All frames but the last one, and the last one.
 #[cfg(feature = "zookeeper")]
 pub fn frames(answer: &[u8]) -> (&[u8], &[u8]) {
     let mut at = 0;
@@ -59,7 +60,7 @@ pub fn frames(answer: &[u8]) -> (&[u8], &[u8]) {
     answer.split_at(at)
 }
 
-/// Which question the answer is to.
+/// The number of the request that is answered.
 #[cfg(feature = "zookeeper")]
 pub fn number_of(answer: &[u8]) -> &[u8] {
     answer.get(4..8).unwrap_or(&[0; 4])

@@ -1,4 +1,5 @@
-//! Which processes dlock and its guard stop or reap: those of the job, however they try to escape, and no others.
+//! Which processes dlock and its guard stop or reap: those of the job, however they try to escape,
+//! and no others.
 
 use crate::support::proc;
 use crate::support::wait::wait_until;
@@ -8,9 +9,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-/// What the shell that became dlock had started is not the job's, and neither is what that leaves behind.
+/// The shell that became dlock had started a process. That process and its orphans do not belong to
+/// the job.
 #[test]
-fn an_orphan_of_the_shell_before_survives_an_adoption() {
+fn an_orphan_of_the_shell_that_became_dlock_survives() {
     let world = World::new(Backend::Redis);
     let before = "(sh -c 'echo $$ > stranger.tmp; mv stranger.tmp stranger.pid; exec sleep 1000' &
         until [ -e die ]; do sleep 0.02; done) &";
@@ -30,9 +32,9 @@ fn an_orphan_of_the_shell_before_survives_an_adoption() {
     proc::signal(stranger, Signal::KILL);
 }
 
-/// As PID 1 dlock is given everybody's orphans, and leaves no zombie of them.
+/// As PID 1 dlock becomes the parent of all orphans, and reaps them.
 #[test]
-fn as_pid_1_it_reaps_strangers() {
+fn as_pid_1_dlock_reaps_foreign_processes() {
     let unshare = ["unshare", "--pid", "--fork", "--mount-proc"];
     if !Command::new(unshare[0]).args(&unshare[1..]).arg("true").status().is_ok_and(|status| status.success())
     {
@@ -55,9 +57,10 @@ fn as_pid_1_it_reaps_strangers() {
     holder.finish();
 }
 
-/// Each link starts the next one in a session of its own, and ends: whoever looks at what there was is late.
+/// Each process starts the next one in a new session and ends, so a list of processes is outdated
+/// at once.
 #[test]
-fn a_chain_that_never_rests_is_ended() {
+fn a_chain_of_processes_that_keeps_forking_is_ended() {
     let world = World::new(Backend::Redis);
     world.script("link", "#!/bin/sh\ntrap '' TERM\necho $$ >> links\nsetsid ./link &\n");
     let job = "for i in 1 2 3 4; do setsid ./link & done; trap '' TERM; while :; do sleep 0.1; done";
@@ -70,10 +73,10 @@ fn a_chain_that_never_rests_is_ended() {
     assert_eq!(left, [""; 0]);
 }
 
-/// Who has become another user, as through sudo, cannot be stopped by a dlock that may not signal that user: it is
-/// named, and the lock is not given back early.
+/// A process that runs as another user, as through sudo, cannot be stopped by a dlock without root.
+/// dlock names it, and does not release the lock before the lease ends.
 #[test]
-fn what_may_not_be_signalled_keeps_the_lock() {
+fn a_process_that_may_not_be_signalled_keeps_the_lock() {
     let world = World::new(Backend::Redis);
     world.open_to_all();
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];

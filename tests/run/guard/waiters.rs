@@ -16,7 +16,7 @@ on_every_store!(
     newcomer_does_not_overtake_after_a_crash,
 );
 
-/// The death of a waiter does not idle the queue behind it.
+/// The next waiter gets the lock, although the waiter before it was killed.
 fn waiter_killed(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
@@ -33,7 +33,8 @@ fn waiter_killed(backend: Backend) {
     assert_eq!(world.log(), ["up", "next"]);
 }
 
-/// A waiter that was stopped while its grant came and went does not start its job on it.
+/// A waiter is stopped while it is granted the lock and the grant ends. It must not start its job
+/// then.
 fn stopped_waiter_does_not_run_late(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
@@ -47,7 +48,7 @@ fn stopped_waiter_does_not_run_late(backend: Backend) {
     world.wait_for_waiters("k", 2);
     world.write("go", "");
     holder.finish();
-    // Its lease is 4 s, its silence counts as death after 5 s: the queue goes on without it.
+    // The grant lasts 4 s, and the waiter is stale after 5 s. Then the queue goes on.
     wait_within(Duration::from_secs(20), "the next in line runs", || {
         world.log().contains(&"next".into()).then_some(())
     });
@@ -79,7 +80,8 @@ fn a_waiter_whose_guard_was_stopped_goes_on(backend: Backend) {
     assert_eq!(world.log(), ["up", "waited"]);
 }
 
-/// A machine with many waiters dies: nothing of them can leave the queue. They do not delay it one by one.
+/// A machine with many waiters dies, so none of them leaves the queue. Together they delay it once,
+/// not one after the other.
 fn crashed_waiters_delay_the_queue_once(backend: Backend) {
     let world = World::new(backend);
     let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
@@ -96,7 +98,7 @@ fn crashed_waiters_delay_the_queue_once(backend: Backend) {
     doomed.iter().for_each(crash);
     world.write("go", "");
     holder.finish();
-    // 10 s are promised; a busy machine adds to it.
+    // 10 s are promised; a busy machine takes longer.
     wait_within(Duration::from_secs(20), "the next in line runs", || {
         (world.lines("next") == 1).then_some(())
     });
@@ -104,8 +106,8 @@ fn crashed_waiters_delay_the_queue_once(backend: Backend) {
     assert_eq!(world.log(), ["up", "next"]);
 }
 
-/// The holder's machine dies, its lease ends, and the head of the queue is a little slow to notice: whoever comes along
-/// at that moment does not get the lock in its place.
+/// The holder's machine dies, its lease ends, and the head of the queue notices late. A newcomer
+/// must not get the lock before the head.
 fn newcomer_does_not_overtake_after_a_crash(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &["-t", "5s"], "echo up >> log; exec sleep 1000").any_stderr().spawn();
@@ -113,12 +115,12 @@ fn newcomer_does_not_overtake_after_a_crash(backend: Backend) {
     let head = world.run("k", &["-w"], "echo head >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     match backend {
-        // Here the death is seen at once.
+        // On a directory the death is noticed at once.
         Backend::File => {
             head.signal(Signal::STOP);
             crash(&holder);
         }
-        // The head must not see the end of the lease, nor be silent for so long that it counts as dead.
+        // The head must miss the end of the lease, but not be stopped for so long that it is stale.
         _ => {
             crash(&holder);
             let left = || world.status("k")["holders"][0]["lease_ms"].as_u64();
@@ -135,7 +137,7 @@ fn newcomer_does_not_overtake_after_a_crash(backend: Backend) {
     assert_eq!(world.log(), ["up", "head"]);
 }
 
-/// Kills dlock and its guard in one moment, as a power failure would.
+/// Kills dlock and its guard at the same moment, as a power failure would.
 fn crash(dlock: &Running) {
     let guard = dlock.guard();
     dlock.signal(Signal::STOP);

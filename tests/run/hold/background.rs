@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 on_every_store!(a_script_holds_a_lock_in_the_background);
 
-/// In place of `exec 9>f; flock 9`.
+/// Replaces `exec 9>f; flock 9`.
 fn a_script_holds_a_lock_in_the_background(backend: Backend) {
     let world = World::new(backend);
     let script = r#"
@@ -44,17 +44,17 @@ fn a_script_holds_a_lock_in_the_background(backend: Backend) {
     world.wait_for_waiters("k", 1);
     world.write("go", "");
     assert!(script.wait().expect("our child").success());
-    // No descriptor of the caller is kept: the pipe ends with the script.
+    // The dlock in the background has no descriptor of the caller: the pipe ends with the script.
     let mut rest = String::new();
     BufReader::new(stdout).read_to_string(&mut rest).expect("the end");
     next.finish();
     assert_eq!(world.log(), ["inside", "deep", "held", "next"]);
 }
 
-/// DLOCK_HELD may be anybody's: a process that it names and that is no dlock gets no signal. And a file of variables that ends
-/// in the middle of a line keeps that line.
+/// DLOCK_HELD may be forged: if the process that it names is no dlock, it gets no signal. And if
+/// the last line of an env file has no newline, that line is kept.
 #[test]
-fn what_dlock_held_says_of_a_stranger_is_not_believed() {
+fn a_foreign_process_named_by_dlock_held_gets_no_signal() {
     let world = World::without_redis();
     world.write("env", "A=1");
     let script = r#"
@@ -76,9 +76,9 @@ fn what_dlock_held_says_of_a_stranger_is_not_believed() {
     wait_until("it is free", || world.state("k") == "free");
 }
 
-/// busy-exit-code = 0 in a file would have a script go on without the lock.
+/// With busy-exit-code = 0 in a file a script would go on without the lock, so it is refused.
 #[test]
-fn a_file_does_not_let_a_script_go_on_without_the_lock() {
+fn a_config_file_does_not_let_a_script_go_on_without_the_lock() {
     let world = World::without_redis();
     world.write("dlock.toml", "busy-exit-code = 0\n");
     let said = "dlock: busy-exit-code is 0 in the configuration, .*; add -E 75\n";

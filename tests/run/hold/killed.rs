@@ -1,4 +1,5 @@
-//! dlock, its guard or its watcher is killed or stopped while `dlock hold` holds a lock for a process.
+//! dlock, its guard or its watcher is killed or stopped while `dlock hold` holds a lock for a
+//! process.
 
 use super::{LONG, Target, hold, next_is_alone, survivors};
 use crate::support::job;
@@ -70,7 +71,7 @@ fn its_guard_stopped(backend: Backend) {
     let guard = holder.guard();
     proc::signal(guard, Signal::STOP);
     wait_until("the guard stops", || proc::stopped(guard));
-    // Longer than the lease, by a clock of its own: the lock is somebody's all the time.
+    // The wait is longer than the lease: the lock stays held all the time.
     world.run("k", &["-w", "6s"], "echo overlap >> log").status(75).any_stderr().run();
     target.0.kill().expect("it lives");
     holder.finish();
@@ -78,7 +79,8 @@ fn its_guard_stopped(backend: Backend) {
     assert_eq!(world.log(), ["next"]);
 }
 
-/// With both of them stopped nobody acts. When they go on it is too late, and all of it is killed.
+/// While both are stopped, nothing stops the process. When they go on, the lease is over, and they
+/// kill the process and its descendants.
 fn both_stopped(backend: Backend) {
     let world = World::new(backend);
     let target = Target::family(&world);
@@ -99,7 +101,7 @@ fn both_stopped(backend: Backend) {
 }
 
 #[test]
-fn the_watcher_killed_is_as_the_guard_killed() {
+fn its_watcher_killed() {
     let world = World::without_redis();
     let target = Target::family(&world);
     let holder =

@@ -13,12 +13,12 @@ use std::process::{Child, ChildStdout, Stdio};
 
 on_every_store!(
     a_program_holds_a_lock_by_a_pipe,
-    a_program_is_told_of_a_request_and_of_a_loss,
+    a_program_gets_events_of_a_request_and_of_a_loss,
     hold_on_a_pipe_killed,
     hold_on_a_pipe_stopped,
 );
 
-/// A program that holds a lock by a pipe.
+/// A program that holds a lock by a pipe to `dlock hold`.
 struct Piped {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -38,7 +38,7 @@ impl Piped {
         i32::try_from(self.child.id()).expect("a process id")
     }
 
-    /// The next event, which is to be this one.
+    /// Reads the next event, which must be `event`.
     #[track_caller]
     fn hear(&mut self, event: &str) -> Value {
         let mut line = String::new();
@@ -48,7 +48,7 @@ impl Piped {
         value
     }
 
-    /// stdout ends.
+    /// Expects the end of stdout.
     #[track_caller]
     fn hear_nothing(&mut self) {
         let mut rest = String::new();
@@ -93,14 +93,14 @@ fn a_program_holds_a_lock_by_a_pipe(backend: Backend) {
     world.run("k", &[], "").run();
 }
 
-fn a_program_is_told_of_a_request_and_of_a_loss(backend: Backend) {
+fn a_program_gets_events_of_a_request_and_of_a_loss(backend: Backend) {
     let world = World::new(backend);
     let mut program = Piped::new(&world, &["-t", LONG]);
     program.hear("granted");
     let release = world.dlock(["release", "k", "-y", "--reason", "upgrade"]).any_stderr().spawn();
     assert_eq!(program.hear("asked")["by"]["reason"], "upgrade");
     program.hear_nothing();
-    // It is held until the program has let go.
+    // The lock is held until the program closes the pipe.
     assert_eq!(world.state("k"), "held");
     program.close();
     assert_eq!(program.status(), Some(79));
@@ -128,7 +128,7 @@ fn hold_on_a_pipe_killed(backend: Backend) {
     next.finish();
 }
 
-/// The program hears of it although dlock cannot say anything.
+/// dlock is stopped and can write no event, but the program sees the end of stdout.
 fn hold_on_a_pipe_stopped(backend: Backend) {
     let world = World::new(backend);
     let mut program = Piped::new(&world, &["-t", "5s"]);
@@ -144,7 +144,7 @@ fn hold_on_a_pipe_stopped(backend: Backend) {
 }
 
 #[test]
-fn a_program_is_told_of_trouble_and_of_a_lease_that_runs_out() {
+fn a_program_gets_events_of_trouble_and_of_a_lease_that_runs_out() {
     let world = World::new(Backend::Redis);
     let proxy = Proxy::before(world.redis().port());
     let mut command = world.command("setsid");

@@ -1,7 +1,9 @@
-//! The process that a lock is held for is stopped, with all of its descendants, when the lock is lost or taken away.
+//! If the lock is lost or taken away, the process that it is held for is stopped, with all of its
+//! descendants.
 
 use super::{LONG, MEMBERS, Target, hold, next_is_alone, survivors};
 use crate::support::deadline::{dead_in_time, end_of_last_lease, now};
+use crate::support::dlock::BINARY;
 use crate::support::job;
 use crate::support::proc;
 use crate::support::proxy::Proxy;
@@ -11,9 +13,9 @@ use rustix::process::geteuid;
 use std::thread;
 use std::time::Duration;
 
-on_every_store!(an_operator_has_the_process_stopped, a_lost_lock_stops_the_process);
+on_every_store!(an_operator_stops_the_process, a_lost_lock_stops_the_process);
 
-fn an_operator_has_the_process_stopped(backend: Backend) {
+fn an_operator_stops_the_process(backend: Backend) {
     let world = World::new(backend);
     let target = Target::family(&world);
     let holder = hold(&world, "k", &["-t", LONG, "--grace", "500ms"], &target).status(79);
@@ -43,7 +45,7 @@ fn a_lost_lock_stops_the_process(backend: Backend) {
     drop(target);
 }
 
-/// The store is away for half a lease, and then for good.
+/// The store is away for half a lease, and later for good.
 #[test]
 fn an_outage_of_half_the_lease_disturbs_nothing_and_a_longer_one_ends_in_time() {
     let world = World::new(Backend::Redis);
@@ -68,7 +70,7 @@ fn an_outage_of_half_the_lease_disturbs_nothing_and_a_longer_one_ends_in_time() 
 }
 
 #[test]
-fn on_lost_warn_only_says_so() {
+fn on_lost_warn_only_warns() {
     let world = World::new(Backend::Redis);
     let mut target = Target::sh(&world, "exec sleep 1000");
     let holder =
@@ -81,7 +83,7 @@ fn on_lost_warn_only_says_so() {
     holder.finish();
 }
 
-/// What is not ours to signal is named, and the lock is kept until it ends.
+/// dlock may not signal the process, so it names it, and keeps the lock until the process ends.
 #[test]
 fn a_process_of_another_user_is_named_and_waited_for() {
     if !geteuid().is_root() {
@@ -96,7 +98,7 @@ fn a_process_of_another_user_is_named_and_waited_for() {
     let holder =
         dlock.under(&["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]).status(79);
     let holder = holder.any_stderr().any_stdout().spawn();
-    wait_until("it says so", || holder.messages().contains("runs as another user, so it cannot be stopped"));
+    wait_until("it says so", || holder.messages().contains("if the lock is lost: it runs as another user"));
     world.wait_for_state("k", "held");
     let release = world.dlock(["release", "k", "-y"]).any_stderr().spawn();
     wait_until("it says so again", || holder.messages().contains(&format!("process {pid} (sh)")));
@@ -106,9 +108,10 @@ fn a_process_of_another_user_is_named_and_waited_for() {
     release.finish();
 }
 
-/// A dlock in the foreground of the script that it holds the lock for descends from it, and is not stopped with it.
+/// A script starts the dlock that holds a lock for it. That dlock is a descendant of the script,
+/// but is not stopped with it.
 #[test]
-fn dlock_may_descend_from_what_it_holds_the_lock_for() {
+fn dlock_may_descend_from_the_process_that_it_holds_the_lock_for() {
     let world = World::without_redis();
     let script = format!(
         "trap 'echo term >> log; sleep 1; exit' TERM; '{BINARY}' hold -k k -t 10m --pid $$ 2> messages & \
@@ -125,9 +128,9 @@ fn dlock_may_descend_from_what_it_holds_the_lock_for() {
     assert!(history.contains("\"stopped\""), "{history}");
 }
 
-/// The process ends at once when it is asked to, and what it started is another's child then.
+/// The process ends at once by the TERM, and its child gets another parent.
 #[test]
-fn what_a_process_leaves_while_it_is_stopped_is_stopped_too() {
+fn orphans_of_a_process_that_is_stopped_are_stopped_too() {
     let world = World::without_redis();
     job::prepare(&world);
     let target = Target::sh(&world, "sh member deaf & wait");
@@ -144,10 +147,11 @@ fn what_a_process_leaves_while_it_is_stopped_is_stopped_too() {
     drop(target);
 }
 
-/// What is started while the others are asked to end, or killed, is found.
+/// Processes that are started while others get TERM or KILL are found.
 #[test]
-fn a_process_that_goes_on_starting_others_is_stopped_whole() {
-    // One that ends of the TERM while a child of it starts others; and one that starts others itself until the KILL.
+fn a_process_that_keeps_forking_is_stopped_with_all_its_children() {
+    // One process ends by the TERM while its child forks; the other one forks itself until the
+    // KILL.
     for (before, behind) in [("(", ") & wait"), ("trap '' TERM; ", "")] {
         let world = World::without_redis();
         let script = format!(

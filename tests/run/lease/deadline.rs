@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use std::thread;
 use std::time::Duration;
 
-/// What the store knows last is when the lease ends. Every process of the job is dead before that.
+/// The store's last record says when the lease ends. Every process of the job is dead before that.
 #[test]
 fn a_server_gone_for_good_means_dead_by_the_deadline() {
     thread::scope(|scope| {
@@ -31,7 +31,7 @@ enum Gone {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Guard {
     Well,
-    /// dlock must see that the guard does not do its work.
+    /// dlock must notice that the guard does nothing, and stop the job itself.
     Stopped,
 }
 
@@ -55,13 +55,13 @@ fn dead_by_the_deadline(gone: Gone, guard: Guard) {
     assert!(output.stderr.contains("lease of k"), "{}", output.stderr);
 }
 
-/// The store counts from when it was asked, not from when its answer came: so must dlock, for the grant and for every
-/// renewal.
+/// The store counts the lease from the request, not from the arrival of its answer. dlock must do
+/// the same, for the grant and for each renewal.
 #[test]
 fn a_slow_answer_does_not_lengthen_the_lease() {
     thread::scope(|scope| {
         scope.spawn(|| {
-            // All that the lease ever gets is the grant.
+            // The lease is granted and never renewed.
             dead_by_the_deadline_after_slow_answers("12s", Duration::from_secs(3), |world, proxy| {
                 wait_until("the lock is asked for", || proxy.seen() > 0);
                 proxy.begin_outage();
@@ -69,7 +69,7 @@ fn a_slow_answer_does_not_lengthen_the_lease() {
             });
         });
         scope.spawn(|| {
-            // An attempt to renew has a sixteenth of the ttl.
+            // One attempt to renew may take a sixteenth of the ttl.
             dead_by_the_deadline_after_slow_answers("12s", Duration::from_millis(650), |world, proxy| {
                 world.wait_for_pid("job.pid");
                 world.redis().after_renewal("dlock:k");
@@ -79,10 +79,10 @@ fn a_slow_answer_does_not_lengthen_the_lease() {
     });
 }
 
-/// `last` lets the last request through.
+/// `last` waits for the last request that the store gets, and begins the outage.
 fn dead_by_the_deadline_after_slow_answers(ttl: &str, delay: Duration, last: impl FnOnce(&World, &Proxy)) {
     let world = World::new(Backend::Redis);
-    // The server knows the scripts, so that one request is one answer.
+    // Loads the scripts into the server, so that each operation is one request.
     let other = world.run("other", &["-t", "6s"], "while [ ! -e renewed ]; do sleep 0.05; done").spawn();
     wait_until("it is held", || world.redis().get("dlock:other").is_some());
     world.redis().after_renewal("dlock:other");
@@ -100,7 +100,7 @@ fn dead_by_the_deadline_after_slow_answers(ttl: &str, delay: Duration, last: imp
     holder.finish();
 }
 
-/// Time to clean up after `--max-run` ends with the lease, and that the lock was lost weighs more.
+/// The grace after `--max-run` ends with the lease, and then the status is that of a lost lock.
 #[test]
 fn a_long_grace_does_not_outlast_the_lease() {
     let world = World::new(Backend::Redis);
@@ -116,9 +116,9 @@ fn a_long_grace_does_not_outlast_the_lease() {
     holder.finish();
 }
 
-/// Once a job has been told to go, it goes, even if the server is back a moment later.
+/// Once the job has got TERM, it is stopped, even if the server is back a moment later.
 #[test]
-fn a_late_renewal_does_not_call_off_the_end() {
+fn a_late_renewal_does_not_cancel_the_stop() {
     let world = World::new(Backend::Redis);
     let job = "trap 'echo term >> log' TERM; echo $$ > job.pid; while :; do sleep 0.05; done";
     let holder = world.run("k", &["-t", "6s"], job).status(79).any_stderr().spawn();

@@ -21,14 +21,14 @@ use std::time::Duration;
 on_every_store!(
     a_lock_that_vanished_before_the_end_is_lost,
     a_lost_lock_stops_the_whole_job,
-    a_loss_is_heard_of_at_the_next_heartbeat,
+    a_loss_is_noticed_at_the_next_heartbeat,
     on_lost_warn_lets_the_job_end,
-    a_store_that_forgot_is_said_to_have,
+    a_store_that_forgot_the_lock_is_reported,
     a_forced_release_stops_the_job_and_spares_the_next_holder,
     a_forced_release_grants_only_when_the_old_job_is_dead,
 );
 
-/// A job whose lock was taken away, or forgotten, gets its grace, not the rest of the lease.
+/// A job whose lock was taken away or forgotten gets its grace, not the rest of the lease.
 #[test]
 fn a_lost_lock_leaves_the_job_its_grace_and_no_more() {
     thread::scope(|scope| {
@@ -36,7 +36,7 @@ fn a_lost_lock_leaves_the_job_its_grace_and_no_more() {
             let world = stopped_long_before_the_deadline(|world| {
                 world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
             });
-            // With the job dead the lock is free, though its lease would last for a while.
+            // The lock is free once the job is dead, although its lease has not ended.
             assert_eq!(world.state("k"), "free");
         });
         scope.spawn(|| drop(stopped_long_before_the_deadline(forget)));
@@ -52,13 +52,14 @@ fn stopped_long_before_the_deadline(lose: impl FnOnce(&World)) -> World {
     let expires = world.redis().expires("dlock:k");
     lose(&world);
     wait_until("the job is dead", || !proc::alive(job));
-    // It is told at the next renewal, after a quarter of the lease.
+    // dlock learns of the loss at the next renewal, after a quarter of the lease.
     assert!(now() + 5000 < expires, "it lived to the end of its lease");
     holder.finish();
     world
 }
 
-/// The store forgets the lock: the holder finds out at its next heartbeat, and no renewal brings the lock back.
+/// The store forgets the lock. The holder notices at its next heartbeat, and no renewal brings the
+/// lock back.
 fn a_lost_lock_stops_the_whole_job(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
@@ -72,15 +73,16 @@ fn a_lost_lock_stops_the_whole_job(backend: Backend) {
     assert_eq!(world.state("k"), "free");
 }
 
-/// What the store says is believed at once, not only when the lease runs out.
-fn a_loss_is_heard_of_at_the_next_heartbeat(backend: Backend) {
+/// The job is stopped when the store reports the loss, not when the lease runs out.
+fn a_loss_is_noticed_at_the_next_heartbeat(backend: Backend) {
     thread::scope(|scope| {
         for loss in [Loss::Forgotten, Loss::Forced] {
             scope.spawn(move || {
                 let world = World::new(backend);
                 let job =
                     "trap 'echo term >> log; exit 1' TERM; echo up >> log; while :; do sleep 0.05; done";
-                // The next heartbeat comes after 8 s; the lease alone would let the job run for 25.3 s.
+                // The next heartbeat comes after 8 s. The lease alone would let the job run for
+                // 25.3 s.
                 let holder = world.run("k", &["-t", "32s"], job).status(79).any_stderr().spawn();
                 world.wait_for_log("up");
                 match loss {
@@ -104,7 +106,7 @@ enum Loss {
     Forced,
 }
 
-fn a_store_that_forgot_is_said_to_have(backend: Backend) {
+fn a_store_that_forgot_the_lock_is_reported(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &["-t", "6s"], "echo up >> log; exec sleep 1000").status(79);
     let lost = "(?:.*\n)?dlock: k in .* is lost: the store no longer knows this lock: it was restarted, flushed or failed \
@@ -171,7 +173,7 @@ fn a_forced_release_grants_only_when_the_old_job_is_dead(backend: Backend) {
     assert!(!world.read("log").contains("overlap"), "{:?}", world.log());
 }
 
-/// A restart without persistence takes the lock away; the holder learns it at its next heartbeat.
+/// A server without persistence forgets the lock in a restart.
 #[test]
 fn a_restart_without_persistence_is_a_loss() {
     let mut world = World::new(Backend::Redis);
@@ -185,7 +187,7 @@ fn a_restart_without_persistence_is_a_loss() {
     assert_eq!(world.redis().get("dlock:k"), None, "no renewal creates a lock");
 }
 
-/// Somebody else's value under the key is a loss, and is left alone.
+/// The lock's key has another client's value: the lock is lost, and the value stays.
 #[test]
 fn a_lock_key_taken_over_is_a_loss() {
     let world = World::new(Backend::Redis);
@@ -197,7 +199,7 @@ fn a_lock_key_taken_over_is_a_loss() {
     assert_eq!(world.redis().get("dlock:k").as_deref(), Some("somebody"));
 }
 
-/// Lost between the last heartbeat and the end of CMD: the release finds out.
+/// The lock is lost between the last heartbeat and the end of CMD. The release notices.
 fn a_lock_that_vanished_before_the_end_is_lost(backend: Backend) {
     let world = World::new(backend);
     let job = "touch up; while [ ! -e go ]; do sleep 0.02; done; exit 3";

@@ -1,4 +1,4 @@
-//! The store is away for a while: holders keep their locks, waiters their places.
+//! The store is away for a while: holders keep their locks, and waiters their places.
 
 use crate::support::proxy::Proxy;
 use crate::support::wait::wait_until;
@@ -6,16 +6,16 @@ use crate::support::world::{Backend, World};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-/// How a server is away for a while.
+/// How a server is away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outage {
-    /// It stands still, and answers afterwards what it was asked meanwhile.
+    /// It is stopped, and afterwards answers the requests that came meanwhile.
     Stopped,
-    /// What is sent meanwhile is never answered.
+    /// Requests that come meanwhile are never answered.
     Deaf,
 }
 
-/// The server is away for half a lease, begun at every phase of the renewal.
+/// The outage begins at each phase of the renewal.
 #[test]
 fn an_outage_of_half_a_ttl_disturbs_nothing() {
     const PHASES: u32 = 8;
@@ -35,7 +35,7 @@ fn half_a_ttl_without_server(outage: Outage, phase: Duration) {
     let proxy = Proxy::before(world.redis().port());
     let job =
         "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e over ]; do sleep 0.05; done; exit 9";
-    // The time for one attempt is bounded by the lease, too, not only by this.
+    // The lease limits one attempt as well, so a long --op-timeout does no harm.
     let holder = world.run("k", &["-t", "12s", "--op-timeout", "1m"], job).env("DLOCK_STORE", proxy.url());
     let holder = holder.status(9).any_stderr().spawn();
     world.wait_for_log("up");
@@ -46,7 +46,8 @@ fn half_a_ttl_without_server(outage: Outage, phase: Duration) {
         Outage::Stopped => world.redis().pause(),
         Outage::Deaf => proxy.begin_outage(),
     }
-    // Half of it is looked at in src/rules/schedule.rs, where no time passes. This machine needs some of it for itself.
+    // Slightly less than half, because this machine is slow at times. The unit tests of
+    // src/rules/schedule.rs check the exact half.
     sleep(TTL / 2 - TTL / 40);
     match outage {
         Outage::Stopped => world.redis().resume(),
@@ -54,7 +55,8 @@ fn half_a_ttl_without_server(outage: Outage, phase: Duration) {
     }
     let lasted = begun.elapsed();
     if lasted > TTL / 2 {
-        // This machine was too busy to keep the outage short enough: nothing was promised.
+        // The outage became longer than half a lease, because this machine was busy. Nothing is
+        // promised for that.
         println!("{outage:?} at {phase:?} lasted {lasted:?}");
         return;
     }
@@ -64,8 +66,8 @@ fn half_a_ttl_without_server(outage: Outage, phase: Duration) {
     assert_eq!(world.log(), ["up"], "{outage:?} at {phase:?}");
 }
 
-/// A server that stood still is not left with a heap of requests, which would keep it from answering anybody in time: two
-/// renewals of each holder.
+/// A server that was stopped must find few requests, or it could not answer all holders in time:
+/// two renewals of each.
 #[test]
 fn a_stopped_server_finds_two_renewals_of_each_holder() {
     let world = World::new(Backend::Redis);
@@ -83,7 +85,7 @@ fn a_stopped_server_finds_two_renewals_of_each_holder() {
     wait_until("it has asked again", || proxy.seen() >= before + 2);
     sleep(TTL / 8);
     world.redis().resume();
-    // Those that waited for the server, and one that follows.
+    // The renewals that waited for the server, and one more.
     world.redis().after_renewal("dlock:k");
     let stats: String = world.redis().ask(&["INFO", "commandstats"]);
     let calls = |name: &str| {
@@ -95,7 +97,7 @@ fn a_stopped_server_finds_two_renewals_of_each_holder() {
     assert!(calls("evalsha") <= 4 && calls("eval") == 0, "{stats}");
 }
 
-/// While the server is away for less than the lease allows, the outage is ridden out by who waits, too.
+/// A waiter, too, goes on if the outage is short enough for the lease.
 #[test]
 fn an_outage_while_queued_is_ridden_out() {
     let world = World::new(Backend::Redis);
@@ -116,10 +118,10 @@ fn an_outage_while_queued_is_ridden_out() {
     assert_eq!(world.log(), ["up", "waited"]);
 }
 
-/// The store is away for longer than a waiter may be silent, and forgets nothing: all stand where they stood, and whoever
-/// comes meanwhile passes nobody.
+/// The store is away for so long that all waiters are stale, but keeps its records. All waiters
+/// keep their places, and a newcomer does not overtake them.
 #[test]
-fn an_outage_longer_than_a_silence_keeps_the_order() {
+fn an_outage_that_makes_all_waiters_stale_keeps_the_order() {
     let mut world = World::with_redis(&["--appendonly", "yes", "--appendfsync", "always"]);
     let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
     let holder = world.run("k", &["-t", "1m"], job).any_stderr().spawn();
@@ -143,7 +145,7 @@ fn an_outage_longer_than_a_silence_keeps_the_order() {
     assert_eq!(log[..7], ["up", "0", "1", "2", "3", "4", "5"], "{newcomer:?}");
 }
 
-/// A wait whose time is up during an outage was not in vain for being busy.
+/// The status is that of an unreachable store, not of a busy lock.
 #[test]
 fn a_wait_that_ends_in_an_outage_is_69() {
     let world = World::new(Backend::Redis);
@@ -162,9 +164,9 @@ fn a_wait_that_ends_in_an_outage_is_69() {
     assert_eq!(world.log(), ["up"]);
 }
 
-/// A server that forgets its queue is told of it again by those who stand in it.
+/// The server forgets its queue, and the waiters join it again.
 #[test]
-fn who_waits_waits_on_after_a_restart() {
+fn waiters_go_on_waiting_after_a_restart() {
     let mut world = World::new(Backend::Redis);
     let holder =
         world.run("k", &["-t", "6s"], "echo up >> log; exec sleep 1000").status(79).any_stderr().spawn();
@@ -182,7 +184,7 @@ fn who_waits_waits_on_after_a_restart() {
     assert_eq!(world.log(), ["up", "start", "end", "start", "end"]);
 }
 
-/// The server is gone when CMD ends: its status all the same, and one warning.
+/// The server is gone when CMD ends: dlock exits with CMD's status, and warns once.
 #[test]
 fn a_release_without_answer_keeps_the_jobs_status() {
     let world = World::new(Backend::Redis);

@@ -1,4 +1,5 @@
-//! How the file of a report is written: checked first, replaced by a rename, and never through another user's link.
+//! How the file of a report is written: checked first, replaced by a rename, and never through
+//! another user's link.
 
 use super::reported;
 use crate::support::wait::wait_until;
@@ -10,7 +11,7 @@ use std::path::Path;
 
 on_every_store!(a_report_that_cannot_be_written_changes_nothing);
 
-/// Said before the lock is asked for, not after the job has run.
+/// The refusal comes before the lock is requested.
 #[test]
 fn a_place_that_cannot_be_written_is_refused_first() {
     let world = World::new(Backend::Redis);
@@ -27,7 +28,7 @@ fn a_place_that_cannot_be_written_is_refused_first() {
     {
         let call = world.run("k", &["--report", path], "touch ran").stderr_like("dlock: .*\n").status(78);
         let output = match path {
-            // Root may write anywhere.
+            // Root may write anywhere, so this case runs as another user.
             "closed/r" if drops.status.success() => call.under(&nobody).run(),
             "closed/r" => continue,
             _ => call.run(),
@@ -46,19 +47,20 @@ fn a_report_that_cannot_be_written_changes_nothing(backend: Backend) {
     let output = call.status(5).stderr_like("dlock: the report could not be written to .*\n").run();
     assert!(output.stderr.contains("d/r.json"), "{}", output.stderr);
     assert_eq!(world.state("k"), "free");
-    // What cannot be renamed is not left lying about.
+    // If the rename fails, the temporary file is removed.
     fs::create_dir(world.path("d")).expect("a directory");
     let call = world.run("k", &["--report", "d/r.json"], "mkdir d/r.json; exit 6");
     call.status(6).stderr_like("dlock: the report .*\n").run();
     assert_eq!(fs::read_dir(world.path("d")).expect("a directory").count(), 1);
     fs::remove_dir_all(world.path("d")).expect("it is ours");
-    // Under -q it is still said, and death by a signal still comes through.
+    // The error is printed even with -q, and dlock still dies of CMD's signal.
     fs::create_dir(world.path("d")).expect("a directory");
     let call = world.run("k", &["-q", "--report", "d/r.json"], "rmdir d; kill -9 $$");
     call.dies_of(9).stderr_like("dlock: the report .*\n").run();
 }
 
-/// Whole at once: whoever looks at any moment sees the old one or the new one. Nothing else is left in the directory.
+/// A reader sees the old report or the new one, never a part. No other file is left in the
+/// directory.
 #[test]
 fn the_file_is_replaced_by_a_rename() {
     let world = World::new(Backend::Redis);
@@ -68,14 +70,14 @@ fn the_file_is_replaced_by_a_rename() {
     let path = world.path("d/r.json");
     let mode = |path: &Path| fs::metadata(path).expect("a report").permissions().mode() & 0o7777;
     assert_eq!(mode(&path), 0o640);
-    // Whoever has the old one open goes on reading it.
+    // A process that has the old file open goes on reading it.
     call("exit 2").after_shell("umask 002; exec 3< d/r.json").status(2).run();
     assert_eq!(mode(&path), 0o664);
     assert!(world.read("d/r.json").contains("\"status\":2"));
     fs::hard_link(&path, world.path("old")).expect("a second name");
     call("exit 3").status(3).run();
     assert!(world.read("old").contains("\"status\":2") && world.read("d/r.json").contains("\"status\":3"));
-    // A link leads to the place.
+    // A link is followed.
     symlink("d/r.json", world.path("link")).expect("a link");
     world.run("k", &["--report", "link"], "exit 4").status(4).run();
     assert!(world.read("d/r.json").contains("\"status\":4"));
@@ -84,10 +86,10 @@ fn the_file_is_replaced_by_a_rename() {
     assert_eq!(names, 1, "no temporary file is left");
 }
 
-/// Root's dlock in a directory where others may make links. The kernel's own setting (protected_symlinks) looks at sticky
-/// directories only, and never at a readlink.
+/// root runs dlock in a directory where others may make links. The kernel's protected_symlinks
+/// covers only sticky directories, and does not cover readlink.
 #[test]
-fn no_link_of_somebody_else_is_followed() {
+fn no_link_of_another_user_is_followed() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -110,7 +112,7 @@ fn no_link_of_somebody_else_is_followed() {
         call.stderr_like("dlock: no report .*is a link that belongs to another user.*\n").run();
     }
     assert!(!world.path("ran").exists());
-    // Nor is one that is put there while the job runs.
+    // A link that is put there while the job runs is not followed either.
     symlink(world.path("private"), world.path("later")).expect("a link");
     let swap = "rm later; ln -s $PWD/private later; chown -h 65534 later";
     world.run("k", &["--report", "later/file"], swap).stderr_like("dlock: the report .*not followed\n").run();
@@ -119,13 +121,13 @@ fn no_link_of_somebody_else_is_followed() {
     run.stderr_like("dlock: the report .*not followed\n").run();
     assert_eq!(world.read("private/file"), "kept");
     assert_eq!(fs::read_dir(world.path("private")).expect("a directory").count(), 1);
-    // Root's own links lead where they did.
+    // Links of root are followed.
     symlink("../private/file", world.path("open/own.json")).expect("a link");
     world.run("k", &["--report", "open/own.json"], "exit 3").status(3).run();
     assert!(world.read("private/file").contains("\"status\":3"));
 }
 
-/// While the job runs there is no report yet, and the last one stays.
+/// While the job runs the last report stays.
 #[test]
 fn a_killed_dlock_leaves_the_last_report() {
     let world = World::new(Backend::Redis);

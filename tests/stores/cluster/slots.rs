@@ -15,7 +15,7 @@ use proptest::test_runner::{Config, TestRunner};
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-/// The slot of the lock moves to another node, keys first, while one holds and one waits.
+/// The slot of the lock moves to another node, keys first, while there are a holder and a waiter.
 #[test]
 fn a_slot_that_moves_takes_the_lock_along() {
     let (cluster, world) = world_with(2);
@@ -40,7 +40,7 @@ fn a_slot_that_moves_takes_the_lock_along() {
             from.ask::<String>(&["MIGRATE", "127.0.0.1", &port, &key, "0", "5000"]);
         }
     }
-    // Who comes now is sent on, and told there to try again.
+    // A newcomer is redirected now and asked there to try again.
     let options = ["-w", "--connect-timeout", "30s", "--op-timeout", "30s"];
     let late = world.run("k", &options, "echo late >> log").any_stderr().spawn();
     wait_until("it is sent on", || calls(to, "asking") > 2);
@@ -54,7 +54,7 @@ fn a_slot_that_moves_takes_the_lock_along() {
     assert!(from.keys().is_empty(), "{:?}", from.keys());
 }
 
-/// Whatever a lock leaves in a server lies in the slot of the lock, however odd its name is.
+/// Every key of a lock is in the lock's slot, however odd its name is.
 #[test]
 fn all_keys_of_a_lock_lie_in_one_slot() {
     let world = World::with_redis(&[]);
@@ -100,7 +100,7 @@ fn all_keys_of_a_lock_lie_in_one_slot() {
     assert!(seen > 100, "only {seen} names were fit to be tried");
 }
 
-/// Leaves every kind of record: a hold, a waiter, a fence, an end, a spent token, a wake.
+/// Creates every kind of record: a hold, a waiter, a fence, an end, a released token, a wake-up.
 fn fill(store: &mut RedisStore, name: &Name) {
     let by = || Moment::now().after(Duration::from_secs(30));
     let names = name.clone().into();
@@ -125,7 +125,7 @@ fn fill(store: &mut RedisStore, name: &Name) {
         .expect("an answer");
 }
 
-/// All or nothing is one step of one server, so the locks of a hold have to lie in one slot.
+/// Several locks are taken in one script on one server, so they must be in one slot.
 #[test]
 fn keys_of_different_slots_are_refused() {
     let (_cluster, world) = world_with(2);

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 pub const TTL: Duration = Duration::from_secs(30);
 
-/// Where it is played.
+/// The store that a scenario runs on.
 pub enum Stage {
     Server(World),
     Masters(Masters),
@@ -46,7 +46,7 @@ pub enum Stage {
     ZooKeeper(World),
 }
 
-/// Somebody with a token and a store of his own.
+/// A client with a token and a store of its own.
 pub struct Person {
     pub store: Box<dyn Store>,
     pub token: Token,
@@ -87,7 +87,7 @@ impl Stage {
         }
     }
 
-    /// How many sleep in the database until somebody else lets go of something.
+    /// Number of clients that sleep in the database until a lock is released.
     #[cfg(feature = "sql")]
     pub fn sleeping(&self) -> usize {
         match self {
@@ -116,7 +116,7 @@ impl Stage {
     }
 }
 
-/// The node of a world.
+/// The ZooKeeper node of a world.
 #[cfg(feature = "zookeeper")]
 fn ensemble(world: &World) -> dlock::store::zookeeper::Target {
     let url = world.url();

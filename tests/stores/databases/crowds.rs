@@ -15,15 +15,16 @@ use std::thread::{self};
 use std::time::{Duration, Instant};
 
 on_every_database!(
-    a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few,
-    those_who_come_keep_nobody_from_his_turn,
+    a_crowd_is_served_in_order_and_at_the_cost_of_a_few,
+    newcomers_keep_no_waiter_from_its_turn,
     a_storm_with_restarts,
-    statements_that_may_take_a_millisecond_let_nobody_in_twice,
+    statements_limited_to_a_millisecond_grant_no_lock_twice,
 );
 
-/// As many as a large fleet has: they are served in order, one at a time, and what a turn costs the server does not depend on
-/// how many wait. Others come and go all the time, so that somebody else has changed the lock each time.
-pub fn a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few(kind: Kind) {
+/// A queue as long as in a large fleet: the waiters are granted the lock in order, one at a time,
+/// and a turn costs the server the same however many wait. Other clients come and go, so that the
+/// lock has changed before each step.
+fn a_crowd_is_served_in_order_and_at_the_cost_of_a_few(kind: Kind) {
     let (world, server) = large_server(kind);
     server.begin_count();
     let few = writes_of_a_turn(&world, &server, "few", 10, 0);
@@ -34,7 +35,7 @@ pub fn a_crowd_has_its_turns_in_order_and_at_the_price_of_a_few(kind: Kind) {
     writes_of_a_turn(&world, &server, "noisy", 20, 2);
 }
 
-/// How many statements change a lock for each of those who wait in a line, from the first turn to the last, while some others
+/// Writing statements per turn of a queue, from the first turn to the last, while `others` clients
 /// come and go.
 fn writes_of_a_turn(world: &World, server: &Server, key: &str, waiters: usize, others: usize) -> f64 {
     let all: &[&str] = &["-t", "30s", "--op-timeout", "20s"];
@@ -83,9 +84,9 @@ fn writes_of_a_turn(world: &World, server: &Server, key: &str, waiters: usize, o
     f64::from(written) / f64::from(u32::try_from(waiters).expect("a few"))
 }
 
-/// Two are far from the server, and others who come and go change the lock again and again while a step of theirs is under way.
-/// Each gives the lock back all the same, and the second one says in time that it has heard of its grant.
-pub fn those_who_come_keep_nobody_from_his_turn(kind: Kind) {
+/// Two clients are far from the server, and others change the lock again and again during each of
+/// their transactions. Both release it all the same, and the second confirms its grant in time.
+fn newcomers_keep_no_waiter_from_its_turn(kind: Kind) {
     let world = kind.world();
     let proxy = Proxy::before(kind.port());
     let url = world.url().replace(&format!(":{}/", kind.port()), &format!(":{}/", proxy.port()));
@@ -118,8 +119,9 @@ pub fn those_who_come_keep_nobody_from_his_turn(kind: Kind) {
     assert_eq!(world.log()[..3], ["up", "done", "next"]);
 }
 
-/// The server is killed, restarted and loses every connection while those who run and wait are killed, interrupted and stopped.
-pub fn a_storm_with_restarts(kind: Kind) {
+/// The server is killed and restarted and its connections are ended, while holders and waiters are
+/// killed, interrupted and stopped.
+fn a_storm_with_restarts(kind: Kind) {
     let (world, mut server) = large_server(kind);
     world.run("a", &["--op-timeout", "20s"], "true").run();
     let wishes = [
@@ -143,8 +145,8 @@ pub fn a_storm_with_restarts(kind: Kind) {
     wait_until("nobody is connected", || server.connected() == 0);
 }
 
-/// Some statements are done in that time, and some are not.
-pub fn statements_that_may_take_a_millisecond_let_nobody_in_twice(kind: Kind) {
+/// Some statements finish in that time, and some do not.
+fn statements_limited_to_a_millisecond_grant_no_lock_twice(kind: Kind) {
     let (mut world, server) = own_server(kind);
     let own = world.url();
     world.run("k", &[], "true").run();
@@ -155,10 +157,10 @@ pub fn statements_that_may_take_a_millisecond_let_nobody_in_twice(kind: Kind) {
         (0..12).map(|_| world.run("k", &["-w", "3s", "-t", "5s"], script).any_stderr().spawn()).collect();
     for run in runs {
         let output = run.output();
-        // The lease of one that cannot be renewed ends.
+        // A lease that cannot be renewed ends.
         let known = [0, 69, 75, 79].map(End::Status);
         assert!(known.contains(&output.end()), "{output:?}");
-        // On a machine that is busy the server may not answer at all in time.
+        // On a busy machine the server may not answer in time.
         let is_explained =
             ["cancelled a statement", "no answer in time"].iter().any(|why| output.stderr.contains(why));
         assert!(output.end() != End::Status(69) || is_explained, "{output:?}");

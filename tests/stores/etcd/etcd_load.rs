@@ -1,4 +1,5 @@
-//! Many waiters and readers, writes that race, and what a member keeps: compaction, a full database, leftovers.
+//! Many waiters and readers, writes that race, and what a member keeps: compaction, a full
+//! database, leftovers.
 
 use super::{Asker, WISHES, in_time, own_cluster};
 use crate::support::etcd::Etcd;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self};
 use std::time::Duration;
 
-/// What was before is forgotten all the time, also what a watch is about to be told.
+/// The history is compacted all the time, including events that a watch is about to receive.
 #[test]
 fn compaction_under_load_loses_nothing() {
     let (world, etcd) = own_cluster(1, &[]);
@@ -26,7 +27,7 @@ fn compaction_under_load_loses_nothing() {
                 let status: serde_json::Value =
                     serde_json::from_str(&etcd.ctl(&["endpoint", "status", "-w", "json"])).expect("JSON");
                 let revision = status[0]["Status"]["header"]["revision"].to_string();
-                // Nothing may have happened since the last time.
+                // It fails if nothing has changed since the last compaction.
                 drop(etcd.try_ctl(&["compact", &revision]));
                 etcd.ctl(&["defrag"]);
             }
@@ -44,9 +45,10 @@ fn compaction_under_load_loses_nothing() {
     assert_eq!((world.state("k"), world.waiters("k")), ("free".into(), 0));
 }
 
-/// Each end of a job wakes one waiter: what that costs etcd does not depend on how many others wait. Waiters also look at
-/// the queue now and then, and more turns take more time: hence the allowance for a slow machine. If every waiter read the
-/// queue in each turn, that alone would be half the queue's length on average.
+/// Each end of a job wakes one waiter. What that costs etcd does not depend on the length of the
+/// queue. Waiters also read the queue now and then, and more turns take more time: hence the
+/// allowance for a slow machine. If every waiter read the queue in each turn, that alone would be
+/// half the length of the queue on average.
 #[test]
 fn a_turn_costs_the_same_however_many_wait() {
     let (world, etcd) = own_cluster(1, &[]);
@@ -54,13 +56,13 @@ fn a_turn_costs_the_same_however_many_wait() {
     let waiters = if is_soak() { 200 } else { 40 };
     let many = cost_of_a_turn(&world, &etcd, "many", waiters);
     let allowance = f64::from(u32::try_from(waiters).expect("a few")) / 4.0;
-    // The last is what etcd tells those who watch.
+    // The last number counts the events that etcd sends to watchers.
     let limits = [2.0 * few[0] + allowance, 2.0 * few[1] + allowance, 2.0 * few[2]];
     assert!(many.iter().zip(limits).all(|(many, limit)| *many < limit), "{many:?} of many, {few:?} of few");
 }
 
-/// How often etcd writes, reads or writes, and tells somebody of a change, for each of those who wait in a line, from the first
-/// turn to the last.
+/// Per turn, from the first to the last: writes of etcd, reads and writes, and events sent to
+/// watchers.
 fn cost_of_a_turn(world: &World, etcd: &Etcd, key: &str, waiters: usize) -> [f64; 3] {
     wait_until("nobody has a lease", || etcd.ctl(&["lease", "list"]) == "found 0 leases");
     let all = ["-t", "60s", "--op-timeout", "20s"];
@@ -86,14 +88,14 @@ fn cost_of_a_turn(world: &World, etcd: &Etcd, key: &str, waiters: usize) -> [f64
     [writes, all, told]
 }
 
-/// All of them would not fit into one transaction of etcd.
+/// The whole crowd would not fit into one etcd transaction.
 #[test]
 #[ignore = "long; ./test --soak"]
-fn a_crowd_of_readers_is_let_in() {
+fn a_crowd_of_readers_is_granted_the_lock() {
     hand_over_to_readers(&World::with_etcd());
 }
 
-/// A cluster that is full takes no end of a run, and that is what is said.
+/// A cluster that is full cannot record the end of a run, and the message says so.
 #[test]
 fn a_cluster_that_is_full_is_named_at_the_end_of_a_run() {
     let (world, etcd) = own_cluster(1, &["--quota-backend-bytes=2000000"]);
@@ -110,10 +112,10 @@ fn a_cluster_that_is_full_is_named_at_the_end_of_a_run() {
     assert_eq!(world.log(), ["up", "done"]);
 }
 
-/// Each refusal is counted in the record of the lock, and of a crowd each is in the way of the others' count. None is kept from its
-/// answer by that.
+/// Each refusal is counted in the record of the lock, so the refusals of a crowd conflict with each
+/// other. Every client gets its answer all the same.
 #[test]
-fn a_crowd_that_does_not_wait_is_told_that_it_is_busy() {
+fn a_crowd_that_does_not_wait_is_refused_as_busy() {
     let (world, etcd) = (World::with_etcd(), Etcd::shared());
     let url = world.url();
     let mut holder = Asker::new(etcd, &url);
@@ -139,7 +141,8 @@ fn a_crowd_that_does_not_wait_is_told_that_it_is_busy() {
     holder.leaves();
 }
 
-/// Nothing is left of a crowd that is shot at but the records: no session, no place in a queue, no lease.
+/// After a crowd with random kills only the records are left: no session, no place in a queue, no
+/// lease.
 #[test]
 fn a_storm_leaves_no_key_and_no_lease() {
     let (world, etcd) = own_cluster(1, &[]);
@@ -153,9 +156,10 @@ pub fn is_record(key: &str) -> bool {
     key.starts_with("dlock/lock/") || key.starts_with("dlock/end/")
 }
 
-/// What has to stay, paused or held, keeps nobody from the rest, among that what somebody held who died.
+/// Records that must stay, paused or held, do not keep the others from being removed. Among the
+/// others is the record of a holder that died.
 #[test]
-fn what_nobody_has_used_for_long_is_removed() {
+fn records_unused_for_long_are_removed() {
     let (world, etcd) = own_cluster(1, &[]);
     let old = |key: &str| {
         let body = etcd.ctl(&["get", "--print-value-only", &format!("dlock/lock/dlock:{key}")]);
@@ -174,13 +178,13 @@ fn what_nobody_has_used_for_long_is_removed() {
     let free = old("k");
     world.dlock(["pause", "p", "--reason", "the disk is changed"]).any_stderr().run();
     let paused = old("p");
-    // More of them than are looked at at once, and all changed before the rest.
+    // More than one clean-up reads at once, and all changed before the rest.
     (0..70).for_each(|number| put(&format!("paused{number}"), &paused));
     ["gone1", "gone2"].into_iter().zip([&held, &free]).for_each(|(key, body)| put(key, body));
     put("held", &held);
     let token = held["record"]["holds"].as_object().and_then(|holds| holds.keys().next()).expect("a holder");
     etcd.ctl(&["put", &format!("dlock/hold/dlock:held/{token}"), "60000"]);
-    // One of five hundred who ask looks for what is old.
+    // One in five hundred acquires looks for old records.
     let asker = || Asker::new(&etcd, "/dlock");
     let (mut one, mut other) = (asker(), asker());
     one.holds();
@@ -197,7 +201,7 @@ fn what_nobody_has_used_for_long_is_removed() {
     assert_eq!((kept("dlock/lock/dlock:paused"), kept("dlock/lock/dlock:held")), (70, 1), "{keys:?}");
 }
 
-/// etcd bounds how much one transaction may have.
+/// etcd limits the number of operations in a transaction.
 #[test]
 fn many_locks_of_one_run_are_given_back_and_more_are_refused() {
     let (world, _etcd) = own_cluster(1, &[]);
@@ -213,7 +217,8 @@ fn many_locks_of_one_run_are_given_back_and_more_are_refused() {
         };
         let holder = run("while [ ! -e go ]; do sleep 0.02; done");
         world.wait_for_state("m1", "held");
-        // The transaction that gives back also touches what each of these has, and that is a transaction of its own.
+        // The release also touches the waiters of each lock; together that would be too much for
+        // one transaction.
         let waiter = run("echo all >> log");
         let others: Vec<_> = (1..4)
             .map(|number| world.run(&format!("m{number}"), &["-w"], "true").any_stderr().spawn())

@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// With the rights that docs/stores.md names, and no others.
+/// With the rights of docs/stores.md and no others.
 #[test]
 fn a_user_with_its_prefix_alone_can_do_all() {
     let (world, etcd) = own_cluster(3, &[]);
@@ -82,8 +82,9 @@ fn as_root(dlock: Dlock<'_>) -> Dlock<'_> {
     dlock.env("DLOCK_USERNAME", "root").env("DLOCK_PASSWORD", "rootpw")
 }
 
-/// Prefixes do not isolate users on etcd: whoever may log in can keep any lease alive. But he learns no token by which a hold is
-/// given back, he can end no lease with keys of dlock's on it, and an operator gets the lock back.
+/// Prefixes do not isolate users on etcd: any user who can log in can keep any lease alive. But
+/// such a user learns no token that could release a hold and can end no lease that dlock's keys are
+/// attached to, and an operator can take the lock back.
 #[test]
 fn a_user_without_rights_learns_no_token_and_ends_no_lock() {
     let (world, etcd) = own_cluster(1, &[]);
@@ -115,7 +116,7 @@ fn a_user_without_rights_learns_no_token_and_ends_no_lock() {
             Some((lease.clone(), as_mallory(&["lease", "timetolive", "--keys", &lease]).ok()?))
         })
         .collect();
-    // 3.5.9 and later tell nobody who may not read the keys.
+    // etcd 3.5.9 and later do not show them to a user who may not read the keys.
     let token = world.read("token").trim().to_owned();
     assert_eq!(token.len(), 32);
     assert!(told.iter().any(|(_, told)| told.contains("dlock/hold/")), "{told:?}");
@@ -123,7 +124,7 @@ fn a_user_without_rights_learns_no_token_and_ends_no_lock() {
     let (held, _) = told.iter().find(|(_, told)| told.contains("dlock/hold/")).expect("a hold");
     let denied = as_mallory(&["lease", "revoke", held]).expect_err("he may not");
     assert!(denied.contains("permission denied"), "{denied}");
-    // A dead holder's lease is kept by him; the lock is an operator's to free.
+    // The user keeps a dead holder's lease alive; an operator can free the lock.
     let mut keeper = Command::new("etcdctl")
         .env("ETCDCTL_API", "3")
         .args([&format!("--endpoints=127.0.0.1:{}", etcd.port(0)), "--user=mallory:m4llory"])
@@ -134,14 +135,14 @@ fn a_user_without_rights_learns_no_token_and_ends_no_lock() {
     let mut kept = BufReader::new(keeper.stdout.take().expect("a pipe was asked for")).lines();
     let mut is_kept = || kept.next().is_some_and(|line| line.is_ok_and(|line| line.contains("keepalived")));
     assert!(is_kept(), "he may keep it");
-    // Neither dlock nor its guard is left to give it back.
+    // Neither dlock nor its guard can release it.
     holder.signal(Signal::STOP);
     for pid in [holder.guard(), world.wait_for_pid("pid")] {
         kill_process(Pid::from_raw(pid).expect("a pid"), Signal::KILL).expect("it runs");
     }
     holder.signal(Signal::KILL);
     holder.finish();
-    // It is kept every third of the lease.
+    // etcdctl renews every third of the lease.
     assert!((0..6).all(|_| is_kept()), "kept for more than the lease");
     assert_eq!(world.log(), ["up"], "prefixes do not isolate");
     as_root(world.dlock(["release", "k", "--force", "--now", "-y"])).any_stderr().any_stdout().run();
@@ -151,9 +152,10 @@ fn a_user_without_rights_learns_no_token_and_ends_no_lock() {
     drop(keeper.wait());
 }
 
-/// The ids of leases follow from what can be seen, so somebody may have taken one before, for a shorter time.
+/// Lease ids can be derived from public values, so another client may have created the lease
+/// before, with a shorter time.
 #[test]
-fn a_lease_that_somebody_else_took_is_not_relied_on() {
+fn a_lease_id_taken_by_another_client_is_not_relied_on() {
     let (world, etcd) = (World::with_etcd(), Etcd::shared());
     let mut asker = Asker::new(etcd, &world.url());
     let hashed = asker.token.hashed();
@@ -174,14 +176,14 @@ fn a_lease_that_somebody_else_took_is_not_relied_on() {
     asker.leaves();
 }
 
-/// Some hang up on whoever shows a login that has expired.
+/// Some gateways hang up on a client with an expired login.
 #[test]
 fn a_gateway_that_hangs_up_on_an_old_login_is_logged_in_to_again() {
     let (world, etcd) = own_cluster(1, &[]);
     for command in ["user add root:rootpw", "user grant-role root root", "auth enable"] {
         wait_for(command, || etcd.try_ctl(&command.split(' ').collect::<Vec<_>>()).ok());
     }
-    // Those that were shown before the first hang up are old from then on.
+    // Logins seen before the first hang-up are expired from then on.
     let (is_over, seen) =
         (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new([BTreeSet::new(), BTreeSet::new()])));
     let (over, logins) = (Arc::clone(&is_over), Arc::clone(&seen));
@@ -211,9 +213,9 @@ fn a_gateway_that_hangs_up_on_an_old_login_is_logged_in_to_again() {
     assert_eq!(world.log(), ["up", "done"]);
 }
 
-/// Over TLS, with a certificate of one's own.
+/// Over TLS, with a client certificate.
 #[test]
-fn members_are_spoken_to_over_tls() {
+fn members_are_reached_over_tls() {
     let (world, etcd) = certified_member(|_| {});
     let (host, ca) = (format!("127.0.0.1:{}", etcd.port(0)), world.path("ca.pem").display().to_string());
     wait_until("it serves", || {
@@ -228,7 +230,7 @@ fn members_are_spoken_to_over_tls() {
     refused(format!("etcds://{host}"), 69);
 }
 
-/// A member with `--client-cert-auth`, whose own certificate is as `change` has it.
+/// A member with `--client-cert-auth`; `change` alters the member's own certificate.
 fn certified_member(change: impl FnOnce(&mut rcgen::CertificateParams)) -> (World, Etcd) {
     let authority = Authority::new("etcd's");
     let mut world = World::without_redis();
@@ -251,9 +253,9 @@ fn certified_member(change: impl FnOnce(&mut rcgen::CertificateParams)) -> (Worl
     (world, etcd)
 }
 
-/// The gateway shows the certificate of its member to that member.
+/// The gateway presents the member's certificate to the member itself, as a client.
 #[test]
-fn a_member_whose_certificate_is_for_servers_alone_is_said_to_be_that() {
+fn a_member_certificate_for_servers_only_is_reported() {
     let (world, _etcd) = certified_member(for_servers);
     wait_until("what is wrong is said", || {
         let output = world.run("k", &[], "touch ran").any_stderr().spawn().output();
@@ -262,7 +264,7 @@ fn a_member_whose_certificate_is_for_servers_alone_is_said_to_be_that() {
     assert!(!world.path("ran").exists());
 }
 
-/// Where there are users the gateway takes no certificate with a name.
+/// With users enabled, the gateway accepts no client certificate with a name (CN).
 #[test]
 fn a_certificate_with_a_name_is_refused_by_name_where_there_are_users() {
     let (world, etcd) = certified_member(|_| {});

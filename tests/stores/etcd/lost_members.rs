@@ -1,4 +1,5 @@
-//! Members that are killed, stopped or cut off: the others go on, and without a majority the job is dead in time.
+//! Members that are killed, stopped or cut off: the others go on, and without a majority the job is
+//! dead in time.
 
 use super::etcd_load::is_record;
 use super::{WISHES, own_cluster};
@@ -22,7 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
-/// Whichever of three members is killed or stopped, holders and waiters go on by the others.
+/// Each of three members is killed and stopped in turn; holders and waiters go on with the others.
 #[test]
 fn a_member_that_is_gone_or_silent_is_left_alone() {
     let (world, mut etcd) = own_cluster(3, &[]);
@@ -48,9 +49,10 @@ fn a_member_that_is_gone_or_silent_is_left_alone() {
     assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
-/// A member of a minority neither renews nor grants; the majority goes on when nothing of the job is alive.
+/// A member in a minority neither renews nor grants. The majority grants again when no process of
+/// the job is alive.
 #[test]
-fn whoever_reaches_a_minority_only_loses_its_lock_in_time() {
+fn a_holder_that_reaches_only_a_minority_loses_its_lock_in_time() {
     let (world, etcd) = own_cluster(3, &[]);
     let alone = format!("etcd://127.0.0.1:{}", etcd.port(0));
     let job = "echo $$ > pid; while :; do sleep 0.05; done";
@@ -86,7 +88,7 @@ fn half_a_session_without_any_member_disturbs_no_job() {
     let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     (0..3).for_each(|member| etcd.signal(member, Signal::STOP));
-    // The outage itself, less than half of the session on a busy machine too.
+    // The length of the outage: less than half of the session, on a busy machine too.
     sleep(Duration::from_secs(4));
     (0..3).for_each(|member| etcd.signal(member, Signal::CONT));
     etcd.wait_until_it_serves();
@@ -122,7 +124,7 @@ fn members_that_are_gone_for_good_end_the_job_in_time() {
     }
 }
 
-/// An old leader, which does not know of the new one, says that it keeps a lease.
+/// An old leader that does not know of the new one claims to keep a lease alive.
 #[test]
 fn a_lease_that_an_old_leader_keeps_is_not_relied_on() {
     let (world, etcd) = own_cluster(1, &[]);
@@ -142,7 +144,7 @@ fn a_lease_that_an_old_leader_keeps_is_not_relied_on() {
     assert_eq!(world.log(), ["next"]);
 }
 
-/// Stands before a member, and answers by itself whoever wants a lease kept, in the words of a term before.
+/// A proxy before a member that answers lease renewals itself, as a leader of an earlier term.
 fn stale_leader_before(member: u16) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -182,8 +184,8 @@ fn serve_stale(mut client: TcpStream, member: u16) -> Option<()> {
     None
 }
 
-/// Stands before a member. Each piece that a client sends is shown to `answer`, which may say what to reply in its place; nothing
-/// to hang up. What it lets through reaches the member.
+/// A proxy before a member. `answer` sees each chunk that a client sends and may return a reply to
+/// send in its place; an empty reply hangs up. Other chunks reach the member.
 pub fn balancer_before(
     member: u16,
     answer: impl Fn(&[u8]) -> Option<&'static str> + Send + Sync + 'static,
@@ -220,7 +222,8 @@ fn balance(
     client.shutdown(Shutdown::Both).ok()
 }
 
-/// As HAProxy, nginx and others say it: with and without a length. A balancer whose members are away is an outage.
+/// The error pages of HAProxy, nginx and others, with and without a length. A balancer whose
+/// members are all away is an outage.
 #[test]
 fn a_balancer_without_members_is_an_outage() {
     let (world, etcd) = (World::with_etcd(), Etcd::shared());
@@ -241,9 +244,10 @@ fn a_balancer_without_members_is_an_outage() {
     assert_eq!(world.log(), ["ran"; 3]);
 }
 
-/// Members are killed, stopped and cut off under a crowd: nobody meets whom it must not meet, and nothing is left of anybody.
+/// Members are killed, stopped and cut off under a crowd: no two exclusive holders meet, and
+/// nothing is left behind.
 #[test]
-fn a_storm_through_outages_of_members_lets_nobody_meet() {
+fn a_storm_through_outages_of_members_breaks_no_exclusion() {
     let (world, mut etcd) = own_cluster(3, &[]);
     let grants = if is_soak() { 3000 } else { 60 };
     storm_through_outages(&world, 6, grants, &WISHES, outages_of(&mut etcd));

@@ -1,10 +1,15 @@
-//! Other users of the same PostgreSQL database: what they make there does not run with the rights of dlock's user.
+//! Other users of the same PostgreSQL database: what they make there does not run with the rights
+//! of dlock's user.
 
-use super::*;
+use super::every_command;
+use crate::support::hand_over::JOB;
+use crate::support::postgres::{Pooler, Postgres};
+use crate::support::world::World;
+use std::fs;
 
-/// What somebody makes whom the administrator lets make objects in `public`: each function, operator and type that a
-/// statement could take for the server's, with the types of the server's and with others that come close. Each makes him
-/// a superuser, and leaves a trace.
+/// Objects of a user who may create objects in `public`: each function, operator and type that a
+/// statement could take for the server's own, with the server's types and with similar ones. Each
+/// makes that user a superuser, and leaves a trace.
 const TRAPS: &str = "
     CREATE ROLE mallory LOGIN;
     GRANT CREATE, USAGE ON SCHEMA public TO mallory;
@@ -60,16 +65,17 @@ fn own_server() -> (World, Postgres) {
 
 #[track_caller]
 fn nothing_ran(server: &Postgres, when: &str) {
-    // Nothing of what follows has an operator or a function.
+    // The statements that follow use no operator and no function.
     assert_eq!(server.ask("postgres", "TABLE public.evidence"), "", "{when}");
     let log = fs::read_to_string(server.data().join("../log")).expect("a log");
-    // Where it was rolled back.
+    // The trace in the log remains if the transaction was rolled back.
     assert!(!log.lines().any(|line| line.ends_with("LOG:  evidence")), "{when}");
 }
 
-/// CVE-2018-1058's way, also where `public` comes before what is the server's own, and behind a pooler.
+/// The attack of CVE-2018-1058, also where `public` comes before the server's own schema, and
+/// behind a pooler.
 #[test]
-fn what_others_make_in_the_search_path_never_runs() {
+fn foreign_objects_in_the_search_path_never_run() {
     let (mut world, server) = own_server();
     server.ask("postgres", TRAPS);
     let direct = world.url();
@@ -108,7 +114,7 @@ fn what_others_make_in_the_search_path_never_runs() {
     }
 }
 
-/// A function that leaves a trace, and makes its maker a superuser if it can.
+/// A function that leaves a trace, and makes its owner a superuser if it can.
 const EVIL: &str = "CREATE ROLE mallory LOGIN; CREATE ROLE guest LOGIN; GRANT CREATE ON SCHEMA public TO mallory, guest; \
      CREATE TABLE public.evidence (what text); GRANT ALL ON public.evidence TO PUBLIC; SET ROLE mallory; \
      CREATE FUNCTION public.evil() RETURNS trigger LANGUAGE plpgsql AS $b$ BEGIN RAISE LOG 'evidence'; \
@@ -119,7 +125,7 @@ const EVIL: &str = "CREATE ROLE mallory LOGIN; CREATE ROLE guest LOGIN; GRANT CR
 
 const TABLES: [&str; 3] = ["dlock_locks", "dlock_waiters", "dlock_ends"];
 
-/// Has all tables made by a run, and then belong to mallory, who lets all use them.
+/// Has a run create all tables and then gives them to mallory, who lets all users use them.
 fn give_to_mallory(world: &World, server: &Postgres) {
     world.run("k", &[], "true").run();
     for table in TABLES {
@@ -131,7 +137,7 @@ fn give_to_mallory(world: &World, server: &Postgres) {
 }
 
 #[test]
-fn a_superuser_uses_no_table_of_somebody_else() {
+fn a_superuser_uses_no_table_of_another_user() {
     let (world, server) = own_server();
     server.ask("postgres", EVIL);
     give_to_mallory(&world, &server);
@@ -143,7 +149,7 @@ fn a_superuser_uses_no_table_of_somebody_else() {
         let said = output.stderr;
         assert!(said.contains(" of mallory") && said.contains("docs/stores.md"), "{said}");
     }
-    // Nor without a trigger, for one can be added at any time.
+    // Without a trigger they are refused, too: one can be added at any time.
     server.ask("postgres", "DROP TRIGGER t ON dlock_locks");
     let said = world.run("k", &[], "true").status(77).any_stderr().run().stderr;
     assert!(said.contains("whose owner may do less"), "{said}");
@@ -152,9 +158,10 @@ fn a_superuser_uses_no_table_of_somebody_else() {
     nothing_ran(&server, "a trigger");
 }
 
-/// Who has no more rights than others may use the tables of somebody else, as long as they hold no code of his.
+/// A user with ordinary rights may use tables of another user, as long as they hold no code of that
+/// user.
 #[test]
-fn tables_of_somebody_else_hold_no_code() {
+fn tables_of_another_user_hold_no_code() {
     let (world, server) = own_server();
     server.ask("postgres", EVIL);
     give_to_mallory(&world, &server);
@@ -199,7 +206,7 @@ fn tables_of_somebody_else_hold_no_code() {
     }
 }
 
-/// Who may add triggers to a table of the administrator's (GRANT ALL), and does so while somebody holds a lock.
+/// A user with GRANT ALL on the administrator's table adds a trigger while a lock is held.
 #[test]
 fn a_trigger_that_comes_while_a_job_runs_is_not_run() {
     let (world, server) = own_server();
@@ -218,7 +225,7 @@ fn a_trigger_that_comes_while_a_job_runs_is_not_run() {
     nothing_ran(&server, "while it runs");
 }
 
-/// As docs/stores.md has it.
+/// The owner and the user of docs/stores.md.
 #[test]
 fn an_owner_and_a_user_as_documented() {
     let (world, server) = own_server();

@@ -1,7 +1,7 @@
 //! Another program on the port of a PostgreSQL server that is down: it learns no password.
 
-use super::*;
 use crate::support::wait::wait_until;
+use crate::support::world::World;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
@@ -15,7 +15,7 @@ fn authentication(method: u32, rest: &[u8]) -> Vec<u8> {
     message(b'R', &[&method.to_be_bytes()[..], rest].concat())
 }
 
-/// A message of the client, without its length; its first one has no kind.
+/// A message of the client, without its length. The first message has no kind.
 fn hear(stream: &mut TcpStream, has_kind: bool) -> Option<Vec<u8>> {
     let mut kind = [0; 1];
     if has_kind {
@@ -28,7 +28,7 @@ fn hear(stream: &mut TcpStream, has_kind: bool) -> Option<Vec<u8>> {
     Some(body)
 }
 
-/// What dlock says to somebody who answers each of its messages so, and how it ends.
+/// What dlock sends to a server that gives these answers, and how dlock ends.
 fn told(answer: impl Fn(usize, &[u8]) -> Vec<u8> + Send + 'static) -> (Vec<Vec<u8>>, String) {
     let world = World::without_redis();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -51,7 +51,7 @@ fn told(answer: impl Fn(usize, &[u8]) -> Vec<u8> + Send + 'static) -> (Vec<Vec<u
 }
 
 #[test]
-fn whoever_takes_the_port_learns_no_password() {
+fn a_program_on_the_port_learns_no_password() {
     for (method, what) in [(3, "in clear text"), (5, "with md5")] {
         let (heard, said) = told(move |_, _| authentication(method, b"salt"));
         assert!(said.contains(what) && said.contains("sslmode") && said.contains("socket"), "{said}");
@@ -68,7 +68,8 @@ fn whoever_takes_the_port_learns_no_password() {
         assert!(said.contains("fewer than 4096 iterations"), "{said}");
         assert_eq!(heard.len(), 2, "no proof");
     }
-    // It says to be content, with no proof of its own: at once, and when it has the client's.
+    // The server accepts the login without a proof of its own: at once, or after the client's
+    // proof.
     let fine = || [authentication(0, b""), message(b'Z', b"I")].concat();
     let (_, said) = told(move |at, said| if at == 0 { offer(said) } else { fine() });
     assert!(said.contains("ended SCRAM"), "{said}");
@@ -78,7 +79,7 @@ fn whoever_takes_the_port_learns_no_password() {
         _ => fine(),
     });
     assert!(said.contains("ended SCRAM"), "{said}");
-    // Nor does another proof take its place.
+    // Another proof is not accepted in its place.
     let (heard, said) = told(move |at, said| if at == 0 { offer(said) } else { authentication(3, b"") });
     assert!(said.contains("ended SCRAM"), "{said}");
     assert!(heard.iter().all(|said| !String::from_utf8_lossy(said).contains("sesame")));

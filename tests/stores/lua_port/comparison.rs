@@ -1,4 +1,5 @@
-//! Plays each step of a history on both sides, and compares the answers and all that can be seen afterwards.
+//! Plays each step of a history on both sides, and compares the answers and all that can be seen
+//! afterwards.
 
 use super::random_steps::{Step, Want};
 use super::steered::Servers;
@@ -12,7 +13,7 @@ use dlock::rules::{
 use dlock::store::Store;
 use std::time::Duration;
 
-/// Both sides of one history.
+/// The rules and the store of one history.
 pub struct Comparison<'a> {
     pub servers: &'a Servers,
     pub raw: &'a mut Vec<redis::Connection>,
@@ -21,9 +22,9 @@ pub struct Comparison<'a> {
     pub rules: LockTable,
     pub now: Time,
     pub people: Vec<(Token, Want)>,
-    /// Whose proof was last looked at: one after each step.
+    /// The client whose proof was compared last: one after each step.
     pub looked: usize,
-    /// When nobody waited last.
+    /// Last time at which no client waited.
     pub quiet: Time,
 }
 
@@ -42,19 +43,19 @@ fn by() -> Moment {
 }
 
 impl Comparison<'_> {
-    /// The token of somebody, and the locks it wants.
+    /// The token of a client, and the locks that it wants.
     pub fn person(&self, who: usize) -> (Token, Mode, Names) {
         let (token, Want { locks, mode, .. }) = self.people[who].clone();
         let mut names = locks.iter().map(|lock| self.names[*lock].clone());
         (token, mode, Names::new(names.next().unwrap(), names))
     }
 
-    /// On every server.
+    /// Runs a command on every server.
     pub fn raw<T: redis::FromRedisValue>(&mut self, command: &redis::Cmd) -> Vec<T> {
         self.raw.iter_mut().map(|raw| command.query(raw).unwrap()).collect()
     }
 
-    /// Whether the store runs the law itself, as a database's does.
+    /// Whether dlock runs the lock rules for this store, as for a database.
     pub fn runs_the_rules(&self) -> bool {
         self.raw.is_empty()
     }
@@ -63,7 +64,8 @@ impl Comparison<'_> {
         self.raw.len() > 1
     }
 
-    /// A token that a quorum has turned away is spent, and one whose hold was revoked may only leave.
+    /// A quorum refuses a token that it has turned away once, and a token whose hold was revoked
+    /// may only leave.
     pub fn reborn_for_a_quorum(&mut self, who: usize) {
         if self.is_quorum() {
             self.people[who].0 = Token::random().unwrap();
@@ -75,16 +77,18 @@ impl Comparison<'_> {
     }
 
     pub fn step(&mut self, step: &Step) {
-        // Between two steps a little time always passes, so that tickets and fences differ as they do in life.
+        // A little time passes between two steps, so that tickets and fences differ as they do in
+        // practice.
         self.now.0 += 7;
         self.servers.set_clock(self.now);
         let ms = Duration::from_millis;
         match *step {
             Step::Acquire { who, patience, ttl, min_hold, once_per, waited } => {
                 let (token, _, names) = self.person(who);
-                // Nor may it wait, so that what it says of how long it waited is nothing.
+                // It may not wait either, so its waiting time is zero.
                 let min_hold = match self.rules.clone().renew(self.now, &names, &token, ms(ttl)) {
-                    // On several masters a min-hold is counted from the confirmation, so it stays as it was.
+                    // Several masters count a min-hold from the confirmation, so it stays as it
+                    // was.
                     Renewal::Renewed | Renewal::Asked | Renewal::Superseded if self.is_quorum() => 0,
                     Renewal::Renewed | Renewal::Asked | Renewal::Superseded => min_hold,
                     Renewal::Revoked | Renewal::NotHeld => {
@@ -93,7 +97,7 @@ impl Comparison<'_> {
                     }
                 };
                 if self.runs_the_rules() {
-                    // It is of one process, and remembers when that was heard of.
+                    // The store belongs to one process and remembers when it was heard.
                     self.store = self.servers.store();
                 }
                 let (token, mode, names) = self.person(who);
@@ -101,12 +105,12 @@ impl Comparison<'_> {
                 let patience = if self.is_quorum() { Patience::None } else { patience };
                 let Want { replaces, stays, .. } = self.people[who].1;
                 let terms = Terms { once_per: once_per.map(ms), replaces, stays };
-                // Those of a quorum measure by themselves how long they have asked.
+                // Waiters of a quorum measure their waiting time themselves.
                 let waited = if self.is_quorum() { Duration::ZERO } else { ms(waited) };
                 let ask = Ask { token, mode, ttl, min_hold, owner: owner(who), patience, terms, waited };
                 let mut lua = self.store.acquire(&names, &ask, by()).unwrap();
                 match &mut lua {
-                    // A quorum's waiter measures that by itself, and by another clock.
+                    // A quorum's waiter measures it itself, on another clock.
                     Acquired::Granted(grant) if self.is_quorum() => grant.waited = Duration::ZERO,
                     _ => {}
                 }
@@ -158,14 +162,15 @@ impl Comparison<'_> {
                 if self.rules.records.values().all(|record| record.waiters.is_empty()) {
                     self.quiet = self.now;
                 }
-                // A waiter that the law is not shown, because it stands in the middle, falls silent when it is shown.
+                // A waiter in the middle of the queue, which the rules do not see, becomes stale
+                // when they see it.
                 let heard = Duration::from_micros(self.now.0 - self.quiet.0);
                 if !self.runs_the_rules() || self.quiet == self.now || heard + ms(span) < ABSENCE {
                     self.now.0 += span * 1000;
                     self.servers.set_clock(self.now);
                 }
             }
-            // What stands in one value there is a row here.
+            // The single value of the other stores is a row here.
             Step::Vanish { .. } | Step::Intrude { .. } if self.runs_the_rules() => {}
             Step::Vanish { lock } => {
                 let mut delete = redis::cmd("DEL");
@@ -201,8 +206,9 @@ impl Comparison<'_> {
         assert_eq!(self.rules.prove(self.now, &names, &token), lua, "{} after {step:?}", self.looked);
     }
 
-    /// I5: the server's clock is set back by an hour. Expiries that Redis has carried out do not come back with it, so
-    /// the law cannot follow; but the next grant has a greater fence than the last.
+    /// I5: the server's clock is set back by an hour. Expiries that Redis has carried out do not
+    /// return with it, so the rules cannot follow; but the next grant has a greater fence than the
+    /// last.
     pub fn fences_grow_while_the_clock_goes_back(&mut self) {
         self.servers.set_clock(Time(self.now.0 - 3_600_000_000));
         let before: Vec<_> =
@@ -226,7 +232,8 @@ impl Comparison<'_> {
         self.servers.set_clock(self.now);
     }
 
-    /// I11: whatever a history leaves behind has a TTL (the intruder's key is not ours).
+    /// I11: every key that a history leaves behind has a TTL (except the intruder's key, which is
+    /// not dlock's).
     pub fn nothing_stays_for_ever(&mut self) {
         for raw in self.raw.iter_mut() {
             let keys: Vec<String> = redis::cmd("KEYS").arg("dlock.*").query(raw).unwrap();

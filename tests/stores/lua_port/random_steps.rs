@@ -6,17 +6,18 @@ use dlock::lock::Mode;
 use dlock::rules::{Outcome, Patience, Ran, When};
 use proptest::prelude::*;
 
-/// What a person wants, for as long as it has one token.
+/// What a client wants, for as long as it has the same token.
 #[derive(Debug, Clone)]
 pub struct Want {
-    /// Some of the locks; at least one.
+    /// At least one of the locks.
     pub locks: Vec<usize>,
     pub mode: Mode,
     pub replaces: bool,
     pub stays: bool,
 }
 
-/// One step of a history. People are numbered; each has one token and one wish until it is reborn with others.
+/// One step of a history. Clients are numbered; each has one token and one wish until it is reborn
+/// with others.
 #[derive(Debug, Clone)]
 pub enum Step {
     Acquire {
@@ -45,7 +46,7 @@ pub enum Step {
         want: Want,
     },
     Pass(u64),
-    /// The same, and the store is away meanwhile.
+    /// Time passes, and the store is away meanwhile.
     Away(u64),
     Vanish {
         lock: usize,
@@ -66,7 +67,7 @@ pub enum Step {
     },
 }
 
-pub fn wants() -> impl Strategy<Value = Want> {
+fn wants() -> impl Strategy<Value = Want> {
     let locks = prop_oneof![4 => Just(vec![0]), 3 => prop::sample::subsequence(vec![0, 1, 2], 1..=LOCKS)];
     let mode = prop_oneof![
         4 => Just(Mode::Exclusive),
@@ -95,7 +96,8 @@ fn rans() -> impl Strategy<Value = Ran> {
 }
 
 pub fn histories() -> impl Strategy<Value = (Vec<Want>, Vec<Step>)> {
-    // In one half everybody wants the same, so that a lock of several is really shared.
+    // In half of the histories all clients want the same, so that a lock of several is really
+    // shared.
     let alike = wants().prop_map(|want| vec![want; PEOPLE]);
     (prop_oneof![alike, prop::collection::vec(wants(), PEOPLE)], steps(wants()))
 }

@@ -21,20 +21,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Redis-servers with one clock, or a database with that clock.
+/// Redis servers with one clock, or a database with that clock.
 pub struct Servers {
     pub processes: Vec<Child>,
     #[cfg(feature = "sql")]
-    pub database: Option<Database>,
+    database: Option<Database>,
     pub dir: tempfile::TempDir,
     pub clock: std::fs::File,
-    /// One of the masters was not waited for: this machine is too busy for a comparison.
+    /// A master did not answer in time: this machine is too busy for a comparison.
     pub left_behind: Arc<AtomicBool>,
 }
 
 #[cfg(feature = "sql")]
 enum Database {
-    /// And the port behind which it has that clock.
+    /// With the port of a proxy that gives it the test's clock.
     #[cfg(feature = "mysql")]
     Mysql(#[expect(dead_code, reason = "it runs until it is dropped")] Mysql, u16),
     #[cfg(feature = "postgres")]
@@ -73,7 +73,8 @@ impl Servers {
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        // Redis 8 removes by itself what ends in this very millisecond; where it is asked for, it is still there.
+        // Redis 8 removes keys in the very millisecond in which they end; on request they are still
+        // there.
         for connection in &mut connections {
             redis::cmd("DEBUG").arg("SET-ACTIVE-EXPIRE").arg(0).exec(connection).unwrap();
         }
@@ -180,7 +181,7 @@ impl Drop for Servers {
     }
 }
 
-/// A clock that shows the beginning, its file, and the directory that this is in.
+/// The directory and path of a clock file that shows `BEGIN`, and the open file.
 fn clock() -> (tempfile::TempDir, PathBuf, std::fs::File) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("clock");

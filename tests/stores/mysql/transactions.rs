@@ -1,4 +1,5 @@
-//! Transactions: deadlocks, single statements, tables without transactions, and the rows that are written.
+//! Transactions: deadlocks, single statements, tables without transactions, and the rows that are
+//! written.
 
 use super::{Hog, own_server};
 use crate::stores::databases::JOB;
@@ -8,7 +9,7 @@ use crate::support::storm::{Wish, storm};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::World;
 
-/// The victim of a deadlock with somebody else's transaction, the one that has changed less, tries again.
+/// The victim of a deadlock with another transaction, the one that has changed less, tries again.
 #[test]
 fn a_deadlock_is_tried_again() {
     let (world, server) = own_server(&[]);
@@ -20,7 +21,7 @@ fn a_deadlock_is_tried_again() {
     let change = "INSERT INTO ballast SELECT seq FROM seq_1_to_500";
     let hog = Hog::with(&server, "root", &format!("{change}; {}", row("b")));
     let run = both().any_stderr().spawn();
-    // The list of transactions is not made anew as long as it is read ten times a second.
+    // The server does not refresh the list of transactions while it is read ten times a second.
     let waits = "SELECT variable_value FROM information_schema.global_status \
          WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'";
     wait_until("the run waits for the row", || server.ask("ops", waits) != "0");
@@ -31,9 +32,10 @@ fn a_deadlock_is_tried_again() {
     run.finish();
 }
 
-/// No transaction outlasts a statement, so nobody who is stopped or dies between two of them keeps a row locked.
+/// No transaction outlasts a statement, so a client that is stopped or dies between two statements
+/// leaves no row locked.
 #[test]
-fn there_is_no_transaction_of_several_statements() {
+fn no_transaction_has_several_statements() {
     let (world, server) = own_server(&[]);
     server.ask("ops", "SET GLOBAL log_output = 'TABLE'; SET GLOBAL general_log = 1");
     let wishes = [
@@ -55,7 +57,7 @@ fn there_is_no_transaction_of_several_statements() {
     assert!(begun.is_empty(), "{begun:?}");
 }
 
-/// What a server keeps back because it is too long for it is not taken for damaged.
+/// A value that the server withholds because of its size is not taken for damaged.
 #[test]
 fn a_packet_that_is_too_large_names_the_setting() {
     let (world, server) = own_server(&[]);
@@ -68,7 +70,7 @@ fn a_packet_that_is_too_large_names_the_setting() {
     assert_eq!(world.log(), ["well"]);
 }
 
-/// Of what is written into such a table a crash may leave a half.
+/// A crash may leave half of what is written into such a table.
 #[test]
 fn a_table_without_transactions_is_refused() {
     let world = World::with_mysql();
@@ -88,7 +90,7 @@ fn a_table_without_transactions_is_refused() {
     assert_eq!(world.log(), ["well"]);
 }
 
-/// Nor does dlock make one where there is nothing else.
+/// dlock does not create such a table where the server has no other engine.
 #[test]
 fn no_table_without_transactions_is_made() {
     for (option, why) in
@@ -101,7 +103,7 @@ fn no_table_without_transactions_is_made() {
     }
 }
 
-/// What a waiter says again and again reads and changes its own row, and no other.
+/// The heartbeat of a waiter reads and changes its own row and no other.
 #[test]
 fn a_heartbeat_touches_one_row() {
     let (world, server) = own_server(&[]);
@@ -131,7 +133,7 @@ fn a_heartbeat_touches_one_row() {
     waiters.into_iter().for_each(|run| drop(run.finish()));
 }
 
-/// What nobody waits for any more, or ended long ago, leaves no row.
+/// Waiters that have gone and ends from long ago leave no row.
 #[test]
 fn no_row_is_left_behind() {
     let world = World::with_mysql();

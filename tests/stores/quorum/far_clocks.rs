@@ -12,10 +12,10 @@ use dlock::rules::{Acquired, End, Left, Ran, Renewal, Revoke, Revoked, When};
 use dlock::store::Store;
 use std::time::Duration;
 
-/// A majority that has no master in common with the fastest clock has still heard of its fence.
+/// A majority without the master of the fastest clock still knows that master's fence.
 #[test]
 fn fences_grow_whatever_the_clocks_say() {
-    // The clocks are hours apart, the fastest is the last one.
+    // The clocks are hours apart; the last master's is the fastest.
     let masters = Masters::aged(3);
     for lost in [0, 2, 1, 2, 0, 2] {
         masters.at(lost).pause();
@@ -25,7 +25,8 @@ fn fences_grow_whatever_the_clocks_say() {
     assert_eq!(fences(&masters).len(), 6);
 }
 
-/// Not before the last master that was counted: the others granted it earlier, each by itself.
+/// The min-hold begins when the last counted master has granted the lock; the others granted it
+/// earlier.
 #[test]
 fn a_min_hold_counts_from_the_grant_of_the_majority() {
     let mut masters = Masters::aged(3);
@@ -46,19 +47,19 @@ fn a_min_hold_counts_from_the_grant_of_the_majority() {
     holder.finish();
 }
 
-/// The masters' clocks are hours apart. Whoever is refused, looks, or takes the lock away is told of the hold by one of
-/// them, whichever master it was whose word was taken.
+/// The masters' clocks are hours apart. A refusal, `inspect` and `revoke` take all times of one
+/// hold from the same master.
 #[test]
-fn of_a_hold_one_clock_tells() {
+fn the_times_of_a_hold_come_from_one_clock() {
     let mut masters = Masters::aged(3);
-    // Of two, both are heard before anything is said.
+    // With two masters, both must answer before there is a result.
     masters.at_mut(2).kill();
     let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(5));
     let by = || Moment::now().after(Duration::from_secs(20));
     for least in [0, 1] {
         let holder = ask(Duration::from_secs(60));
         assert!(matches!(store.acquire(&names(), &holder, by()), Ok(Acquired::Granted(_))));
-        // The master that is free first is the one that tells of the hold.
+        // The hold is reported by the master on which it ends first.
         let key = "dlock.quorum:{dlock:k}:dlock:k";
         let record: String = masters.at(least).ask(&["HGET", key, holder.token.secret()]);
         let mut record: serde_json::Value = serde_json::from_str(&record).unwrap();
@@ -80,14 +81,14 @@ fn of_a_hold_one_clock_tells() {
     }
 }
 
-/// A master whose clock is far ahead and whose answer comes too late to be counted has no say in the fence.
+/// A master with a fast clock whose answer is too late to be counted does not determine the fence.
 #[test]
 fn a_hold_has_one_fence() {
     let masters = Masters::aged(3);
     // Its clock is the fastest.
     let proxy = Proxy::before(masters.at(2).port());
     let store = url(&[proxy.port(), masters.at(0).port(), masters.at(1).port()]);
-    // All know the scripts.
+    // All masters have cached the scripts.
     masters.run("k", &[], "true").run();
     proxy.go_far(Duration::from_millis(100));
     let look = format!("'{BINARY}' status k --json > status.json");
@@ -101,7 +102,8 @@ fn a_hold_has_one_fence() {
     let history = masters.dlock(&["history", "k", "--json"]).any_stdout().run().stdout;
     assert_eq!(history.matches(world.read("outer").trim()).count(), 1, "{history}");
     wait_until("the far one has heard of the end", || masters.at(2).get("dlock:k").is_none());
-    // It is told to a master that is renewed by a process that does not know it.
+    // A renewal by another process, which has not seen the grant, also carries the fence to a
+    // master with another one.
     let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(2));
     let by = || Moment::now().after(Duration::from_secs(20));
     let (names, ask) = (names(), ask(Duration::from_secs(30)));
@@ -122,9 +124,9 @@ fn a_hold_has_one_fence() {
     assert_eq!(store.inspect(names.first(), by()).unwrap().holders[0].fence, grant.fence);
 }
 
-/// The masters' clocks are hours apart; what is shown is as one of them tells it.
+/// The masters' clocks are hours apart; all times of one view come from one of them.
 #[test]
-fn times_are_told_by_one_clock() {
+fn shown_times_come_from_one_clock() {
     let masters = Masters::aged(3);
     let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(2));
     let by = || Moment::now().after(Duration::from_secs(20));

@@ -1,4 +1,5 @@
-//! Masters that forget: after a restart without persistence, or because an operator deleted the keys.
+//! Masters that forget: after a restart without persistence, or because an operator deleted the
+//! keys.
 
 use super::{DEAF, LONG, STEADY, ask, names, store, store_within};
 use crate::support::masters::{Masters, url};
@@ -11,7 +12,8 @@ use dlock::store::{Error, Store};
 use rustix::process::Signal;
 use std::time::Duration;
 
-/// A holder has two of three, and one of these forgets it. The third and the forgetful one must not make a second holder.
+/// A holder has two of three masters, and one of these forgets it. The third master and the one
+/// that forgot must not grant the lock to a second holder.
 #[test]
 fn a_master_that_restarted_is_not_counted() {
     let mut masters = Masters::fresh(3);
@@ -22,10 +24,10 @@ fn a_master_that_restarted_is_not_counted() {
     let store = url(&[masters.at(0).port(), masters.at(1).port(), proxy.port()]);
     let holder = masters.run("k", &lease, DEAF).env("DLOCK_STORE", store).any_stderr().spawn();
     let job = masters.world().wait_for_pid("job.pid");
-    // It cannot win back anything; its guard keeps the deadline.
+    // A stopped dlock wins nothing back; its guard keeps the deadline.
     holder.signal(Signal::STOP);
     masters.at_mut(0).restart();
-    // One that was killed runs no more, though its guard may not have reaped it yet.
+    // A killed job no longer runs, even if its guard has not reaped it yet.
     let intruder = "grep -qs '^State:.[^ZX]' /proc/$(cat job.pid)/status && echo overlap >> log; exit 0";
     let mut refused = 0;
     while proc::alive(job) {
@@ -35,7 +37,7 @@ fn a_master_that_restarted_is_not_counted() {
     assert_eq!(masters.world().log(), [""; 0]);
     assert!(refused > 0, "somebody has tried");
     drop(holder);
-    // Later it counts again.
+    // Later the restarted master counts again.
     masters.world().write("lease.toml", "max-lease = '1h'");
     let look = masters.dlock(&["status", "-v", "--config", "lease.toml", "k"]).any_stdout();
     look.stderr_like(
@@ -46,7 +48,7 @@ fn a_master_that_restarted_is_not_counted() {
     masters.wait_until_counted(&lease);
 }
 
-/// A vanished lock is lost: no renewal makes a new one of it.
+/// A lock that vanished from all masters is lost: a renewal does not create it again.
 #[test]
 fn a_lock_that_vanished_is_not_won_back() {
     let masters = Masters::aged(3);
@@ -59,7 +61,8 @@ fn a_lock_that_vanished_is_not_won_back() {
     assert_eq!((0..3).filter_map(|at| masters.at(at).get("dlock:k")).count(), 0);
 }
 
-/// After the deadline somebody else may have had the lock. One master that still has it, for a min-hold, is not enough.
+/// After the deadline another client may have held the lock. One master that still has the hold,
+/// because of a min-hold, is not enough.
 #[test]
 fn nothing_is_won_back_after_the_deadline() {
     let masters = Masters::aged(3);
@@ -69,7 +72,7 @@ fn nothing_is_won_back_after_the_deadline() {
     assert!(matches!(store.acquire(&names(), &ask, by()), Ok(Acquired::Granted(_))));
     let lose = || [0, 1].map(|at| masters.at(at).ask::<()>(&["DEL", "dlock:k"]));
     lose();
-    // In time, the one that is left vouches for it.
+    // Before the deadline the one remaining master proves the hold.
     assert_eq!(store.renew(&names(), &ask.token, ask.ttl, by()), Ok(Renewal::Renewed));
     assert_eq!(masters.at(0).get("dlock:k").as_deref(), Some(ask.token.secret()));
     lose();
@@ -78,7 +81,7 @@ fn nothing_is_won_back_after_the_deadline() {
     assert_eq!(masters.at(0).get("dlock:k"), None);
 }
 
-/// One master that still knows of the hold does not outweigh most that have forgotten it.
+/// One master that has the hold does not outweigh a majority that has forgotten it.
 #[test]
 fn a_lock_that_most_have_forgotten_at_the_end_was_lost() {
     let masters = Masters::aged(3);
@@ -89,14 +92,15 @@ fn a_lock_that_most_have_forgotten_at_the_end_was_lost() {
     }
     masters.world().write("over", "");
     holder.finish();
-    // One that has is not most.
+    // One master that has forgotten it is no majority.
     let holder = masters.run("k2", &["-t", "2m"], STEADY).status(9).any_stderr().spawn();
     masters.world().wait_for_lines("up", 2);
     masters.at(1).ask::<()>(&["FLUSHALL"]);
     holder.finish();
 }
 
-/// Masters that were started again have given the lock to nobody since, so that they do not know it is no loss.
+/// Restarted masters have granted the lock to no other client since, so a hold that they forgot is
+/// not lost.
 #[test]
 fn a_lock_that_young_masters_have_forgotten_at_the_end_was_not_lost() {
     let mut masters = Masters::aged(3);
@@ -107,11 +111,11 @@ fn a_lock_that_young_masters_have_forgotten_at_the_end_was_not_lost() {
     for at in [0, 1] {
         masters.at_mut(at).restart();
     }
-    // The first two have been up for one hour and two, as they tell it, and the last one for three.
+    // By their own clocks the first two masters have been up for one and two hours, and the last
+    // for three.
     let longest = Duration::from_secs(9000);
     let mut store = store_within(&masters.ports(), longest, Duration::from_secs(5));
     let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false };
-    // The second time, too.
     for _ in 0..2 {
         let left = store.leave(&names, &ask.token, &end, by());
         assert!(matches!(left, Err(Error::Unreachable(_))), "{left:?}");

@@ -1,4 +1,5 @@
-//! Masters that are lost while a lock is held: a few change nothing, most of them end the job in time.
+//! Masters that are lost while a lock is held: a few change nothing, most of them end the job in
+//! time.
 
 use super::{ALONE, DEAF, STEADY, fences};
 use crate::support::deadline::{dead_in_time, end_of_last_lease, now};
@@ -12,12 +13,12 @@ use std::time::{Duration, Instant};
 
 /// How masters are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gone {
+enum Gone {
     Killed,
     Stopped,
 }
 
-pub fn lose(masters: &mut Masters, who: &[usize], gone: Gone) {
+fn lose(masters: &mut Masters, who: &[usize], gone: Gone) {
     for at in who {
         match gone {
             Gone::Killed => masters.at_mut(*at).kill(),
@@ -37,7 +38,7 @@ fn a_minority_that_is_gone_before_is_not_needed() {
     }
 }
 
-/// Whatever befalls one of three while the lock is taken and given back, the run is what it would have been.
+/// One of three masters may fail at any request of a run: the run ends as if nothing had happened.
 #[test]
 fn a_minority_lost_at_any_moment_of_a_run_disturbs_nothing() {
     let masters = Masters::aged(3);
@@ -47,7 +48,7 @@ fn a_minority_lost_at_any_moment_of_a_run_disturbs_nothing() {
         for fault in [Fault::RequestLost, Fault::ReplyLost, Fault::Swallowed] {
             proxy.plan(request, fault);
             masters.run("k", &["-t", "20s"], ALONE).env("DLOCK_STORE", &store).run();
-            // Somebody who comes after it finds the lock free on the others.
+            // The next run finds the lock free on the other masters.
             masters.run("k", &["-t", "20s"], ALONE).env("DLOCK_STORE", &store).run();
         }
     }
@@ -80,7 +81,8 @@ fn a_minority_lost(count: usize, gone: Gone) {
     assert_eq!(masters.status("k")["state"], "free");
 }
 
-/// The guard has the store of dlock as it was before the fork, and gives the lock back on all masters.
+/// The guard has a copy of dlock's store from before the fork, and releases the lock on all
+/// masters.
 #[test]
 fn a_killed_dlock_leaves_no_master_behind() {
     let masters = Masters::aged(3);
@@ -92,7 +94,7 @@ fn a_killed_dlock_leaves_no_master_behind() {
     wait_until("the guard gives it back", || (0..3).all(|at| masters.at(at).get("dlock:k").is_none()));
 }
 
-/// All of them are away for half a lease.
+/// All masters are away for half a lease.
 #[test]
 fn an_outage_of_half_a_ttl_disturbs_nothing() {
     let masters = Masters::aged(3);
@@ -108,7 +110,7 @@ fn an_outage_of_half_a_ttl_disturbs_nothing() {
         sleep(ttl / 2 - ttl / 40);
         (0..3).for_each(|at| masters.at(at).resume());
         if begun.elapsed() > ttl / 2 {
-            // This machine was too busy to keep the outage short enough: nothing was promised.
+            // The outage was too long because the machine is busy: nothing was promised for that.
             println!("the outage lasted {:?}", begun.elapsed());
             return;
         }
@@ -119,8 +121,8 @@ fn an_outage_of_half_a_ttl_disturbs_nothing() {
     assert_eq!(masters.world().log(), ["up"]);
 }
 
-/// One after the other each of the masters is away for longer than the lease, and comes back: what it has lost is won
-/// back, so that the next may go.
+/// Each master in turn is away for longer than the lease and comes back. It gets the lock again, so
+/// that the next one may fail.
 #[test]
 fn the_masters_may_be_lost_in_turn() {
     let masters = Masters::aged(3);
@@ -140,7 +142,7 @@ fn the_masters_may_be_lost_in_turn() {
     assert_eq!(masters.world().log(), ["up"]);
 }
 
-/// A master that was started anew, and remembers nothing, gets the lock and the fence.
+/// A master that restarted with no data gets the lock and the fence again.
 #[test]
 fn a_master_that_is_back_is_won_back() {
     let mut masters = Masters::aged(3);
@@ -152,7 +154,7 @@ fn a_master_that_is_back_is_won_back() {
     masters.at_mut(2).restart();
     wait_until("it is won back", || masters.at(2).get("dlock:k") == token);
     assert_eq!(masters.at(2).get("dlock.fence:{dlock:k}:dlock:k"), fence);
-    // It counts: with it another may be lost.
+    // The restarted master counts: now another one may fail.
     masters.at_mut(0).kill();
     for _ in 0..5 {
         masters.at(2).after_renewal("dlock:k");
@@ -162,8 +164,8 @@ fn a_master_that_is_back_is_won_back() {
     assert_eq!(masters.world().log(), ["up"]);
 }
 
-/// With most of the masters gone the lease cannot be renewed, and nothing of the job is alive when it ends on those that
-/// are left.
+/// Without a majority the lease cannot be renewed. When it ends on the remaining masters, no
+/// process of the job is alive.
 #[test]
 fn without_a_majority_the_job_is_dead_by_the_deadline() {
     thread::scope(|scope| {
@@ -172,7 +174,8 @@ fn without_a_majority_the_job_is_dead_by_the_deadline() {
                 let mut masters = Masters::aged(3);
                 let holder = masters.run("k", &["-t", "8s"], DEAF).status(79).any_stderr().spawn();
                 let job = masters.world().wait_for_pid("job.pid");
-                // The masters are an hour ahead of each other; what is left of the lease is the same on all.
+                // The masters' clocks are an hour apart, but the rest of the lease is the same on
+                // all.
                 masters.at(0).after_renewal("dlock:k");
                 let left: i64 = masters.at(0).ask(&["PTTL", "dlock:k"]);
                 let expires = now() + left;

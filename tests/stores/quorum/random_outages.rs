@@ -31,7 +31,7 @@ enum Farewell {
     Vanishes,
 }
 
-/// A hold as its owner knew it: from when to when it may have relied on it.
+/// A hold as its owner knew it: from when until when the owner could rely on it.
 #[derive(Debug)]
 struct Stay {
     fence: u64,
@@ -61,7 +61,7 @@ fn visits() -> impl Strategy<Value = Vec<Vec<Visit>>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2, max_shrink_iters: 0, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The masters' clocks are hours apart.
+    /// The masters' clocks are hours apart, and no master forgets.
     #[test]
     fn holds_follow_each_other_while_masters_come_and_go(blows in blows(3, false), visits in visits()) {
         holds_follow_each_other(Masters::aged(3), LONG, &blows, &visits);
@@ -76,7 +76,7 @@ proptest! {
     }
 }
 
-/// Whatever happens to the masters, no two holds overlap, and every fence is greater than all before it.
+/// No two holds overlap, and each fence is greater than all before it.
 fn holds_follow_each_other(
     mut masters: Masters,
     max_lease: Duration,
@@ -113,7 +113,7 @@ fn holds_follow_each_other(
     }
 }
 
-/// Takes the lock, keeps it for a while, and goes.
+/// Takes the lock, keeps it for a while, and releases or abandons it.
 fn stay(store: &mut QuorumStore, visit: &Visit, max_lease: Duration) -> Option<Stay> {
     let names = names();
     let ttl = Duration::from_millis(800).min(max_lease);
@@ -125,7 +125,7 @@ fn stay(store: &mut QuorumStore, visit: &Visit, max_lease: Duration) -> Option<S
         let sent = Moment::now();
         match store.acquire(&names, &ask, by(400)) {
             Ok(Acquired::Granted(grant)) => {
-                // Who looks at the clock after the answer knows whether it came in time.
+                // Reading the clock after the answer shows whether the answer came in time.
                 break (grant.fence.0, Moment::now(), deadline(sent));
             }
             Ok(Acquired::Waiting(waiting)) => sleep(waiting.next),
@@ -141,7 +141,7 @@ fn stay(store: &mut QuorumStore, visit: &Visit, max_lease: Duration) -> Option<S
         let sent = Moment::now();
         match store.renew(&names, &ask.token, ttl, by(100)) {
             Ok(Renewal::Renewed) if !until.passed() => until = deadline(sent),
-            // Late, or lost: what was relied on until now is all there was.
+            // Late, or lost: the hold counts until the previous deadline.
             Ok(_) => break,
             Err(_) => {}
         }

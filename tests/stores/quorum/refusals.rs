@@ -1,4 +1,5 @@
-//! What a quorum refuses, and what it needs: an odd number of different masters, a lease that none of them can forget, rights.
+//! What a quorum refuses, and what it needs: an odd number of different masters, a lease that none
+//! of them can forget, rights.
 
 use super::{ALONE, STEADY};
 use crate::support::certificates::Authority;
@@ -6,9 +7,10 @@ use crate::support::dlock::BINARY;
 use crate::support::masters::{Masters, url};
 use crate::support::wait::wait_until;
 
-/// Inside of a job that holds the lock it is not taken a second time; what independent masters cannot do is refused.
+/// A run inside a job that holds the lock does not take it again. What independent masters cannot
+/// do is refused.
 #[test]
-fn a_run_inside_of_a_job_and_what_is_refused() {
+fn a_run_inside_a_job_starts_and_other_modes_are_refused() {
     let mut masters = Masters::aged(3);
     masters.at_mut(1).kill();
     let inner = format!("'{BINARY}' run -k k -- sh -c 'echo inside >> log'");
@@ -28,7 +30,7 @@ fn a_run_inside_of_a_job_and_what_is_refused() {
 }
 
 #[test]
-fn what_is_no_quorum_is_refused() {
+fn a_url_that_is_no_quorum_is_refused() {
     let mut masters = Masters::aged(3);
     let ports = masters.ports();
     let refused = |masters: &Masters, store: &str, why: &str| {
@@ -38,7 +40,7 @@ fn what_is_no_quorum_is_refused() {
     refused(&masters, &url(&ports[..2]), "at least three masters");
     refused(&masters, &format!("{},h4", masters.url()), "an odd number of masters");
     refused(&masters, &url(&[ports[0], ports[1], ports[0]]), "named twice");
-    // One is gone, so that nothing is decided before both of the others have been heard.
+    // With one master away, both others must answer before there is a result.
     masters.at_mut(1).kill();
     let alias = format!("redis+quorum://127.0.0.1:{0},localhost:{0},127.0.0.1:{1}", ports[0], ports[1]);
     refused(&masters, &alias, "are the same server");
@@ -67,7 +69,7 @@ fn a_lease_that_could_be_forgotten_is_refused() {
     masters.world().write("both.toml", "ttl = '1h'\nmax-lease = '2h'");
     let run =
         masters.run("k", &["--config", "both.toml", "-t", "61m", "--min-hold", "1s"], "echo ran >> log");
-    // It is allowed; the masters are an hour or two old.
+    // This is allowed; the masters have been up for an hour or two.
     run.any_stderr().spawn().output();
     refused(
         &["--config", "both.toml", "-t", "3h"],
@@ -76,7 +78,7 @@ fn a_lease_that_could_be_forgotten_is_refused() {
     );
 }
 
-/// The rights of a single server, and INFO, are enough. Without INFO nobody knows how old a master is.
+/// The rights for a single server and INFO are enough. Without INFO a master's uptime is unknown.
 #[test]
 fn tls_and_the_least_rights() {
     let masters = Masters::aged_with_tls(3, &Authority::new("ca"));
@@ -116,12 +118,12 @@ fn tls_and_the_least_rights() {
     assert_eq!(masters.world().lines("ran"), 0);
 }
 
-/// A user who has used up his processes gets a clear word.
+/// A user whose process limit is reached gets a clear message.
 #[test]
 fn threads_that_cannot_be_made_are_an_error() {
     let masters = Masters::aged(3);
     for command in [&["status"][..], &["status", "k"]] {
-        // More than there is address space.
+        // A stack larger than the address space.
         let run = masters.dlock(command).env("RUST_MIN_STACK", "70368744177664").any_stdout();
         let failed = run.any_stderr().spawn().output();
         assert_eq!(failed.status.code(), Some(69), "{command:?}: {}", failed.stderr);

@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::thread::{self};
 use std::time::Duration;
 
-/// Whatever the masters do, and however long an answer may take, an operation is over when it was told to be.
+/// An operation ends at its deadline, however long the masters take to answer.
 #[test]
 fn silent_masters_do_not_lengthen_an_operation() {
     let masters = Masters::aged(3);
@@ -46,7 +46,8 @@ fn silent_masters_do_not_lengthen_an_operation() {
     }
 }
 
-/// A majority that was heard of too late is none: the first of its masters may have let go.
+/// A majority whose answers come too late is none: on the first of its masters the lease may have
+/// ended.
 #[test]
 fn a_majority_that_answers_too_late_holds_nothing() {
     let masters = Masters::aged(3);
@@ -54,7 +55,7 @@ fn a_majority_that_answers_too_late_holds_nothing() {
     let ports: Vec<_> = proxies.iter().map(Proxy::port).collect();
     let mut store = store(&ports, LONG);
     let by = || Moment::now().after(Duration::from_secs(20));
-    // The masters know the scripts, so that one request is one answer.
+    // The masters have cached the scripts, so each request has one answer.
     let warm = ask(Duration::from_secs(20));
     assert!(matches!(store.acquire(&names(), &warm, by()), Ok(Acquired::Granted(_))));
     store.leave(&names(), &warm.token, &NOT_RUN, by()).unwrap();
@@ -68,7 +69,7 @@ fn a_majority_that_answers_too_late_holds_nothing() {
         (answer, store)
     });
     wait_until("phase one", || proxies.iter().all(|proxy| proxy.seen() > 0));
-    // Its answers are under way; the next ones take longer than the lease lasts.
+    // The answers of the first phase are under way; the next ones take longer than the lease.
     for proxy in &proxies {
         proxy.delay_replies(Duration::from_secs(3));
     }
@@ -76,7 +77,8 @@ fn a_majority_that_answers_too_late_holds_nothing() {
     assert!(matches!(answer, Err(Error::Unavailable(_) | Error::Unreachable(_))), "{answer:?}");
 }
 
-/// Two masters have the lock and one has not, and one of the two is slow. Whoever renews waits for it.
+/// Two masters have the lock, the third has not, and one of the two is slow. The renewal waits for
+/// it.
 #[test]
 fn a_slow_master_that_decides_is_waited_for() {
     let masters = Masters::aged(3);
@@ -93,7 +95,8 @@ fn a_slow_master_that_decides_is_waited_for() {
     assert!(matches!(renewed, Ok(Renewal::Renewed)), "{renewed:?}");
 }
 
-/// Of three masters one forgot the lock, one never had it, and the one that has it is slow. It vouches for the others.
+/// Of three masters one forgot the lock, one never had it, and the third, which has it, is slow.
+/// Its answer lets the others have the lock again.
 #[test]
 fn a_slow_master_that_vouches_is_waited_for() {
     let masters = Masters::aged(3);
@@ -112,7 +115,7 @@ fn a_slow_master_that_vouches_is_waited_for() {
     assert_eq!(masters.at(0).get("dlock:k"), Some(ask.token.secret().to_owned()), "it was won back");
 }
 
-/// A master that has restarted answers at once and does not count, so the one that is far is needed.
+/// A restarted master answers at once but does not count, so the far one is needed.
 #[test]
 fn a_far_master_is_waited_for_where_a_near_one_does_not_count() {
     let (masters, new) = (Masters::aged(2), Masters::fresh(1));
@@ -122,9 +125,10 @@ fn a_far_master_is_waited_for_where_a_near_one_does_not_count() {
     masters.run("k", &["--op-timeout", "20s"], "true").env("DLOCK_STORE", store).run();
 }
 
-/// Who gave the lock back has told a majority, and one of the masters does not know yet. Then one of the others is lost.
+/// The holder has released the lock on a majority, and one master does not know yet. Then one of
+/// the others is lost.
 #[test]
-fn what_was_just_given_back_is_not_busy() {
+fn a_lock_released_just_now_is_not_busy() {
     let masters = Masters::aged(3);
     let proxies = [1, 2].map(|at| Proxy::before(masters.at(at).port()));
     let by = || Moment::now().after(Duration::from_secs(60));
@@ -145,9 +149,10 @@ fn what_was_just_given_back_is_not_busy() {
     assert!(matches!(answer, Ok(Acquired::Granted(_))), "{answer:?}");
 }
 
-/// An attempt that failed is taken back, and that arrives only when the next attempt of the same token has succeeded.
+/// The withdrawal of a failed attempt arrives after the next attempt of the same token has
+/// succeeded.
 #[test]
-fn what_is_taken_back_late_takes_back_nothing_newer() {
+fn a_late_withdrawal_undoes_no_newer_grant() {
     let masters = Masters::aged(3);
     let proxy = Proxy::before(masters.at(1).port());
     let ports = [masters.at(0).port(), proxy.port(), masters.at(2).port()];
@@ -174,9 +179,9 @@ fn what_is_taken_back_late_takes_back_nothing_newer() {
     assert_eq!(masters.at(1).get("dlock:k"), token);
 }
 
-/// A master is far: what is sent to it arrives when dlock has ended, and nobody is there to hear what it says.
+/// Requests to a far master arrive after dlock has ended and no longer reads the answers.
 #[test]
-fn a_far_master_hears_of_the_end() {
+fn a_far_master_learns_of_the_release() {
     let masters = Masters::aged(3);
     let proxy = Proxy::before(masters.at(2).port());
     let store = url(&[masters.at(0).port(), masters.at(1).port(), proxy.port()]);

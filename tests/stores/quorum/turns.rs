@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-/// Who has waited gets the lock before who comes new; who waits no more delays nobody for long.
+/// A waiter gets the lock before a newcomer. A waiter that has gone delays others only for a short
+/// time.
 #[test]
-fn who_has_waited_is_preferred() {
+fn a_longer_wait_is_preferred() {
     let masters = Masters::aged(3);
     let new = || store_within(&masters.ports(), LONG, Duration::from_secs(2));
     let by = || Moment::now().after(Duration::from_secs(20));
@@ -31,20 +32,22 @@ fn who_has_waited_is_preferred() {
     let refused = comer.acquire(&names, &ask(ttl), by());
     let Ok(Acquired::Busy(blocker)) = refused else { panic!("it overtakes: {refused:?}") };
     assert_eq!(blocker.holder, None);
-    // It has come a moment later, and has waited for less.
+    // The newcomer came later, so it has waited for less time.
     let comes = Ask { patience: Patience::Queue, ..ask(ttl) };
     assert!(matches!(comer.acquire(&names, &comes, by()), Ok(Acquired::Waiting(_))));
     assert!(matches!(waiter.acquire(&names, &waits, by()), Ok(Acquired::Granted(_))));
-    // The waiter who is gone now was the only one: the other is served when the masters notice.
+    // The waiter that leaves was the only one: the newcomer is granted the lock when the masters
+    // notice.
     waiter.leave(&names, &waits.token, &NOT_RUN, by()).unwrap();
     wait_until("who asks no more is forgotten", || {
         matches!(comer.acquire(&names, &comes, by()), Ok(Acquired::Granted(_)))
     });
 }
 
-/// Two that have waited long reach one master each, and neither can ever win. The lock is not theirs for ever.
+/// Two waiters that have waited for long reach one master each, so neither can ever win. They must
+/// not block the lock for ever.
 #[test]
-fn who_reaches_no_majority_blocks_nobody_for_ever() {
+fn waiters_without_a_majority_block_nobody_for_ever() {
     let masters = Masters::aged(3);
     let by = |ms| Moment::now().after(Duration::from_millis(ms));
     let (names, ttl) = (names(), Duration::from_secs(30));
@@ -76,16 +79,17 @@ fn who_reaches_no_majority_blocks_nobody_for_ever() {
     });
 }
 
-/// One that has waited for long and dies is preferred for 1.5 s more. Two that go on asking, and never win, are preferred for
-/// 3 s after the lock was refused to somebody.
+/// A long waiter that dies is preferred for 1.5 s more. Two waiters that keep asking and never win
+/// are preferred for 3 s after another client was refused.
 #[test]
-fn who_cannot_win_is_preferred_for_some_seconds_only() {
+fn a_waiter_that_cannot_win_is_preferred_for_some_seconds_only() {
     let masters = Masters::aged(3);
     let (names, ttl) = (names(), Duration::from_secs(30));
     let by = || Moment::now().after(Duration::from_secs(20));
     let new = || store_within(&masters.ports(), LONG, Duration::from_secs(2));
     let (mut holder, mut comer) = (new(), new());
-    // How long after then, or after it was refused first, one that comes asks for the last time without being granted it.
+    // Returns how long after `since`, or else after the first refusal, a newcomer was refused for
+    // the last time.
     let mut comes = |since: Option<Moment>| {
         let comes = Ask { patience: Patience::Queue, ..ask(ttl) };
         let (mut refused, mut since) = (Duration::ZERO, since);
@@ -112,7 +116,7 @@ fn who_cannot_win_is_preferred_for_some_seconds_only() {
     let heard = Moment::now();
     holder.leave(&names, &held.token, &NOT_RUN, by()).unwrap();
     let refused = comes(Some(heard));
-    // A master counts in whole milliseconds of its own clock.
+    // A master's own clock counts in whole milliseconds.
     assert!(refused < Duration::from_millis(1550), "{refused:?} after the dead one was heard of");
 
     let over = AtomicBool::new(false);
@@ -138,13 +142,13 @@ fn who_cannot_win_is_preferred_for_some_seconds_only() {
         over.store(true, Ordering::Relaxed);
         refused
     });
-    // From then on it is a matter of luck: at times each of them has what it cannot keep.
+    // After that it is a matter of luck: at times each of the two has a master that it cannot keep.
     assert!(refused < Duration::from_secs(5), "{refused:?} after it was refused");
 }
 
-/// Of six who ask again at once, nobody is passed over and over.
+/// Of six clients that ask again at once, none is passed over again and again.
 #[test]
-fn waiters_come_to_their_turn() {
+fn no_waiter_is_passed_over_again_and_again() {
     let masters = Masters::aged(3);
     let grants = AtomicUsize::new(0);
     let rounds = if std::env::var_os("DLOCK_SOAK").is_some() { 40 } else { 6 };
@@ -176,7 +180,7 @@ fn waiters_come_to_their_turn() {
     let mut spans: Vec<_> = waits.iter().map(|(span, _)| *span).collect();
     spans.sort_unstable();
     println!("median {:?}, longest {:?}", spans[spans.len() / 2], spans[spans.len() - 1]);
-    // By turns and not by time, for this machine may be busy with something else.
+    // Counted in turns and not in time, because the machine may be busy.
     let most = waits.iter().map(|(_, passed)| *passed).max().unwrap();
     assert!(most <= 15, "{most} of five others went before one that waited");
 }

@@ -31,7 +31,7 @@ pub const SECOND: &str = "s3cond-s3same";
 /// A store with a user whose password can be changed.
 pub struct Door {
     pub world: World,
-    /// Has the server take that password, and no other.
+    /// Makes the server accept that password and no other.
     pub change: Box<dyn Fn(&str)>,
     /// Ends the connections of that user.
     pub hang_up: Box<dyn Fn()>,
@@ -61,7 +61,7 @@ pub fn redis() -> Door {
     door
 }
 
-/// The sentinel has a user with the same password.
+/// The sentinel has a user with the same password, too.
 pub fn sentinels() -> Door {
     let mut world = World::without_redis();
     let (master, _) = replicated::start(&world, 0);
@@ -201,7 +201,7 @@ pub fn etcd() -> Door {
                 child.wait().expect("the child is ours").success().then_some(())
             });
         }),
-        // Whoever has shown the former password is not believed any more.
+        // A client that logged in with the former password is no longer accepted.
         hang_up: Box::new(|| {}),
         _server: Box::new(server),
     }
@@ -223,18 +223,19 @@ impl Door {
         serde_json::from_str::<serde_json::Value>(&said).expect("JSON")[0].clone()
     }
 
-    /// Waits until a renewal has come after now.
+    /// Waits for the next renewal.
     pub fn after_renewal(&self) {
         let renewed = || self.holders()["holders"][0]["renewed_at"].clone();
         let before = renewed();
         wait_until("a renewal", || renewed() != before);
     }
 
-    /// Changes the password at the server, and a little later where dlock reads it, as those do that change passwords.
+    /// Changes the password at the server and a little later where dlock reads it, as an
+    /// administrator does.
     pub fn rotate(&self, word: &str) {
         (self.change)(word);
         (self.hang_up)();
-        // Some attempts meet the refusal. However many they are, nothing follows from it.
+        // Some attempts are refused. That must have no effect.
         std::thread::sleep(Duration::from_millis(500));
         self.world.write("word", &format!("{word}\n"));
     }

@@ -1,4 +1,4 @@
-//! TLS and passwords of sentinels, and what dlock checks of what they say.
+//! TLS and passwords of sentinels, and how dlock checks their answers.
 
 use super::JOB;
 use crate::support::certificates::Authority;
@@ -7,9 +7,9 @@ use crate::support::replicated;
 use crate::support::sentinel::{Sentinel, admit_watchers, url};
 use crate::support::world::World;
 
-/// Sentinels and master over TLS, by the names that the sentinels know.
+/// Sentinels and master over TLS, under the names that the sentinels know.
 #[test]
-fn over_tls() {
+fn sentinels_work_over_tls() {
     let mut world = World::with_tls(&Authority::new("ca"), &[]);
     admit_watchers(world.redis());
     let port = next_port();
@@ -37,7 +37,7 @@ fn over_tls() {
     holder.finish();
 }
 
-/// Sentinels have users of their own. What is wrong with them is said of them, and not of the master.
+/// Sentinels have users of their own. An error about them names the sentinel, not the master.
 #[test]
 fn sentinels_have_credentials_of_their_own() {
     let mut world = World::without_redis();
@@ -64,12 +64,13 @@ fn sentinels_have_credentials_of_their_own() {
     world.run("k", &[], "true").run();
 }
 
-/// A name that the sentinels do not know, and a server that is not the master that they take it for.
+/// A service name that the sentinels do not know, and a server that is not the master that they
+/// name.
 #[test]
-fn what_sentinels_say_is_checked() {
+fn answers_of_sentinels_are_checked() {
     let mut world = World::without_redis();
     let (master, replicas) = replicated::start(&world, 1);
-    // The sentinel finds nobody to log in as, and goes on naming what it was told.
+    // The sentinel cannot log in to the server, and keeps naming it.
     let sentinel = Sentinel::start(&world, replicas[0].port(), 1, 0, "");
     let other = url(&[sentinel.port()]).replace("/m", "/other");
     let unknown = world.run("k", &[], "touch ran").env("DLOCK_STORE", &other);

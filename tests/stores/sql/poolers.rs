@@ -6,7 +6,8 @@ use crate::support::wait::wait_until;
 use crate::support::world::World;
 use rustix::process::Signal;
 
-/// Between PgBouncer and the server a connection is somebody else's after each transaction, and no bell is heard.
+/// PgBouncer gives the server connection to another client after each transaction, so no
+/// notification arrives.
 #[test]
 fn poolers_may_stand_in_between() {
     for mode in ["session", "transaction"] {
@@ -30,7 +31,7 @@ fn poolers_may_stand_in_between() {
     }
 }
 
-/// One that stands before a primary and one before its standby, as if they were the two.
+/// One pooler before the primary and one before its standby, used as if they were the two servers.
 #[test]
 fn a_pooler_may_stand_before_each_of_several_hosts() {
     let (mut world, (mut primary, standby)) = World::with_server(

@@ -13,11 +13,11 @@ use rustix::process::Signal;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// One of three may be killed or stopped, whichever it is, and those who hold and wait notice nothing.
+/// Any one of three servers may be killed or stopped without effect on holders and waiters.
 #[test]
 fn one_of_three_may_fail() {
     let (world, mut ensemble) = ensemble();
-    // Two of three JVMs take long to agree on a leader where the machine is busy: the lease outlasts that.
+    // On a busy machine two JVMs take long to elect a leader: the lease outlasts that.
     let holder = world.run("k", &["-t", "3m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     let waiter = world.run("k", &["-t", "3m", "-w"], "echo next >> log").any_stderr().spawn();
@@ -46,7 +46,7 @@ fn one_of_three_may_fail() {
 #[test]
 fn leaders_that_are_killed_disturb_no_job_and_no_queue() {
     let (world, mut ensemble) = ensemble();
-    // See above.
+    // The election may take long, see `one_of_three_may_fail`.
     leaders_are_killed(&world, &mut ensemble, "3m");
 }
 
@@ -65,7 +65,7 @@ fn servers_that_all_are_gone_for_good_end_the_job_in_time() {
     }
 }
 
-/// Nobody serves for half a lease.
+/// No server runs for half a lease.
 #[test]
 fn half_a_session_without_servers_disturbs_no_job() {
     let (world, mut server) = own_server(&[]);
@@ -93,7 +93,7 @@ fn servers_that_are_gone_for_good_end_the_job_in_time() {
     assert_eq!(world.log(), ["up"]);
 }
 
-/// A server at which the others have left off may not say yes: a renewal is heard by most of them or by none.
+/// A server cut off from the others may not confirm: a renewal counts on a majority or not at all.
 #[test]
 fn a_server_that_is_alone_renews_nothing() {
     let (world, ensemble) = ensemble();
@@ -111,11 +111,12 @@ fn a_server_that_is_alone_renews_nothing() {
     }
 }
 
-/// Servers are killed, stopped and started under a crowd: nobody meets whom it must not meet. A new leader begins all sessions
-/// anew, also those of the dead; so there is time between two outages for the sessions of the dead to end.
+/// Servers are killed, stopped and started under a crowd: no two exclusive holders meet. A new
+/// leader restarts all session timeouts, also for dead clients; so the time between two outages is
+/// long enough for those sessions to end.
 #[test]
 #[ignore = "long; ./test --soak"]
-fn a_storm_through_outages_of_servers_lets_nobody_meet() {
+fn a_storm_through_outages_of_servers_breaks_no_exclusion() {
     let (world, mut ensemble) = ensemble();
     let grants = if is_soak() { 3000 } else { 40 };
     let mut outage = outages_of(&mut ensemble);
@@ -124,11 +125,11 @@ fn a_storm_through_outages_of_servers_lets_nobody_meet() {
         sleep(Duration::from_secs(8));
     });
     drop(outage);
-    // A follower knows of no session that it does not serve.
+    // A follower knows only its own sessions.
     nobody_is_left(&ensemble.servers[ensemble.leader()], "/ops");
 }
 
-/// A new leader has all sessions last for as long again.
+/// A new leader restarts the timeout of all sessions.
 #[test]
 fn no_increment_is_lost() {
     let (world, mut ensemble) = ensemble();
@@ -148,8 +149,8 @@ fn a_follower_that_is_cut_off_keeps_no_session() {
     a_follower_is_cut_off(&world, &ensemble);
 }
 
-/// A server writes down all that it knows after each few changes, and begins with that when it comes again; its clock is another
-/// one each time, by more than a lease.
+/// The servers take a snapshot after every few changes and load it when they restart. Each time the
+/// clock is set by more than a lease.
 #[test]
 fn snapshots_and_clocks_that_step_lose_nothing() {
     let (world, mut server) = own_server(&["snapCount=20"]);

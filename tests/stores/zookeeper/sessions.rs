@@ -25,9 +25,9 @@ fn a_lease_is_as_long_as_a_session_may_be() {
     world.run("k", &["-t", "40s"], "true").run();
 }
 
-/// The guard gives back what a dlock held that was killed, and nothing of its session is left.
+/// The guard releases the lock of a killed dlock, and nothing of its session is left.
 #[test]
-fn who_is_killed_leaves_nothing() {
+fn a_killed_dlock_leaves_nothing() {
     let (world, server) = own_server(&[]);
     let holder = world.run("k", &["-t", "10m"], JOB).dies_of(9).any_stderr().spawn();
     world.wait_for_log("up");
@@ -38,9 +38,9 @@ fn who_is_killed_leaves_nothing() {
     wait_until("its life is over", || !server.sessions().contains("/dlock/lives/"));
 }
 
-/// A dlock that is stopped for longer than its session: the next one starts when the job is dead.
+/// dlock is stopped for longer than its session: the next holder starts when the job is dead.
 #[test]
-fn who_is_stopped_past_its_session_has_no_job_left() {
+fn a_dlock_stopped_past_its_session_has_no_job_left() {
     let world = World::with_zookeeper();
     let holder = world.run("k", &["-t", "5s"], JOB).status(79).any_stderr().spawn();
     world.wait_for_log("up");
@@ -52,10 +52,10 @@ fn who_is_stopped_past_its_session_has_no_job_left() {
     assert_eq!(world.log(), ["up", "next"]);
 }
 
-/// All of a run stands still until its lease is over, and nobody else takes the lock: what it is told then is that it has lost
-/// it, and at once.
+/// A whole run stands still until its lease is over, and no other client takes the lock. When it
+/// continues, it reports the loss at once.
 #[test]
-fn who_was_stopped_past_its_session_is_told_so() {
+fn a_run_stopped_past_its_session_reports_the_loss() {
     let (world, _server) = own_server(&[]);
     let holder = world.run("k", &["-t", "5s"], JOB).status(79).any_stderr().spawn();
     world.wait_for_log("up");
@@ -69,9 +69,9 @@ fn who_was_stopped_past_its_session_is_told_so() {
     assert!(ends.contains("\"expired\""), "{ends}");
 }
 
-/// The same of the store alone: it asks little for that.
+/// The same for the store alone, which needs few requests for it.
 #[test]
-fn a_lease_that_is_over_is_told_at_once() {
+fn an_expired_lease_is_reported_at_once() {
     let (world, server) = own_server(&[]);
     let too_late = || {
         let mut person = person_at(&world, server.port());
@@ -90,7 +90,8 @@ fn a_lease_that_is_over_is_told_at_once() {
     assert!(server.requests() - before < 16, "{} requests", server.requests() - before);
 }
 
-/// The leader's clock is set forward by more than a lease, and then back again: who holds renews, and nobody else is let in.
+/// The leader's clock is set forward by more than a lease and back again: the holder keeps
+/// renewing, and no other client is granted the lock.
 #[test]
 fn a_clock_that_is_set_forward_ends_no_lease() {
     let mut world = World::without_redis();
@@ -103,8 +104,8 @@ fn a_clock_that_is_set_forward_ends_no_lease() {
     let fence = world.fence("k");
     for ahead in [3600, 0, 7200] {
         server.step_clock(ahead);
-        // What somebody has just read the clock for is soon read anew. As long as it is past the end of the lease in the record,
-        // the session alone says how long that lasts.
+        // The clock that a client has just read is soon read again. While the clock is past the end
+        // of the lease in the record, only the session says how long the lease lasts.
         let lease = || world.status("k")["holders"][0]["lease_ms"].as_u64();
         let is_over = || lease().is_some_and(|lease| lease < 1000);
         wait_until("its lease is over by the clock", || ahead == 0 || is_over());
@@ -117,14 +118,15 @@ fn a_clock_that_is_set_forward_ends_no_lease() {
     assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
-/// Who holds a lock gives it back as any other, although its lease seems to be over: so does its guard when it was killed.
+/// A holder whose lease seems to be over releases its lock as usual; so does the guard of a killed
+/// holder.
 #[test]
-fn what_is_given_back_after_a_step_of_the_clock_was_held() {
+fn a_release_after_a_clock_step_counts_as_held() {
     let mut world = World::without_redis();
     let server = ZooKeeper::start_steered(&world.path(""), &[]);
     world.use_store(server.url("/ops/locks"));
     for (ahead, is_killed) in [(7200, false), (20_000, true)] {
-        // What runs inside of a job asks by a store of its own.
+        // A command inside the job has a store of its own.
         let job = format!("{JOB}; {} check k && echo kept >> log", BINARY);
         let holder = world.run("k", &["-t", "1h"], &job).any_stderr();
         let holder = if is_killed { holder.dies_of(9) } else { holder }.spawn();
@@ -152,10 +154,10 @@ fn what_is_given_back_after_a_step_of_the_clock_was_held() {
     }
 }
 
-/// A server that fails takes with it what it had not told the leader: a session may end while the lease that counts from its
-/// last renewal does not.
+/// A failed server has not told the leader its latest heartbeats: a session may end before the
+/// lease that counts from its last renewal.
 #[test]
-fn a_session_that_ends_too_soon_lets_nobody_in() {
+fn a_session_that_ends_too_soon_grants_nothing() {
     let world = World::with_zookeeper();
     let server = ZooKeeper::shared();
     let (mut one, mut other) = (person(&world), person(&world));
@@ -167,8 +169,8 @@ fn a_session_that_ends_too_soon_lets_nobody_in() {
     assert!(matches!(answer, Acquired::Busy(_)), "{answer:?}");
 }
 
-/// A server takes what a session asked over an earlier connection, if it is late, for what it asks now under the same number: the
-/// numbers of a session go on over its connections.
+/// A server may take a late request of an earlier connection for the current request with the same
+/// number. So the request numbers of a session go on over its connections.
 #[test]
 fn the_numbers_of_a_session_go_on_over_its_connections() {
     let (mut world, server) = own_server(&[]);
@@ -189,7 +191,7 @@ fn the_numbers_of_a_session_go_on_over_its_connections() {
     world.write("go", "");
     holder.finish();
     let numbers = of_held();
-    // The session itself is begun and ended with numbers of the server's and of no order.
+    // The server numbers the start and the end of the session itself, in no order.
     let asked: Vec<i32> = numbers.iter().copied().filter(|number| *number > 0).collect();
     assert!(asked.is_sorted_by(|one, next| one < next), "{numbers:?}");
 }

@@ -1,4 +1,4 @@
-//! A database server of one test.
+//! A database server that one scenario has for itself.
 
 use super::Kind;
 use crate::support::disk::Disk;
@@ -13,7 +13,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// A server of one scenario's own.
+/// A server that one scenario has for itself.
 pub enum Server {
     #[cfg(feature = "mysql")]
     Mysql(Mysql),
@@ -21,7 +21,7 @@ pub enum Server {
     Postgres(Postgres),
 }
 
-/// Does the same with either.
+/// Does the same with either kind of server.
 macro_rules! either {
     ($server:expr, $inner:ident => $do:expr) => {
         match $server {
@@ -34,7 +34,7 @@ macro_rules! either {
 }
 
 impl Server {
-    /// In a directory of its own below `home`, with further settings, `name=value`.
+    /// Starts a server in a directory of its own below `home`, with further settings, `name=value`.
     pub fn start(kind: Kind, home: &Path, options: &[&str]) -> Self {
         match kind {
             #[cfg(feature = "mysql")]
@@ -44,7 +44,7 @@ impl Server {
         }
     }
 
-    /// One with a standby, which has all that it did.
+    /// Starts a server and a standby that has all of its changes.
     pub fn start_with_standby(kind: Kind, home: &Path) -> (Self, Self) {
         let (primary, standby) = match kind {
             #[cfg(feature = "mysql")]
@@ -65,7 +65,7 @@ impl Server {
         (primary, standby)
     }
 
-    /// Waits until it has all that the primary has done until now.
+    /// Waits until this standby has all changes that the primary has made until now.
     pub fn catch_up_with(&self, primary: &Self) {
         let (done, has_it) = match self {
             #[cfg(feature = "mysql")]
@@ -80,7 +80,7 @@ impl Server {
         wait_until("the standby has caught up", || self.ask(&has_it) == "1");
     }
 
-    /// From now on what it does is done when its standby has it.
+    /// From now on a commit waits until the standby has it.
     pub fn replicate_synchronously(&self, standby: &Self) {
         match self {
             #[cfg(feature = "mysql")]
@@ -110,7 +110,7 @@ impl Server {
         }
     }
 
-    /// Makes a standby the primary, once it has done what it has heard.
+    /// Makes a standby the primary, after it has applied all that it has received.
     pub fn promote(&self) {
         match self {
             #[cfg(feature = "mysql")]
@@ -125,7 +125,7 @@ impl Server {
         }
     }
 
-    /// A standby hears nothing more of what the primary does.
+    /// A standby receives no more changes of the primary.
     pub fn stop_following(&self) {
         self.ask(match self {
             #[cfg(feature = "mysql")]
@@ -135,7 +135,7 @@ impl Server {
         });
     }
 
-    /// From now on it takes no writes, and keeps its connections.
+    /// The server refuses writes from now on, and keeps its connections.
     pub fn make_read_only(&self) {
         match self {
             #[cfg(feature = "mysql")]
@@ -149,12 +149,12 @@ impl Server {
         }
     }
 
-    /// Where clients find it.
+    /// The port for clients.
     pub fn port(&self) -> u16 {
         either!(self, server => server.port())
     }
 
-    /// The URL of a database there.
+    /// The URL of a database on the server.
     pub fn url(&self) -> String {
         match self {
             #[cfg(feature = "mysql")]
@@ -164,7 +164,7 @@ impl Server {
         }
     }
 
-    /// Ends it in order, without waiting for clients.
+    /// Ends the server in order, without waiting for clients.
     pub fn stop(&mut self) {
         match self {
             #[cfg(feature = "mysql")]
@@ -174,14 +174,14 @@ impl Server {
         }
     }
 
-    /// Ends it as a loss of power would.
+    /// Ends the server as a loss of power would.
     pub fn kill(&mut self) {
         either!(self, server => server.stop(Signal::KILL));
     }
 
-    /// Stops it as if its machine hung: all that it consists of.
+    /// Stops all processes of the server as if its machine hung.
     pub fn pause(&self) {
-        // Who is stopped starts nobody.
+        // A stopped process starts no other.
         for pid in self.processes() {
             proc::signal(pid, Signal::STOP);
             wait_until("the server stops", || proc::stopped(pid) || !proc::alive(pid));
@@ -191,30 +191,30 @@ impl Server {
         }
     }
 
-    /// Lets it go on.
+    /// Continues a paused server.
     pub fn resume(&self) {
         for pid in self.processes() {
             proc::signal(pid, Signal::CONT);
         }
     }
 
-    /// Its first process, and those that it has started.
+    /// The server's first process and its children.
     fn processes(&self) -> Vec<i32> {
         let first = either!(self, server => server.pid());
         std::iter::once(first).chain(proc::children(first)).collect()
     }
 
-    /// Starts it again.
+    /// Starts the server again.
     pub fn run(&mut self) {
         either!(self, server => server.run());
     }
 
-    /// From the next start on its clock is ahead by so many seconds.
+    /// Sets the server's clock ahead by `ahead` seconds, from the next start on.
     pub fn set_clock(&mut self, ahead: i64) {
         either!(self, server => server.set_clock(ahead));
     }
 
-    /// What a statement answers in its database, as the administrator.
+    /// Runs a statement in the server's database as the administrator.
     pub fn ask(&self, statement: &str) -> String {
         match self {
             #[cfg(feature = "mysql")]
@@ -228,7 +228,7 @@ impl Server {
         self.ask(statement).parse().unwrap_or_else(|error| panic!("{statement}: {error}"))
     }
 
-    /// The statement that counts those who wait for a lock alone.
+    /// The statement that counts the waiters of one lock.
     pub fn count_waiting(&self, name: &str) -> String {
         match self {
             #[cfg(feature = "mysql")]
@@ -242,7 +242,7 @@ impl Server {
         }
     }
 
-    /// How many rows there are of locks, without those of their refusals, and of their ends.
+    /// Number of rows of locks, without refusal counters, and of ends.
     pub fn rows(&self) -> (usize, usize) {
         let own = "name NOT LIKE 'dlock.refused:%'";
         let [locks, ends] = match self {
@@ -258,7 +258,7 @@ impl Server {
         (self.number(&locks), self.number(&ends))
     }
 
-    /// The locks in whose queues somebody has a place, once for each.
+    /// The lock of each place in a queue, once for each place.
     pub fn places(&self) -> Vec<String> {
         let places = self.ask(match self {
             #[cfg(feature = "mysql")]
@@ -269,7 +269,7 @@ impl Server {
         places.lines().map(str::to_owned).collect()
     }
 
-    /// How many connections of dlock's it has.
+    /// Number of dlock's connections.
     pub fn connected(&self) -> usize {
         self.number(match self {
             #[cfg(feature = "mysql")]
@@ -279,7 +279,7 @@ impl Server {
         })
     }
 
-    /// Ends all of them.
+    /// Ends all connections of dlock.
     pub fn end_connections(&self) {
         match self {
             #[cfg(feature = "mysql")]
@@ -293,7 +293,8 @@ impl Server {
         }
     }
 
-    /// Counts anew the statements that change a lock. It needs the settings of [`Kind::for_many`].
+    /// Restarts the count of statements that change a lock. Needs the settings of
+    /// [`Kind::for_many`].
     pub fn begin_count(&self) {
         match self {
             #[cfg(feature = "mysql")]
@@ -307,7 +308,7 @@ impl Server {
         }
     }
 
-    /// How many there were since.
+    /// Number of such statements since then.
     pub fn written(&self) -> u32 {
         let count = match self {
             #[cfg(feature = "mysql")]
@@ -323,7 +324,7 @@ impl Server {
         u32::try_from(count).expect("not so many")
     }
 
-    /// Another user, whose statements may take a millisecond.
+    /// Creates a user whose statements are limited to one millisecond.
     pub fn make_hurried(&self, user: &str) {
         self.ask(&match self {
             #[cfg(feature = "mysql")]
@@ -337,9 +338,10 @@ impl Server {
         });
     }
 
-    /// From now on tables are made on a disk with little room; nothing where this user cannot mount one.
+    /// From now on tables are created on a small disk. Returns None where this user cannot mount
+    /// one.
     pub fn move_to_a_small_disk(&self, place: &Path) -> Option<Disk> {
-        // As much as the tables take when they are made.
+        // The size of the tables when they are created.
         let size = match self {
             #[cfg(feature = "mysql")]
             Self::Mysql(_) => "4m",
@@ -349,7 +351,7 @@ impl Server {
         self.move_to_a_disk(place, size)
     }
 
-    /// The same with so much room.
+    /// The same with a given size.
     pub fn move_to_a_disk(&self, place: &Path, size: &str) -> Option<Disk> {
         let owner = fs::metadata(self.data()).expect("its data").uid();
         match self {
@@ -369,7 +371,7 @@ impl Server {
         }
     }
 
-    /// Where its data is.
+    /// The data directory.
     pub fn data(&self) -> PathBuf {
         either!(self, server => server.data())
     }

@@ -1,5 +1,7 @@
-//! Those who want locks in a night: real runs of dlock of every kind, on all hosts, each known while it lives, so that it can be
-//! shot at.
+//! The runs of a night: real runs of dlock of every kind, on all hosts. Each is known while it
+//! lives, so that the nemesis can hit it.
+
+mod wishes;
 
 use super::check::{Hit, Kind, Outcome, Run, SECOND, Time};
 use super::hosts::Host;
@@ -21,70 +23,17 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
+use wishes::{EXCLUSIVE_WISHES, LONG, PLAIN_WISHES, WISHES, Wish};
 
-/// What may be wanted: letters of keys, and how.
-struct Wish {
-    keys: &'static str,
-    mode: Mode,
-    kind: Kind,
-    /// How many of a hundred want this.
-    share: u64,
-}
-
-const fn wish(keys: &'static str, mode: Mode, kind: Kind, share: u64) -> Wish {
-    Wish { keys, mode, kind, share }
-}
-
-/// What those want whose jobs outlast a lease, and nobody else: each such key has a holder and somebody on another host who
-/// waits for it, so whoever is cut off for longer than a lease is found out if he goes on.
-const LONG: Wish = wish("l", Mode::Exclusive, Kind::Plain, 0);
 const LONG_TTL_MS: u64 = 3000;
 
-/// Where there is a queue.
-const WISHES: [Wish; 15] = [
-    wish("a", Mode::Exclusive, Kind::Plain, 14),
-    wish("b", Mode::Exclusive, Kind::Plain, 10),
-    wish("ab", Mode::Exclusive, Kind::Plain, 5),
-    wish("cbd", Mode::Exclusive, Kind::Plain, 4),
-    wish("c", Mode::Exclusive, Kind::Plain, 6),
-    wish("s", Mode::Shared, Kind::Plain, 12),
-    wish("s", Mode::Exclusive, Kind::Plain, 4),
-    wish("n", Mode::Slots(3), Kind::Plain, 14),
-    wish("n", Mode::Exclusive, Kind::Plain, 2),
-    wish("m", Mode::Exclusive, Kind::MinHold(SECOND / 2), 6),
-    wish("o", Mode::Exclusive, Kind::OncePer(2 * SECOND), 6),
-    wish("r", Mode::Exclusive, Kind::Replace, 5),
-    wish("x", Mode::Exclusive, Kind::Nested, 6),
-    wish("e", Mode::Exclusive, Kind::Script, 6),
-    LONG,
-];
-
-/// Over several masters.
-const PLAIN_WISHES: [Wish; 8] = [
-    wish("a", Mode::Exclusive, Kind::Plain, 25),
-    wish("b", Mode::Exclusive, Kind::Plain, 25),
-    wish("m", Mode::Exclusive, Kind::MinHold(SECOND / 2), 10),
-    wish("o", Mode::Exclusive, Kind::OncePer(2 * SECOND), 10),
-    wish("r", Mode::Exclusive, Kind::Replace, 10),
-    wish("x", Mode::Exclusive, Kind::Nested, 10),
-    wish("e", Mode::Exclusive, Kind::Script, 10),
-    LONG,
-];
-
-/// What every tool can do.
-const EXCLUSIVE_WISHES: [Wish; 4] = [
-    wish("a", Mode::Exclusive, Kind::Plain, 40),
-    wish("b", Mode::Exclusive, Kind::Plain, 30),
-    wish("c", Mode::Exclusive, Kind::Plain, 30),
-    LONG,
-];
-
-/// There are so many keys of each letter, and most want the first one.
+/// Number of keys of each letter. Most runs want the first one.
 const GROUPS: usize = 4;
-/// The letters in the order of their registers. Slots have one each, so the last letter has three.
+/// The letters in the order of their registers. Each slot has a register, so the last letter has
+/// three.
 const LETTERS: &str = "abcdsmoxerln";
 const REGISTERS_EACH: usize = 14;
-/// How many registers there are.
+/// Number of registers.
 pub const REGISTERS: usize = GROUPS * REGISTERS_EACH;
 
 /// The key of a letter. The keys of one wish lie in one slot of a cluster.
@@ -105,7 +54,7 @@ fn register(letter: char, group: usize) -> usize {
     group * REGISTERS_EACH + LETTERS.find(letter).expect("a letter of ours")
 }
 
-/// A script that takes the lock by itself.
+/// A script that acquires and releases the lock.
 const SCRIPT: &str = r#"
 held=$("$DLOCK" acquire --export -k "$1" -t "$2" $3) || exit
 eval "$held"
@@ -117,17 +66,17 @@ status=$?
 exit $status
 "#;
 
-/// What was chosen for a run.
+/// The random choices for a run.
 struct Choice {
     group: usize,
     host: usize,
     ttl_ms: u64,
-    /// How long the job lasts, in milliseconds.
+    /// Length of the job in milliseconds.
     span: u64,
     patience: &'static [&'static str],
 }
 
-/// With how many bytes dlock can tell its version.
+/// Bytes of address space with which dlock can print its version.
 fn least_memory() -> u64 {
     let suffices = |bytes: u64| {
         let mut dlock = Command::new("prlimit");
@@ -143,37 +92,37 @@ fn least_memory() -> u64 {
     more
 }
 
-/// The crowd, and what is known of it.
+/// The crowd and its records.
 pub struct Crowd<'s> {
     world: &'s World,
-    /// By what runs take their locks.
+    /// The tool that takes the locks.
     tool: Tool,
-    /// Whether all of them do what every tool can do.
+    /// Whether all runs use only what every tool supports.
     is_plain: bool,
     urls: Vec<String>,
     words: Vec<Vec<OsString>>,
     wishes: &'static [Wish],
-    /// How many times as long leases are as they mostly are.
+    /// Factor on the length of leases.
     pub stretch: u64,
     pub book: Book,
     next: AtomicU64,
-    /// Whose process has not been waited for yet, by its id.
+    /// The runs whose process has not been reaped yet, by its id.
     live: Mutex<BTreeMap<i32, Run>>,
     over: Mutex<Vec<Run>>,
-    /// Where they can be had.
+    /// Task limits, if this machine allows them.
     task_limits: Option<TaskLimits>,
     pub stop: AtomicBool,
     pub complaints: Mutex<Vec<String>>,
 }
 
-/// Now, as the jobs count it.
+/// Now, on the jobs' clock.
 pub fn now() -> Time {
     let now = clock_gettime(ClockId::Boottime);
     u64::try_from(now.tv_sec).unwrap_or(0) * SECOND + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
 impl<'s> Crowd<'s> {
-    /// On hosts that find the store at these URLs.
+    /// A crowd on these hosts, each with its own URL of the store.
     pub fn new(world: &'s World, hosts: &[Host], has_queue: bool) -> Self {
         Self {
             world,
@@ -193,12 +142,13 @@ impl<'s> Crowd<'s> {
         }
     }
 
-    /// One that wants exclusive locks only and waits for them as long as it takes, by dlock or by another tool.
+    /// A crowd that wants only exclusive locks and waits for them without a limit, by dlock or
+    /// another tool.
     pub fn of_peers(world: &'s World, hosts: &[Host], tool: Tool) -> Self {
         Self { tool, is_plain: true, wishes: &EXCLUSIVE_WISHES, ..Self::new(world, hosts, true) }
     }
 
-    /// The keys that are asked for.
+    /// The keys of the crowd.
     pub fn keys(&self) -> Vec<&'static str> {
         let letters: BTreeSet<char> = self.wishes.iter().flat_map(|wish| wish.keys.chars()).collect();
         letters.iter().flat_map(|letter| (0..GROUPS).map(|group| key(*letter, group))).collect()
@@ -208,7 +158,7 @@ impl<'s> Crowd<'s> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All that are over; to be asked when nobody works any more.
+    /// All runs; to be called when no worker is left.
     pub fn runs(&self) -> Vec<Run> {
         std::mem::take(&mut *self.over.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -217,7 +167,7 @@ impl<'s> Crowd<'s> {
         self.complaints.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     }
 
-    /// Makes one run after the other until it is told to stop: long ones, or whatever comes.
+    /// Makes one run after the other until it is stopped: long ones or random ones.
     pub fn work(&self, mut dice: Dice, long: Option<usize>) {
         while !self.stop.load(Ordering::Relaxed) {
             match long {
@@ -227,13 +177,13 @@ impl<'s> Crowd<'s> {
         }
     }
 
-    /// Has all jobs end, and no more runs made.
+    /// Ends all jobs and makes no more runs.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.book.end_jobs();
     }
 
-    /// One for which its number decides where, and for which key.
+    /// A long run. Its number decides the host and the key.
     fn long_run(&self, number: usize, dice: &mut Dice) {
         let hosts = self.words.len();
         let ttl_ms = LONG_TTL_MS * self.stretch;
@@ -273,17 +223,18 @@ impl<'s> Crowd<'s> {
         self.one_run(wish, Choice { group, host, ttl_ms, span, patience }, dice);
     }
 
-    /// A limit that may be too small for dlock, as what stands before its run.
+    /// A limit that may be too small for dlock, and the words before its run that set it.
     fn limit(&self, id: u64, dice: &mut Dice) -> (Hit, Vec<OsString>) {
         static LEAST: OnceLock<u64> = OnceLock::new();
         let prlimit = |word: String| vec!["prlimit".into(), word.into()];
         match (dice.roll(6), &self.task_limits) {
-            // About as much as it takes to start. The job needs more, and takes it.
+            // About what it takes to start. The job needs more, and gets it.
             (0, _) => {
                 let most = LEAST.get_or_init(least_memory) + dice.roll(2 << 20) - (1 << 19);
                 (Hit::LittleMemory, prlimit(format!("--as={most}:")))
             }
-            // Without its guard, its command, a thread, and one for each of several masters.
+            // Possibly too few for the guard, the command, a thread, and one thread for each of
+            // several masters.
             (1 | 2, Some(limits)) => (Hit::FewTasks, limits.words(id, 1 + dice.roll(10)).into()),
             _ => (Hit::FewFiles, prlimit(format!("--nofile={}", dice.of(&[5, 8, 12])))),
         }
@@ -326,7 +277,7 @@ impl<'s> Crowd<'s> {
             _ => {}
         }
         if limit.is_some() && !patience.is_empty() {
-            // With too few descriptors or threads for a connection it would wait for ever.
+            // With too few descriptors or threads for a connection the run would wait for ever.
             patience = &["-w", "1s"];
         }
         option(patience);
@@ -341,7 +292,8 @@ impl<'s> Crowd<'s> {
         }
         let mut run = vec![BINARY.into(), "run".into(), "-q".into()];
         run.extend(options);
-        // What a job leaves behind that ends by itself, or of an INT, is its own affair.
+        // Processes that a job leaves behind and that end by themselves, or by an INT, are not
+        // checked.
         if flags.contains('f') {
             run.push("--tree".into());
         }
@@ -369,7 +321,7 @@ impl<'s> Crowd<'s> {
         let errors = self.world.path(&format!("said-{id}"));
         let mut command = self.world.command(&words[0]);
         command.args(&words[1..]).env("DLOCK_STORE", &self.urls[host]).env("DLOCK", BINARY);
-        // Of a machine that runs so much at a time no server answers within a second always.
+        // On a machine with so many processes a server does not always answer within a second.
         command.env("DLOCK_OP_TIMEOUT", "3s");
         command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
         command.stderr(fs::File::create(&errors).expect("a file"));
@@ -394,7 +346,8 @@ impl<'s> Crowd<'s> {
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{words:?}: {error}"));
         let pid = i32::try_from(child.id()).expect("a process id");
         self.live().insert(pid, run);
-        // Its number is nobody else's before it is waited for, and nobody shoots after that.
+        // The process id is not reused before the process is reaped, and it is no target after
+        // that.
         let which = Pid::from_raw(pid).expect("a process id");
         while waitid(WaitId::Pid(which), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).is_err() {}
         let mut run = {
@@ -409,9 +362,9 @@ impl<'s> Crowd<'s> {
         };
         run.ended = now();
         let said = fs::read_to_string(&errors).unwrap_or_default();
-        // What a guard says after this is nobody's.
+        // Later messages of a guard are not read.
         fs::remove_file(&errors).ok();
-        // Rust says something of that kind, too, where there is no memory.
+        // Rust prints such a message, too, when there is no memory.
         let starved = run.hits.iter().any(|(_, hit)| *hit == Hit::LittleMemory);
         if said.contains("panicked") || said.contains("RUST_BACKTRACE") && !starved {
             self.complain(format!("run {id}: {said}"));
@@ -421,7 +374,7 @@ impl<'s> Crowd<'s> {
         std::thread::sleep(Duration::from_millis(dice.roll(20)));
     }
 
-    /// What runs below a process, and what it is called.
+    /// The processes below a process, with their names.
     pub fn below(pid: i32) -> Vec<(i32, String)> {
         let mut all = vec![(pid, proc::name(pid))];
         let mut at = 0;
@@ -436,7 +389,7 @@ impl<'s> Crowd<'s> {
         all
     }
 
-    /// Ends what hangs, so that the night comes to an end; who it was.
+    /// Ends runs that hang, so that the night ends, and returns which.
     pub fn end_all(&self) {
         for (pid, run) in self.live().iter() {
             let said = fs::read_to_string(self.world.path(&format!("said-{}", run.id)));

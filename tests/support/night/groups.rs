@@ -1,21 +1,22 @@
-//! Do those who stop jobs leave their control groups (`dlock-stop-`)? All runs of a round are in a group of version 2 of its
-//! own, so that what is found there is theirs, whatever else runs on this machine.
+//! Are control groups left in which jobs were stopped (`dlock-stop-`)? All runs of a round are in a
+//! version 2 group of its own, so what is found there is theirs, whatever else runs on this
+//! machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process;
 
-/// What the name of a round's group begins with; the id of the suite's process follows.
+/// Prefix of the name of a round's group; the id of the suite's process follows.
 const NAME: &str = "dlock-round-";
 
-/// The group, with this process in it. Dropping it takes this process out.
+/// The group, with this process in it. Dropping it moves this process out.
 pub struct Groups {
     group: PathBuf,
     before: PathBuf,
 }
 
 impl Groups {
-    /// Nothing where we may not make one; then dlock makes none either.
+    /// Returns None where the test may not create one; then dlock cannot either.
     pub fn new() -> Option<Self> {
         let is_second = |root: &&str| Path::new(root).join("cgroup.controllers").exists();
         let root = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].into_iter().find(is_second)?;
@@ -28,13 +29,13 @@ impl Groups {
             }
         }
         let group = Path::new(root).join(format!("{NAME}{}", process::id()));
-        // It may be there still, with a server of the round before.
+        // The group may still be there, with a server of the previous round.
         drop(fs::create_dir(&group));
         fs::write(group.join("cgroup.procs"), "0").ok()?;
         Some(Self { group, before: Path::new(root).join(own) })
     }
 
-    /// Those that are left, and whether somebody is in them.
+    /// The groups that are left, and whether a process is in them.
     pub fn left(&self) -> Vec<(String, bool)> {
         let of_dlock =
             |path: &PathBuf| path.file_name().is_some_and(|name| is_of_dlock(&name.to_string_lossy()));
@@ -58,14 +59,14 @@ fn is_of_dlock(name: &str) -> bool {
     name.starts_with("dlock-stop-")
 }
 
-/// All groups in one, the inner ones first.
+/// All groups below one, inner ones first.
 fn below(group: &Path) -> Vec<PathBuf> {
     let inner = fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
     let inner = inner.filter(|path| path.is_dir());
     inner.flat_map(|path| below(&path).into_iter().chain([path])).collect()
 }
 
-/// As far as nobody is in it.
+/// Removes the groups without processes.
 fn remove(group: &Path) {
     for group in below(group).into_iter().chain([group.into()]) {
         drop(fs::remove_dir(group));

@@ -1,5 +1,5 @@
-//! The machines on which the runs of a night are started. As root each is a network namespace of its own, with a name of
-//! its own and a cable to this machine that can be pulled; else all of them are this machine.
+//! The machines of a night's runs. As root each is a network namespace with a name of its own and a
+//! cable to this machine that can be pulled; otherwise all of them are this machine.
 
 use crate::support::world::World;
 use std::ffi::OsString;
@@ -8,15 +8,15 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// One machine. Dropping it takes its network away.
+/// One machine. Dropping it removes its network.
 pub struct Host {
-    /// What stands before a command that is to run there.
+    /// The words before a command that run it there.
     pub words: Vec<OsString>,
-    /// Where it finds this machine.
+    /// The address of this machine, as the host sees it.
     pub gateway: IpAddr,
-    /// Where it comes from.
+    /// The host's own address.
     pub address: IpAddr,
-    /// What somebody there names as the store.
+    /// The URL of the store on this host.
     pub url: String,
     keeper: Option<(Child, String)>,
 }
@@ -28,7 +28,7 @@ impl Host {
         Self { words: Vec::new(), gateway: here, address: here, url: String::new(), keeper: None }
     }
 
-    /// A machine with a network of its own; nothing where this machine does not let us make one.
+    /// A machine with a network of its own. Returns None where this machine does not allow one.
     pub fn apart(world: &World, name: &str) -> Option<Self> {
         static COUNT: AtomicU8 = AtomicU8::new(0);
         let mut keeper = world.command("unshare");
@@ -40,7 +40,8 @@ impl Host {
         BufReader::new(keeper.stdout.take()?).read_line(&mut line).ok()?;
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let cable = format!("dl{}x{number}", std::process::id() % 100_000);
-        // A long night has more rounds than there are such networks; those of the first rounds are free again.
+        // A long night has more rounds than there are such networks; those of the first rounds are
+        // free again by then.
         let [gateway, address] = [1, 2].map(|end| Ipv4Addr::new(10, 40 + number % 200, suite(), end));
         let (pid, enter) = (keeper.id().to_string(), Self::entrance(keeper.id()));
         let laid = line == "up\n"
@@ -54,7 +55,7 @@ impl Host {
         laid.then_some(host)
     }
 
-    /// Has it find an address of this machine that is not on its cable.
+    /// Adds a route to an address of this machine that is not on its cable.
     pub fn learn_way_to(&self, common: &Common) {
         if self.is_apart() {
             let (to, via) = (common.0.to_string(), self.gateway.to_string());
@@ -69,8 +70,8 @@ impl Host {
         }
     }
 
-    /// Whether its kernel has noticed that the cable is in, and is not about to give up a question for this machine's address
-    /// that it asked while it was out.
+    /// Whether the host's kernel has noticed that the cable is in, and has no ARP request for this
+    /// machine's address left from before that is about to fail.
     pub fn finds_gateway(&self) -> bool {
         if !self.is_apart() {
             return true;
@@ -84,7 +85,7 @@ impl Host {
         })
     }
 
-    /// Whether it is a machine of its own.
+    /// Whether the host has a network of its own.
     pub fn is_apart(&self) -> bool {
         self.keeper.is_some()
     }
@@ -96,12 +97,12 @@ impl Host {
     }
 }
 
-/// An address of this machine at which all hosts find it, for servers that tell everybody the same address of theirs. Dropping
-/// it takes it away.
+/// An address of this machine that all hosts can reach, for servers that announce one address to
+/// all clients. Dropping it removes the address.
 pub struct Common(Ipv4Addr);
 
 impl Common {
-    /// Nothing where this machine does not let us have one.
+    /// Returns None where this machine does not allow one.
     pub fn new() -> Option<Self> {
         let address = Ipv4Addr::new(10, 39, suite(), 1);
         ip(&["addr", "add", &format!("{address}/32"), "dev", "lo"]).then_some(Self(address))
@@ -118,7 +119,7 @@ impl Drop for Common {
     }
 }
 
-/// Suites that run side by side take networks of their own.
+/// Concurrent suites take networks of their own.
 fn suite() -> u8 {
     u8::try_from(std::process::id() % 200).expect("it is smaller")
 }
@@ -126,7 +127,7 @@ fn suite() -> u8 {
 impl Drop for Host {
     fn drop(&mut self) {
         if let Some((keeper, _)) = &mut self.keeper {
-            // The namespace goes with its last process, and the cable with it.
+            // The namespace is removed with its last process, and the cable with it.
             drop(keeper.stdin.take());
             drop(keeper.wait());
         }

@@ -1,6 +1,6 @@
 /* A job of the night: says in a file that all jobs have mapped when it began, that it lives, which fence and slot it was
    given, and when it ended. What was said stands there however the job ends. Between that it adds to registers that
-   refuse whoever comes with a smaller fence than another one before.
+   refuse a smaller fence than they have seen.
 
    job LIVES REGISTERS RUN SPAN_MS STATUS FLAGS REGISTER…
 

@@ -15,7 +15,7 @@ use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Processes and files that nobody needs any more.
+/// Processes and files that are of no use any more.
 pub fn what_is_left(world: &World, crowd: &Crowd, store: &StoreSide) -> Vec<String> {
     let home = world.path("");
     let home = home.as_os_str().as_encoded_bytes();
@@ -30,8 +30,9 @@ pub fn what_is_left(world: &World, crowd: &Crowd, store: &StoreSide) -> Vec<Stri
     }
     let mut left = left();
     if store.arrangement == Arrangement::File {
-        // What the dead have left is removed by whoever takes a lock they had, and then by whoever lists all; of one that had
-        // lost its place, when its ticket is void.
+        // Leftovers of dead clients are removed by the next client that takes the lock, and then by
+        // one that lists all locks; those of a client that had lost its place, when its ticket is
+        // void.
         let deadline = Instant::now() + FORGOTTEN;
         let mut files = files_without_a_use(world, crowd);
         while !files.is_empty() && Instant::now() < deadline {
@@ -42,13 +43,13 @@ pub fn what_is_left(world: &World, crowd: &Crowd, store: &StoreSide) -> Vec<Stri
     left
 }
 
-/// What is left in a database, in etcd or in ZooKeeper of those who held a lock or waited for one.
+/// Leftovers of holders and waiters in a database, in etcd or in ZooKeeper.
 pub fn left_in_store(world: &World, crowd: &Crowd, store: &StoreSide) -> Vec<String> {
     let left = store.left_of_the_dead(world, crowd.keys().len());
     if left.is_empty() {
         return left;
     }
-    // The place of one who died goes when the next one takes the lock.
+    // A dead client's place is removed when the next client takes the lock.
     take_each_lock(world, crowd);
     let deadline = Instant::now() + FORGOTTEN;
     loop {
@@ -60,8 +61,8 @@ pub fn left_in_store(world: &World, crowd: &Crowd, store: &StoreSide) -> Vec<Str
     }
 }
 
-/// Control groups in which jobs were stopped. One whose maker was killed is removed by the next dlock that makes one beside it, and
-/// there may be none.
+/// Control groups in which jobs were stopped. The group of a killed maker is removed by the next
+/// dlock that makes one beside it, and there may be none.
 pub fn groups_left(groups: &Groups, runs: &[Run]) -> Vec<String> {
     let kills = |run: &Run| run.hits.iter().any(|(_, hit)| matches!(hit, Hit::KillBoth | Hit::LittleMemory));
     let may_stay = runs.iter().any(kills);
@@ -76,7 +77,7 @@ pub fn groups_left(groups: &Groups, runs: &[Run]) -> Vec<String> {
     left()
 }
 
-/// As somebody who comes later.
+/// Takes and releases each lock, as a later client would.
 fn take_each_lock(world: &World, crowd: &Crowd) {
     for key in crowd.keys() {
         let run = world.run(key, &["-w", "20s"], "true").env("DLOCK_OP_TIMEOUT", "20s");
@@ -84,14 +85,16 @@ fn take_each_lock(world: &World, crowd: &Crowd) {
     }
 }
 
-/// What lies in a directory after each lock was taken once more and all are listed, and need not be there.
+/// Files that are left in a directory after each lock was taken once more and all are listed, and
+/// that are of no use.
 fn files_without_a_use(world: &World, crowd: &Crowd) -> Vec<String> {
     take_each_lock(world, crowd);
     let list = world.dlock(["status"]).env("DLOCK_OP_TIMEOUT", "20s");
     drop(list.any_stdout().any_stderr().spawn().output());
     let files = fs::read_dir(on_disk(world)).expect("the store").flatten();
     let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
-    // A FIFO of one that died before it was used is left for an hour, for it cannot be told from one that is new.
+    // The FIFO of a client that died before it used it stays for an hour, because it looks like a
+    // new one.
     let stays =
         |name: &str| [".json", ".mutex", ".new"].iter().any(|end| name.ends_with(end)) || name == "swept";
     names.filter(|name| !stays(name)).map(|name| format!("file {name}")).collect()
@@ -110,7 +113,7 @@ pub fn keys_without_an_end(store: &StoreSide) -> Vec<String> {
 
 fn keys_left(store: &StoreSide) -> Vec<String> {
     let mut left = Vec::new();
-    // A replica has what its master had, some time ago.
+    // A replica has an earlier state of its master.
     let master = store.sentinels.iter().find_map(Sentinel::try_named);
     let counts = |server: &&Redis| master.is_none_or(|port| port == server.port());
     let fails_over = store.arrangement == Arrangement::Failover;

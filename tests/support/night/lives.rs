@@ -1,5 +1,6 @@
-//! What do the jobs of the night say of themselves? Each has a record in a file that all have mapped, written by
-//! `job.c` as it lives, so that it is there also when the job is killed; and they add to registers that refuse a stale fence.
+//! What the jobs of a night record about themselves. Each has a record in a shared memory file,
+//! written by `job.c` as it runs, so that it is there even if the job is killed. They also
+//! increment registers that refuse a stale fence.
 
 use crate::support::world::{World, suite_home};
 use std::fs::{self, File};
@@ -12,34 +13,34 @@ use tempfile::TempDir;
 /// One job, as it saw itself. Times are nanoseconds of CLOCK_BOOTTIME.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Life {
-    /// Which run it belongs to.
+    /// The id of its run.
     pub run: u64,
     pub pid: u64,
     pub start: u64,
-    /// When it last knew that it was alive.
+    /// The last time at which the job was alive.
     pub last: u64,
-    /// Whether it came to its end by itself.
+    /// Whether the job ended by itself.
     pub ended: bool,
     pub fence: u64,
     pub slot: Option<u32>,
-    /// How often a register refused it as stale.
+    /// Number of times that a register refused it as stale.
     pub refused: u64,
-    /// Which of its registers, counted from 0, it was writing to when it was killed.
+    /// The register, counted from 0, that it was writing when it was killed.
     pub pending: Option<usize>,
-    /// How often each of its registers took what it wrote.
+    /// Number of increments that each of its registers accepted.
     pub accepted: [u64; 4],
 }
 
 const WORDS: usize = 16;
 
-/// The files that the jobs of one round write.
+/// The files to which the jobs of one round write.
 pub struct Book {
     lives: PathBuf,
     registers: PathBuf,
 }
 
 impl Book {
-    /// Empty files in a world.
+    /// Creates empty files in a world.
     pub fn new(world: &World) -> Self {
         let book = Self { lives: world.path("lives"), registers: world.path("registers") };
         let sized =
@@ -49,18 +50,18 @@ impl Book {
         book
     }
 
-    /// What stands before a job's own arguments.
+    /// The words before a job's own arguments.
     pub fn words(&self) -> [&Path; 3] {
         [program(), &self.lives, &self.registers]
     }
 
-    /// Has all jobs come to their end.
+    /// Tells all jobs to end.
     pub fn end_jobs(&self) {
         let file = File::options().write(true).open(&self.lives).expect("lives");
         file.write_all_at(&1_u64.to_ne_bytes(), 8).expect("a word");
     }
 
-    /// All that has been said, by those that have begun.
+    /// The records of all jobs that have begun.
     pub fn lives(&self) -> Vec<Life> {
         let head = words(&self.lives, 0, 1)[0];
         let count = usize::try_from(head).expect("a number");
@@ -92,7 +93,7 @@ impl Life {
     }
 }
 
-/// So many lives' numbers, from one on.
+/// The numbers of `lives` records, from `first` on.
 fn words(path: &Path, first: usize, lives: usize) -> Vec<u64> {
     let mut bytes = vec![0; lives * WORDS * 8];
     let at = u64::try_from(first * WORDS * 8).expect("a place");

@@ -1,5 +1,6 @@
-//! The way from one host to one server, with weather: packets are delayed, vanish, arrive late, or only those of one
-//! direction do; connections are cut. dlock's packets are taken as they come, several at a time also.
+//! The network between one host and one server, with weather: packets are delayed, lost or late, in
+//! both directions or in one; connections are cut. A packet here is what one read returns, which
+//! may be several writes of dlock.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -8,24 +9,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, sleep};
 use std::time::Duration;
 
-/// What the weather is like.
+/// The state of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Weather {
     #[default]
     Fair,
-    /// Each packet is under way for so long, there and back.
+    /// Each packet is delayed by this time, in both directions.
     Delay(Duration),
-    /// Requests arrive, and no reply comes back. Connections that lost one stay silent afterwards.
+    /// Requests arrive, and replies are lost. Connections that lost a reply stay silent afterwards.
     RepliesLost,
-    /// Nothing arrives, and nobody hears of that.
+    /// Nothing arrives, and no side is told.
     HalfOpen,
-    /// Requests arrive when the weather is fair again, though their sender has hung up by then.
+    /// Requests arrive when the weather is fair again, after their sender has hung up.
     Late,
     /// Connections are refused.
     Refused,
 }
 
-/// One way. It is there until the process ends.
+/// The network between one host and one server. It exists until the process ends.
 #[derive(Clone)]
 pub struct Link {
     port: u16,
@@ -41,7 +42,7 @@ struct Open {
 }
 
 impl Link {
-    /// A way to a server of this machine, which begins at this address.
+    /// A link to a server of this machine that listens at this address.
     pub fn to(server: u16, at: IpAddr) -> Self {
         let listener = TcpListener::bind((at, 0)).expect("a port for a link");
         let port = listener.local_addr().expect("its address").port();
@@ -51,8 +52,8 @@ impl Link {
         link
     }
 
-    /// A door through which all hosts find a server, at an address that it tells everybody itself. Who comes from one of these
-    /// addresses takes its way; for others the weather is fair.
+    /// A proxy at the address that a server announces, through which all hosts reach it. Clients
+    /// from one of these addresses take their own link; for others the weather is fair.
     pub fn door(server: u16, at: IpAddr, ways: Vec<(IpAddr, Self)>) {
         // The server has that port at another address.
         let listener = TcpListener::bind((at, server)).expect("the same port");
@@ -111,7 +112,7 @@ impl Link {
         client.set_nodelay(true).ok()?;
         server.set_nodelay(true).ok()?;
         let (mut replies, mut to_client) = (server.try_clone().ok()?, client.try_clone().ok()?);
-        // What was lost in one direction or the other makes the rest useless: the connection is silent from then on.
+        // After a loss in one direction the rest is useless: the connection is silent from then on.
         let silent = Arc::new(Mutex::new(false));
         let (is_silent, link) = (Arc::clone(&silent), self.clone());
         let backward = thread::spawn(move || {
@@ -151,7 +152,8 @@ impl Link {
                 break;
             }
         }
-        // Behind the last request: a server that reads the end of a connection may drop what it has not answered.
+        // After the last request, because a server that reads the end of a connection may drop
+        // pending requests.
         drop(server.shutdown(Shutdown::Write));
         drop(backward.join());
         drop(client.shutdown(Shutdown::Both));

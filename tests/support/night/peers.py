@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs a command under a lock of another library, as its documentation has it, for the night of the peers.
+"""Runs a command under a lock of another library, as its documentation describes, for the night of the peers.
 
 peers.py redis-py|kazoo STORE KEY TTL COMMAND…
 
-STORE is a URL of Redis, or HOST:PORT,… of ZooKeeper. Both wait for ever, keep the lock for as long as the command runs, tell
-it to end (TERM) when they find out that it is lost, and end with its status.
+STORE is a URL of Redis, or HOST:PORT,… of ZooKeeper. Both wait without a limit, keep the lock while the
+command runs, send the command TERM when they notice that the lock is lost, and end with its status.
 """
 
 import subprocess
@@ -47,7 +47,7 @@ if tool == "redis-py":
             except LockError:
                 return lose()
             except RedisError:
-                pass  # An outage: it is tried again.
+                pass  # An outage: the next turn tries again.
 
     threading.Thread(target=extend, daemon=True).start()
     status = run()
@@ -60,7 +60,7 @@ else:
     from kazoo.client import KazooClient, KazooState
 
     client = KazooClient(hosts=store, timeout=ttl)
-    # Its documentation: without a connection one must assume that the lock is lost.
+    # By kazoo's documentation the lock counts as lost without a connection.
     client.add_listener(lambda state: lose() if state != KazooState.CONNECTED else None)
     client.start()
     with client.Lock(f"/night/{key}"):

@@ -1,5 +1,5 @@
-//! The same night for others: the tools and libraries that one would take in place of dlock, with one store each, and what is
-//! counted of their nights.
+//! The same night for other tools and libraries with the same purpose as dlock, with one store
+//! each, and the counts of their nights.
 
 use super::check::{Outcome, Round, Time, exclude, lived, seconds};
 use super::site::Arrangement;
@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
 
-/// By what a lock is taken.
+/// The tool that takes a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tool {
     Dlock,
@@ -24,7 +24,7 @@ pub enum Tool {
 }
 
 impl Tool {
-    /// Each of the others after dlock, on the same store.
+    /// Each of the other tools after dlock, on the same store.
     pub fn pairs() -> Vec<(Arrangement, Self)> {
         let peers = [
             (Arrangement::File, Self::Flock),
@@ -37,7 +37,7 @@ impl Tool {
         peers.into_iter().flat_map(|(store, peer)| [(store, Self::Dlock), (store, peer)]).collect()
     }
 
-    /// What stands before a command that is to run under a lock, which is waited for as long as it takes.
+    /// The words before a command that run it under a lock and wait for the lock without a limit.
     pub fn words(self, url: &str, key: &str, ttl_ms: u64) -> Vec<OsString> {
         let (_, place) = url.split_once(':').expect("a URL");
         let place = place.trim_start_matches("//");
@@ -65,7 +65,7 @@ impl Tool {
 fn library(name: &str, store: &str, key: &str, ttl_ms: u64) -> Vec<String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/night/peers.py");
     let ttl = std::time::Duration::from_millis(ttl_ms).as_secs_f64().to_string();
-    // Debian's own, which has its packages.
+    // Debian's Python, which has Debian's packages.
     vec!["/usr/bin/python3".into(), script.display().to_string(), name.into(), store.into(), key.into(), ttl]
 }
 
@@ -75,11 +75,11 @@ pub struct Row {
     pub grants: usize,
     pub faults: usize,
     pub overlaps: Vec<Time>,
-    /// Additions that a register took, and does not have.
+    /// Increments that a register accepted and does not have.
     pub lost: u64,
-    /// Jobs that went on for longer than a lease after the process that had taken the lock for them was gone.
+    /// Jobs that ran for longer than a lease after the process that had taken their lock was gone.
     pub orphans: usize,
-    /// Jobs that failed, were killed or never ran, and nobody was told.
+    /// Jobs that failed, were killed or never ran, without an error.
     pub swallowed: usize,
 }
 
@@ -87,7 +87,7 @@ impl Row {
     pub const HEAD: &str = "| | grants | faults | overlaps | the longest | updates lost | orphans | statuses swallowed |\n\
         |---|---|---|---|---|---|---|---|";
 
-    /// Adds what came of a round.
+    /// Adds the result of a round.
     pub fn add(&mut self, round: &Round, faults: usize) {
         let lived = lived(round);
         self.grants += lived.len();

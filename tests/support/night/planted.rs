@@ -1,4 +1,4 @@
-//! Does the judge of a night find what is wrong? Histories into which one thing each was planted.
+//! Tests of the judge: histories with one planted fault each.
 
 use super::check::{
     BUSY, BUSY_AROUND, Ended, FULL_DIRECTORY, Fault, Hit, Kind, Outcome, Round, Run, SECOND, Sighting, Time,
@@ -10,7 +10,7 @@ use dlock::lock::Mode;
 const MS: Time = SECOND / 1000;
 const TTL: Time = 5 * SECOND;
 
-/// A round with these jobs: when each began and when it ended, in milliseconds. Later ones have greater fences.
+/// A round with these jobs: begin and end of each in milliseconds. Later jobs have greater fences.
 fn round(spans: &[(Time, Time)]) -> Round {
     let mut round = Round { has_queue: true, ..Round::default() };
     for (id, (start, end)) in (1..).zip(spans) {
@@ -77,7 +77,7 @@ fn a_good_round_has_no_fault() {
 fn two_at_a_time() {
     let meeting = round(&[(100, 300), (299, 400)]);
     finds(&meeting, &[Fault::Overlap]);
-    // In one mode they may, in another they may not.
+    // Two may run together in some modes, and not in others.
     let as_modes = |first, second| {
         let mut round = meeting.clone();
         (round.runs[0].mode, round.runs[1].mode) = (first, second);
@@ -102,7 +102,8 @@ fn an_overlap_is_granted_only_where_the_guarantees_say_so() {
     forgot.troubles.push(trouble(2400, 2450, true));
     finds(&forgot, &[]);
     assert_eq!(judge(&forgot).granted_overlaps, [100 * MS]);
-    // An outage alone is no reason; nor is a store that forgot afterwards, or more than a lease before.
+    // An outage alone grants no overlap, nor does a store that forgot afterwards, or more than a
+    // lease before.
     forgot.troubles[0].forgets = false;
     finds(&forgot, &[Fault::Overlap]);
     forgot.troubles[0] = trouble(2700, 2750, true);
@@ -110,11 +111,11 @@ fn an_overlap_is_granted_only_where_the_guarantees_say_so() {
     let mut late = round(&[(10_000, 30_000), (25_000, 26_000)]);
     late.troubles.push(trouble(20_000, 20_100, true));
     finds(&late, &[Fault::Overlap]);
-    // More than a heartbeat and the grace after it: the holder has been told, and its job is dead.
+    // More than a heartbeat and the grace after it: the holder has noticed, and its job is dead.
     let mut deaf = round(&[(10_000, 30_000), (24_400, 24_500)]);
     deaf.troubles.push(trouble(20_000, 20_100, true));
     finds(&deaf, &[Fault::Overlap]);
-    // But if it could not be told.
+    // Granted if the holder could not be told.
     deaf.troubles.push(trouble(20_100, 24_000, false));
     finds(&deaf, &[]);
     // A script whose lease is over.
@@ -123,14 +124,14 @@ fn an_overlap_is_granted_only_where_the_guarantees_say_so() {
     finds(&script, &[]);
     script.runs[0].hits.push((2000 * MS, Hit::StopJob));
     finds(&script, &[]);
-    // Not before, whatever was done to it.
+    // Not granted before the end of the lease, whatever was hit.
     script.lives[1].start = 5900 * MS;
     finds(&script, &[Fault::Overlap]);
     script.runs[0].hits.clear();
     finds(&script, &[Fault::Overlap]);
 }
 
-/// Nobody was left to stop the job of a lease that was over, or nobody could for a while.
+/// No process was left, or able for a while, to stop the job of a lease that was over.
 #[test]
 fn an_overlap_of_the_unguarded_is_granted_when_their_lease_is_over() {
     let with = |spans: &[(Time, Time)], hits: &[(Time, Hit)]| {
@@ -141,30 +142,30 @@ fn an_overlap_of_the_unguarded_is_granted_when_their_lease_is_over() {
     let spans = [(1000, 20_000), (16_000, 16_100)];
     let killed = with(&spans, &[(11_000, Hit::KillBoth)]);
     finds(&killed, &[]);
-    // They met before that; only one of the two was killed; or the lease was not over.
+    // Not granted: they met before that; only one of the two was killed; or the lease was not over.
     finds(&with(&spans, &[(16_050, Hit::KillBoth)]), &[Fault::Overlap]);
     finds(&with(&spans, &[(11_000, Hit::KillDlock)]), &[Fault::Overlap]);
     let early = with(&spans, &[(14_000, Hit::KillBoth)]);
     finds(&early, &[Fault::Overlap]);
-    // It was, if no renewal had come through for two seconds; or in a directory.
+    // The lease was over if no renewal had arrived for two seconds; or in a directory.
     let mut cut = early.clone();
     cut.troubles.push(trouble(12_000, 14_000, false));
     finds(&cut, &[]);
     let mut directory = early.clone();
     directory.frees_at_once = true;
     finds(&directory, &[]);
-    // Or if the store forgot it: nobody is there to hear of that.
+    // Also if the store forgot the lease: no process is left to notice.
     let mut forgotten = early.clone();
     forgotten.troubles.push(trouble(14_500, 14_600, true));
     finds(&forgotten, &[]);
     forgotten.troubles[0] = trouble(16_050, 16_060, true);
     finds(&forgotten, &[Fault::Overlap]);
-    // A lease is a lease, whatever becomes of its holder after a tenth of it.
+    // The lease counts in full, even if its holder dies after a tenth of it.
     let first = [(1000, 20_000), (5900, 5950)];
     let mut young = with(&first, &[(1100, Hit::KillBoth)]);
     young.troubles.push(trouble(0, 1100, false));
     finds(&young, &[Fault::Overlap]);
-    // One that stood still as a whole: what it does until it goes on, and the moment after that.
+    // A run that stood still as a whole: granted until it continues and for a moment after that.
     let still =
         |on| with(&[(1000, 18_000), (16_000, 19_000)], &[(11_000, Hit::StopAll), (on, Hit::Continue)]);
     finds(&still(17_500), &[]);
@@ -172,10 +173,10 @@ fn an_overlap_of_the_unguarded_is_granted_when_their_lease_is_over() {
     let mut busy = still(16_500);
     busy.troubles.push(trouble(16_600, 17_200, false));
     finds(&busy, &[]);
-    // And not if the lease was not over.
+    // Not granted if the lease was not over.
     let spans = [(1000, 18_000), (16_000, 19_000)];
     finds(&with(&spans, &[(15_000, Hit::StopAll), (17_500, Hit::Continue)]), &[Fault::Overlap]);
-    // Of one that stood still nothing is granted to one that was not killed while it did.
+    // Nothing is granted to a run that stood still and was not killed meanwhile.
     finds(&with(&spans, &[(11_000, Hit::Stop), (17_500, Hit::Continue)]), &[Fault::Overlap]);
 }
 
@@ -185,7 +186,7 @@ fn a_fence_that_falls_or_is_given_twice() {
     falls.lives[1].fence = 50_000;
     falls.told.clear();
     finds(&falls, &[Fault::Fence]);
-    // Not of one whose lock the store forgot while its job was about to start.
+    // No fault if the store forgot the lock while the job was about to start.
     falls.troubles.push(trouble(80, 90, true));
     finds(&falls, &[]);
     falls.troubles[0].forgets = false;
@@ -200,7 +201,7 @@ fn an_update_that_is_lost_or_refused() {
     let mut lost = round(&[(100, 200), (300, 400)]);
     lost.registers.insert(0, 3);
     finds(&lost, &[Fault::LostUpdate]);
-    // One that was killed while it wrote may have written.
+    // A job that was killed during its write may have written.
     lost.lives[1].accepted[0] = 1;
     lost.lives[1].pending = Some(0);
     finds(&lost, &[]);
@@ -214,32 +215,32 @@ fn an_update_that_is_lost_or_refused() {
 }
 
 #[test]
-fn one_that_overtakes() {
+fn a_run_that_overtakes() {
     let mut overtaken = round(&[(300, 400), (500, 600)]);
-    // The second one waited when the first one was not even there.
+    // The second run waited before the first was started.
     overtaken.runs[1].spawned = 100 * MS;
     overtaken.sightings.push(Sighting { at: 200 * MS, waiting: vec![2] });
     finds(&overtaken, &[Fault::Order]);
     assert_eq!(judge(&overtaken).pairs, 1);
-    // The other way round it is a pair that was judged, and nothing is wrong.
+    // In the other order it is one checked pair without a fault.
     let mut served = overtaken.clone();
     (served.lives[0].fence, served.lives[1].fence) = (600_000, 500_000);
     (served.lives[0].start, served.lives[0].last) = (700 * MS, 800 * MS);
     served.told.clear();
     finds(&served, &[]);
     assert_eq!(judge(&served).pairs, 1);
-    // So is it if both were seen, one behind the other.
+    // Also if both were seen, one behind the other.
     let mut behind = overtaken.clone();
     (behind.runs[0].spawned, behind.runs[1].spawned) = (180 * MS, 50 * MS);
     behind.sightings[0].waiting = vec![2, 1];
     finds(&behind, &[Fault::Order]);
-    // Those who came within the same moment may have been put in that order by chance.
+    // Runs that came at the same moment may be in this order by chance.
     behind.runs[0].spawned = 60 * MS;
     finds(&behind, &[]);
     let mut disturbed = overtaken.clone();
     disturbed.troubles.push(trouble(250, 260, false));
     finds(&disturbed, &[]);
-    // A machine that was busy for half a second is no excuse, and for two it is.
+    // A machine that was busy for half a second is no excuse; for two seconds it is.
     let busy = |ms: Time| Trouble { kind: BUSY, ..trouble(250, 250 + 2 * BUSY_AROUND / MS + ms, false) };
     disturbed.troubles = vec![busy(500)];
     finds(&disturbed, &[Fault::Order]);
@@ -256,7 +257,8 @@ fn a_queue_that_stands_idle() {
     finds(&idle, &[Fault::Stall]);
     idle.troubles.push(trouble(300, 50_000, false));
     finds(&idle, &[]);
-    // Where only processes are hit, each costs what is promised: nobody nothing, one that is dead 5 s, several 10 s.
+    // When only processes are hit, each costs what is promised: none nothing, one dead waiter 5 s,
+    // several 10 s.
     let calm = |start: Time, dead: &[Time]| {
         let mut round = round(&[(100, 200), (start, start + 100)]);
         round.is_calm = true;
@@ -272,12 +274,12 @@ fn a_queue_that_stands_idle() {
     finds(&calm(2100, &[]), &[]);
     finds(&calm(2300, &[]), &[Fault::Stall]);
     finds(&calm(7100, &[180]), &[]);
-    // Of a holder that was hit the lease has to end.
+    // The lease of a hit holder has to end.
     finds(&calm(12_100, &[180]), &[]);
     finds(&calm(12_300, &[180]), &[Fault::Stall]);
     finds(&calm(17_100, &[180, 190]), &[]);
     finds(&calm(17_300, &[180, 190]), &[Fault::Stall]);
-    // One that was hit long after that.
+    // A run that was hit long after that.
     finds(&calm(7100, &[7200]), &[Fault::Stall]);
 }
 
@@ -293,7 +295,7 @@ fn an_end_that_nothing_explains() {
     finds(&with(Outcome::Signal(9)), &[Fault::Status]);
     finds(&with(Outcome::Status(101)), &[Fault::Status]);
     finds(&with(Outcome::Status(79)), &[Fault::Loss]);
-    // An outage of less than half the ttl is no explanation, a longer one is.
+    // An outage of less than half the ttl explains nothing, a longer one does.
     let mut lost = with(Outcome::Status(79));
     lost.troubles.push(trouble(0, 300, false));
     finds(&lost, &[Fault::Loss]);
@@ -301,7 +303,7 @@ fn an_end_that_nothing_explains() {
     lost.runs[1].outcome = Outcome::Status(79);
     lost.troubles.push(trouble(4000, 8000, false));
     finds(&lost, &[]);
-    // What ends for want of memory is as good as killed; its job may not go on.
+    // A run that ends for lack of memory is as good as killed; its job may not go on.
     let mut starved = with(Outcome::Signal(6));
     finds(&starved, &[Fault::Status]);
     starved.runs[1].hits.push((0, Hit::LittleMemory));
@@ -309,7 +311,7 @@ fn an_end_that_nothing_explains() {
     starved.runs[1].ended = 300 * MS;
     starved.lives[1].last = 300 * MS + TTL + MS;
     finds(&starved, &[Fault::Status]);
-    // No job, and the status of one.
+    // No job ran, and the status is a job's.
     let mut missing = round(&[(100, 200), (300, 400)]);
     missing.lives.pop();
     missing.registers.insert(0, 2);
@@ -317,7 +319,7 @@ fn an_end_that_nothing_explains() {
     finds(&missing, &[Fault::Status]);
     missing.runs[1].kind = Kind::OncePer(SECOND);
     finds(&missing, &[]);
-    // Who has too few processes for a guard or a job has none.
+    // A run with too few processes for a guard or a job has none.
     missing.runs[1].kind = Kind::Plain;
     for status in [70, 126] {
         missing.runs[1].outcome = Outcome::Status(status);
@@ -334,7 +336,7 @@ fn too_soon_again() {
         let mut soon = round(&[(1000, 1100), (1900, 1950)]);
         soon.runs.iter_mut().for_each(|run| run.kind = kind);
         finds(&soon, &[Fault::TooSoon]);
-        // In whole milliseconds it is a second.
+        // Counted in whole milliseconds it is a second.
         (soon.lives[0].fence, soon.lives[1].fence) = (1_000_900, 2_000_100);
         soon.told.clear();
         finds(&soon, &[]);
@@ -354,7 +356,7 @@ fn a_job_that_runs_twice_or_for_nobody() {
 }
 
 #[test]
-fn what_the_store_tells_wrongly() {
+fn a_store_that_reports_wrong_numbers() {
     let good = round(&[(1000, 2000), (3000, 4000)]);
     let told = |change: &dyn Fn(&mut Told)| {
         let mut round = good.clone();
@@ -366,14 +368,14 @@ fn what_the_store_tells_wrongly() {
     finds(&told(&|told| told.history[0].fence = 1), &[Fault::History]);
     finds(&told(&|told| told.grants = 1), &[Fault::Metrics]);
     finds(&told(&|told| told.grants = 3), &[Fault::Metrics]);
-    // Nobody heard of the first grant before its lease was over.
+    // The first grant was not received before its lease was over.
     let mut deaf = told(&|told| told.grants = 3);
     deaf.runs[0].spawned = 0;
     deaf.troubles.push(trouble(0, 900, false));
     finds(&deaf, &[Fault::Metrics]);
     deaf.runs[0].ttl = 900 * MS;
     finds(&deaf, &[]);
-    // A directory on a full disk gives back without writing down the end.
+    // A directory on a full disk releases without recording the end.
     let mut full = told(&|told| drop(told.history.remove(0)));
     finds(&full, &[Fault::History]);
     full.troubles.push(Trouble { kind: FULL_DIRECTORY, ..trouble(3500, 4001, false) });

@@ -1,4 +1,4 @@
-//! What a night came to: counts, faults, and the summary that is printed.
+//! The result of a night: counts, faults, and the printed summary.
 
 use super::Played;
 use super::check::{Verdict, seconds};
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// What a night came to.
+/// The result of a night.
 #[derive(Default)]
 pub struct Report {
     pub rounds: Vec<String>,
@@ -15,11 +15,11 @@ pub struct Report {
     pub grants: usize,
     pub runs: usize,
     pub granted_overlaps: Vec<u64>,
-    /// Those that are not granted.
+    /// Overlaps that are not granted.
     pub overlaps: usize,
-    /// Additions that a register took and does not have.
+    /// Increments that a register accepted and does not have.
     pub lost: u64,
-    /// Of how many pairs it was judged who came first and who was served first.
+    /// Number of pairs of waiters whose order was checked.
     pub pairs: usize,
     pub refused: u64,
     pub accepted: u64,
@@ -28,7 +28,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn add(
+    pub(super) fn add(
         &mut self,
         arrangement: Arrangement,
         profile: Profile,
@@ -71,7 +71,7 @@ impl Report {
         self.longest_stall = self.longest_stall.max(verdict.longest_stall);
         for (number, (fault, what)) in verdict.faults.iter().enumerate() {
             let line = format!("{arrangement:?} {profile:?} seed {seed}: {fault:?}: {what}");
-            // Where everything is wrong one sees nothing.
+            // The first 20 faults are enough to read.
             if number < 20 {
                 println!("{line}");
             }

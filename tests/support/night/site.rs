@@ -1,10 +1,12 @@
-//! What a round of a night is about: a store in one of its arrangements, and the machines that use it.
+//! The site of a round: a store in one of its arrangements, and the machines that use it.
+
+mod arrangement;
 
 use super::hosts::{Common, Host};
 use super::network::Link;
 use crate::support::cluster::{self, Cluster};
 #[cfg(feature = "sql")]
-use crate::support::database::{Kind as Database, Server};
+use crate::support::database::Server;
 use crate::support::disk::Disk;
 #[cfg(feature = "etcd")]
 use crate::support::etcd::Etcd;
@@ -16,6 +18,7 @@ use crate::support::wait::wait_until;
 use crate::support::world::World;
 #[cfg(feature = "zookeeper")]
 use crate::support::zookeeper::{Ensemble, ZooKeeper};
+pub use arrangement::Arrangement;
 #[cfg(feature = "sql")]
 use dlock::rules::LOG_KEPT;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
@@ -31,69 +34,20 @@ use std::path::PathBuf;
 #[cfg(feature = "etcd")]
 use std::time::Duration;
 
-/// How the store is arranged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrangement {
-    Single,
-    File,
-    Quorum(usize),
-    Sentinel,
-    Cluster,
-    /// A cluster whose masters have a replica each, which takes over.
-    Failover,
-    #[cfg(feature = "sql")]
-    Database(Database),
-    /// Three members.
-    #[cfg(feature = "etcd")]
-    Etcd,
-    /// Three servers.
-    #[cfg(feature = "zookeeper")]
-    ZooKeeper,
-}
-
-impl Arrangement {
-    /// All that were built in.
-    pub fn all() -> Vec<Self> {
-        [
-            Self::Single,
-            Self::File,
-            Self::Quorum(3),
-            Self::Sentinel,
-            #[cfg(feature = "etcd")]
-            Self::Etcd,
-            Self::Cluster,
-            #[cfg(feature = "postgres")]
-            Self::Database(Database::Postgres),
-            #[cfg(feature = "zookeeper")]
-            Self::ZooKeeper,
-            #[cfg(feature = "mysql")]
-            Self::Database(Database::Mysql),
-            Self::Quorum(5),
-            Self::Failover,
-        ]
-        .into()
-    }
-
-    /// Whether each host has ways of its own to the servers, with weather.
-    fn has_links(self) -> bool {
-        !matches!(self, Self::File | Self::Sentinel | Self::Failover)
-    }
-}
-
-/// The longest lease of a night. A master of a quorum that was started again is not counted for so long.
+/// The longest lease of a night. A restarted master of a quorum is not counted for as long.
 const MAX_LEASE: &str = "6s";
 
-/// The store and its users. Dropping it ends all servers.
+/// The store and its hosts. Dropping it ends all servers.
 pub struct Site {
-    // Fields are dropped in order, and the servers live in the world's directory.
+    // Fields are dropped in order, and the servers run in the world's directory.
     pub store: StoreSide,
     pub hosts: Vec<Host>,
     pub world: World,
-    /// Where the nodes of a cluster say that they are.
+    /// The address that the nodes of a cluster announce.
     common: Option<Common>,
 }
 
-/// What a nemesis can break of the store.
+/// The parts of the store that the nemesis can break.
 pub struct StoreSide {
     pub arrangement: Arrangement,
     pub sentinels: Vec<Sentinel>,
@@ -104,18 +58,19 @@ pub struct StoreSide {
     pub etcd: Option<Etcd>,
     #[cfg(feature = "zookeeper")]
     pub ensemble: Option<Ensemble>,
-    /// What a directory, a single server or a database keeps its records on, where it can be had.
+    /// The disk of a directory, a single server or a database, if one can be mounted.
     pub disk: Option<Disk>,
     /// By host, then by server.
     pub links: Vec<Vec<Link>>,
 }
 
 const HOSTS: usize = 3;
-/// What a disk that is filled has room for, before that.
+/// Size of a disk that can be filled.
 const ROOM: &str = "64m";
 #[cfg(feature = "etcd")]
 const MEMBERS: usize = 3;
-/// A server that writes down what it is told before it answers. It is killed, and the machine goes on, so no fsync is needed.
+/// Options of a server that records each change before it answers. Only the server is killed, and
+/// not its machine, so no fsync is needed.
 const KEEPS: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "no"];
 
 impl Site {
@@ -123,7 +78,7 @@ impl Site {
         let mut world = World::without_redis();
         let common = (arrangement == Arrangement::Cluster).then(Common::new).flatten();
         let mut store = StoreSide::start(arrangement, &world, common.as_ref());
-        // Without such an address every host is told one that is its own.
+        // Without a common address each host gets one of its own.
         let has_links = arrangement.has_links() && (arrangement != Arrangement::Cluster || common.is_some());
         world.use_store(store.url(&world));
         world.write("config/dlock.toml", &format!("ttl = \"5s\"\nmax-lease = \"{MAX_LEASE}\"\n"));
@@ -205,7 +160,8 @@ impl StoreSide {
                 store.sentinels = (0..3).map(|_| Sentinel::start(world, port, 2, 1, "")).collect();
             }
             Arrangement::Cluster => {
-                // Clients are told a name, and the nodes find each other by their addresses. A name may look like an address.
+                // Clients get a name, and the nodes find each other by their addresses. A name may
+                // look like an address.
                 let named = common.map(|common| common.address().to_string());
                 let told = named.iter().flat_map(|name| {
                     ["--cluster-announce-hostname", name, "--cluster-preferred-endpoint-type", "hostname"]
@@ -244,7 +200,7 @@ impl StoreSide {
             Arrangement::Cluster | Arrangement::Failover => cluster::url(&ports),
             #[cfg(feature = "sql")]
             Arrangement::Database(_) => {
-                // Not even from another host.
+                // No TLS, not even from another host.
                 format!("{}?sslmode=disable", self.database.as_ref().expect("it was started").url())
             }
             #[cfg(feature = "etcd")]
@@ -284,7 +240,7 @@ impl StoreSide {
         }
     }
 
-    /// Lets it go on.
+    /// Continues a paused server.
     pub fn resume(&mut self, at: usize) {
         match self.arrangement {
             #[cfg(feature = "etcd")]
@@ -297,7 +253,7 @@ impl StoreSide {
         }
     }
 
-    /// Ends it as a loss of power would, but for its disk.
+    /// Ends the server as a loss of power would, but for its disk.
     pub fn kill(&mut self, at: usize) {
         match self.arrangement {
             #[cfg(feature = "sql")]
@@ -310,7 +266,7 @@ impl StoreSide {
         }
     }
 
-    /// Whether it serves, after it was away.
+    /// Whether a server serves after it was away.
     pub fn serves(&self, at: usize) -> bool {
         match self.arrangement {
             Arrangement::Cluster => self.servers.iter().all(cluster::is_up),
@@ -322,7 +278,7 @@ impl StoreSide {
             Arrangement::Etcd => is_healthy(self.ports()[at]),
             #[cfg(feature = "zookeeper")]
             Arrangement::ZooKeeper => self.ensemble.as_ref().is_some_and(|all| all.servers[at].serves()),
-            // It may be loading what it had written.
+            // The server may be loading its data.
             Arrangement::Single | Arrangement::Quorum(_) | Arrangement::Sentinel => {
                 self.servers[at].is_loaded()
             }
@@ -330,8 +286,9 @@ impl StoreSide {
         }
     }
 
-    /// What is kept of those who are gone, and need not be: places in queues, leases and sessions, connections, and more than so
-    /// many locks with their histories. Of a directory and of Redis others tell that.
+    /// Unneeded records of clients that are gone: places in queues, leases and sessions,
+    /// connections, and more than so many locks with their histories. A directory and Redis are
+    /// checked elsewhere.
     pub fn left_of_the_dead(&self, world: &World, keys: usize) -> Vec<String> {
         let _ = (world, keys);
         match self.arrangement {
@@ -367,7 +324,7 @@ impl StoreSide {
                 let ensemble = self.ensemble.as_ref().expect("it was started");
                 let sessions = ensemble.servers[0].sessions();
                 let lives = sessions.lines().filter(|line| line.contains("/dlock/lives/")).map(str::to_owned);
-                // One that has no turn to wait for keeps its place for as long as it is remembered.
+                // A waiter without a turn keeps its place for as long as its ticket is remembered.
                 let is_place = |path: &String| path.contains("/w-") && !path.contains("-p");
                 let places = ensemble.servers[0].below(world).into_iter().filter(is_place);
                 lives.chain(places).collect()
@@ -381,7 +338,7 @@ impl StoreSide {
         &mut self.ensemble.as_mut().expect("it was started").servers[at]
     }
 
-    /// Has a server that was killed come back, with what it knew or without it.
+    /// Starts a killed server again, with its data or without.
     pub fn start_again(&mut self, world: &World, at: usize, forgets: bool) {
         match self.arrangement {
             #[cfg(feature = "sql")]
@@ -401,7 +358,7 @@ impl StoreSide {
             drop(fs::remove_dir_all(home.join("appendonlydir")));
         }
         if self.arrangement == Arrangement::Sentinel {
-            // It has no file in which a sentinel could have written what it is by now.
+            // The server has no config file in which a sentinel could have recorded its role.
             let named = self.sentinels.iter().find_map(Sentinel::try_named);
             let master = named.filter(|port| *port != self.servers[at].port()).map(|port| port.to_string());
             let role = master.as_ref().map_or(["no", "one"], |port| ["127.0.0.1", port]);
@@ -425,7 +382,7 @@ fn is_healthy(port: u16) -> bool {
     asked().is_ok_and(|said| said.contains("true"))
 }
 
-/// A small disk where [`on_disk`] is, if we may have one.
+/// A small disk at [`on_disk`], if the test may have one.
 fn small_disk(world: &World) -> Option<Disk> {
     let place = world.path("disk");
     fs::create_dir(&place).expect("a directory");
@@ -435,14 +392,14 @@ fn small_disk(world: &World) -> Option<Disk> {
     disk
 }
 
-/// Where a directory of locks, or a single server, has its files.
+/// The directory of the files of a directory store or a single server.
 pub fn on_disk(world: &World) -> PathBuf {
     world.path("disk/store")
 }
 
-/// From now on a single server's clock is ahead by so many milliseconds.
+/// Sets a single server's clock ahead by `ahead` milliseconds from now on.
 pub fn set_clock(world: &World, ahead: i64) {
-    // In place: the server has it mapped.
+    // Written in place, because the server has the file mapped.
     let file = fs::File::options().write(true).open(world.path("steps"));
     let set = file.and_then(|file| file.write_all_at(&(ahead * 1000).to_ne_bytes(), 0));
     set.expect("the clock's file");

@@ -1,20 +1,21 @@
-//! How many processes and threads some may have at a time: control groups with `pids.max`, which binds root as well.
+//! Limits on the number of processes and threads of a run: control groups with `pids.max`, which
+//! binds root as well.
 
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process;
 
-/// What the name of a suite's group begins with; its process id follows.
+/// Prefix of the name of a suite's group; its process id follows.
 const NAME: &str = "dlock-night-";
 
-/// The group of this suite, in which each who is limited has one. Dropping it removes them.
+/// The group of this suite, with a group in it for each limited run. Dropping it removes them.
 pub struct TaskLimits(PathBuf);
 
 impl TaskLimits {
-    /// Nothing where we may not make such groups.
+    /// Returns None where the test may not create such groups.
     pub fn new() -> Option<Self> {
-        // Of version 1, and of version 2.
+        // Version 1, and version 2.
         ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].iter().find_map(|root| Self::below(Path::new(root)))
     }
 
@@ -27,15 +28,15 @@ impl TaskLimits {
             }
         }
         let group = root.join(format!("{NAME}{}", process::id()));
-        // It may be there still, with somebody of the round before.
+        // The group may still be there, with a process of the previous round.
         drop(fs::create_dir(&group));
         let limits = Self(group);
-        // Version 1 has no such file, and needs none.
+        // Version 1 has no such file and needs none.
         drop(fs::write(limits.0.join("cgroup.subtree_control"), "+pids"));
         limits.0.join("pids.max").exists().then_some(limits)
     }
 
-    /// What stands before a command that may have so many processes and threads at a time. It gets a group with this
+    /// The words before a command that limit its processes and threads. It gets a group with this
     /// number.
     pub fn words(&self, number: u64, most: u64) -> [OsString; 5] {
         let group = self.0.join(number.to_string());
@@ -50,10 +51,10 @@ impl Drop for TaskLimits {
     }
 }
 
-/// Those in which nobody is any more.
+/// Removes the groups without processes.
 fn remove(group: &Path) {
     for inner in fs::read_dir(group).into_iter().flatten().flatten() {
-        // Its files are the kernel's.
+        // The files in it are the kernel's.
         drop(fs::remove_dir(inner.path()));
     }
     drop(fs::remove_dir(group));

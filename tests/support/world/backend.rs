@@ -15,7 +15,7 @@ pub enum Backend {
     ZooKeeper,
 }
 
-/// A database on a server that all share, gone when it is dropped.
+/// A database on the shared server, removed when dropped.
 #[cfg(feature = "sql")]
 pub struct Database {
     pub name: String,

@@ -13,11 +13,11 @@ use std::path::Path;
 /// Three servers.
 pub struct Ensemble {
     pub servers: Vec<ZooKeeper>,
-    /// What is between them.
+    /// The network between the servers.
     wires: Wires,
 }
 
-/// A server that comes to follow says after 16 bytes which one it is.
+/// A server that connects as a follower sends its number after 16 bytes.
 fn greet_to_follow(near: &mut TcpStream) -> Option<(String, Vec<u8>)> {
     let mut head = [0; 24];
     near.read_exact(&mut head).ok()?;
@@ -25,8 +25,8 @@ fn greet_to_follow(near: &mut TcpStream) -> Option<(String, Vec<u8>)> {
     Some((i64::from_be_bytes(*id).to_string(), head.to_vec()))
 }
 
-/// One that comes to elect says which one it is, and where it is to be found. It is not to be found there, but behind its door:
-/// who is told only the former asks there.
+/// A server that connects for an election sends its number and its address. The address must be
+/// that of its door, because others connect to the address that they receive.
 fn greet_to_elect(near: &mut TcpStream) -> Option<(String, Vec<u8>)> {
     let mut next = [0; 8];
     near.read_exact(&mut next).ok()?;
@@ -43,7 +43,7 @@ fn greet_to_elect(near: &mut TcpStream) -> Option<(String, Vec<u8>)> {
 impl Ensemble {
     pub fn start(home: &Path, settings: &[&str]) -> Self {
         let wires = Wires::default();
-        // Where each listens to the others, and where these are told to find it.
+        // The ports on which each listens to the others, and the doors through which they reach it.
         let places: Vec<[String; 2]> = (0..3)
             .map(|number| {
                 let (quorum, election) = (free_port(), free_port());

@@ -1,6 +1,6 @@
 //! Parses RESP2, which Redis speaks to clients that ask for nothing newer. The parser of the
 //! `redis` crate believes every length and buffers without limit; here a reply is bounded in memory
-//! and in depth, whoever sends it. The time is bounded by the stream.
+//! and in depth. The time is bounded by the stream.
 
 use crate::store::net::streams::{Channel, Inbox};
 use redis::Value;

@@ -114,7 +114,7 @@ local function remove(locks, waiter, news)
 end
 
 -- Answers 'done' if --once-per skips this run, and takes the caller out of its queues.
-local function leave_superseded(locks)
+local function skip_if_done(locks)
   local was, news = done(locks, once_per), {}
   if not was then return nil end
   remove(locks, token, news)
@@ -136,7 +136,7 @@ local function arrival(locks)
   return us - waited * 1000
 end
 
-local function supersede(lock, whom)
+local function mark_superseded(lock, whom)
   lock.changed = true
   tally(lock, { superseded = 1 })
   spend(lock, whom, 's')
@@ -150,7 +150,7 @@ local function supersede(locks, came, work, news)
     local newest = superseded_by(lock, token, came)
     if newest then
       remove(locks, token, news)
-      supersede(lock, token)
+      mark_superseded(lock, token)
       return { 'superseded', int(us), int(at - 1), newest.owner }
     end
   end
@@ -166,7 +166,7 @@ local function supersede(locks, came, work, news)
         if hold and not hold.confirmed then drop_hold(other, old.token) end
         work[#work + 1] = other.rest
       end
-      supersede(lock, old.token)
+      mark_superseded(lock, old.token)
       wake(w.names[1], old.token, w.wake)
     end
   end
@@ -208,8 +208,8 @@ end
 
 -- Without waiters the way through the queue would lead to the same grant, with twice the commands.
 if alone then
-  local superseded = leave_superseded(locks)
-  if superseded then return superseded end
+  local skipped = skip_if_done(locks)
+  if skipped then return skipped end
   local hold = { slot = slot_for(locks, mode), ['until'] = ms + ttl, cool = cool_from(us), confirmed = true,
     waited = '0', owner = owner, word = terms.word }
   grant(locks, mode, token, hold)
@@ -229,8 +229,8 @@ if not held_everywhere(locks, token) then
   for _, lock in ipairs(locks) do
     if recorded(lock, token) then drop_hold(lock, token) end
   end
-  local superseded = leave_superseded(locks)
-  if superseded then return superseded end
+  local skipped = skip_if_done(locks)
+  if skipped then return skipped end
   local work, came = worklist(locks), terms.replaces and arrival(locks) or us
   local superseded = terms.replaces and supersede(locks, came, work, news)
   if not superseded and patience == 'queue' then

@@ -2,14 +2,14 @@
 //! before each text, in the same transaction and round trip, that does this:
 //!
 //! 1. *Pins the search path* to `pg_catalog`, the schema of the tables, and `pg_temp`. Otherwise an
-//!   operator or a function that another user made in `public` could be chosen in place of the
-//!   server's, and run with the rights of dlock's user (CVE-2018-1058). A better match wins in any
-//!   schema of the path. So the statements also name functions with their schema, and use operators
-//!   with exactly the types that `pg_catalog` has them for.
+//!    operator or a function that another user made in `public` could be chosen in place of the
+//!    server's, and run with the rights of dlock's user (CVE-2018-1058). A better match wins in any
+//!    schema of the path. So the statements also name functions with their schema, and use operators
+//!    with exactly the types that `pg_catalog` has them for.
 //! 2. *Locks the tables*, only as strongly as the text itself would. From then on nobody drops or
-//!   renames them, and under a writer's lock nobody adds a trigger.
+//!    renames them, and under a writer's lock nobody adds a trigger.
 //! 3. *Checks the tables*: a view, a trigger, a policy, a default and the like are code that runs
-//!   with the rights of the user who touches the table.
+//!    with the rights of the user who touches the table.
 //!
 //! The first text of a connection finds the schema and checks everything. Later texts only check
 //! that the tables are the same ones and have no trigger: the first check has found that the owner

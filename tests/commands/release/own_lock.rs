@@ -6,13 +6,13 @@ use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 
 on_every_store!(
-    a_token_gives_back_its_own_hold_only,
-    what_a_script_acquired_is_given_back,
+    a_token_releases_its_own_hold_only,
+    a_script_releases_the_lock_that_it_acquired,
     a_script_that_lost_its_lock_asks_nobody_else,
-    what_the_run_around_holds_ends_with_its_job,
+    the_lock_of_the_enclosing_run_ends_with_its_job,
 );
 
-fn a_token_gives_back_its_own_hold_only(backend: Backend) {
+fn a_token_releases_its_own_hold_only(backend: Backend) {
     let world = World::new(backend);
     let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.02; done";
     let holder = world.run("k", &["-t", "6s"], job).status(79).any_stderr().spawn();
@@ -23,20 +23,20 @@ fn a_token_gives_back_its_own_hold_only(backend: Backend) {
     world.dlock(["release", "k", "--token-file", "absent"]).status(78).any_stderr().run();
     assert_eq!(world.state("k"), "held");
     world.dlock(["release", "k", "--token-file", "token"]).any_stderr().any_stdout().run();
-    // Given back is given back: the dlock that held it learns that it is lost.
+    // The dlock that held the lock notices that the hold is gone.
     holder.finish();
     assert_eq!(world.state("k"), "free");
     let again = world.dlock(["release", "k", "--token-file", "-"]).stdin(&world.read("token"));
     again.any_stderr().any_stdout().run();
 }
 
-fn what_a_script_acquired_is_given_back(backend: Backend) {
+fn a_script_releases_the_lock_that_it_acquired(backend: Backend) {
     let world = World::new(backend);
     let job = "eval \"$($D acquire -q --export -k k -k l)\"; $D release k -v; $D release l -v; $D release k";
     let sh = world.dlock([""; 0]).under(&["sh", "-c", job]).env("D", BINARY);
     sh.stderr_like("dlock: k and l in .* is given back\ndlock: k and l in .* was already given back\n").run();
     assert_eq!((world.state("k").as_str(), world.state("l").as_str()), ("free", "free"));
-    // Inside of a run of another key, and of the same one shared.
+    // The same inside a run that shares the key.
     let job = "eval \"$($D acquire -q --export -k k -s)\"; $D release -q k; $D release -v k; echo $?";
     let run = world.run("k", &["-s"], job).env("D", BINARY).stdout("0\n");
     run.stderr_like("dlock: k in .* was already given back\n").run();
@@ -58,7 +58,7 @@ fn a_script_that_lost_its_lock_asks_nobody_else(backend: Backend) {
     other.finish();
 }
 
-fn what_the_run_around_holds_ends_with_its_job(backend: Backend) {
+fn the_lock_of_the_enclosing_run_ends_with_its_job(backend: Backend) {
     let world = World::new(backend);
     let job = "echo \"$DLOCK_HELD\" > held; $D release k; echo $?; $D release k -y; echo $?";
     let run = world.run("k", &[], job).env("D", BINARY).stdout("64\n64\n");

@@ -1,4 +1,5 @@
-//! The recipes that need root, a cron daemon or systemd, on machines to throw away: `./test --packages`.
+//! The recipes that need root, a cron daemon or systemd, on machines to throw away: `./test
+//! --packages`.
 
 use super::blocks;
 use crate::support::dlock::BINARY;
@@ -6,22 +7,23 @@ use crate::support::machine::Machine;
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::World;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
-/// Two hosts with a cron daemon each, and the lines of the page, every minute. One host runs each job; nobody gets mail
-/// of that, nor of the other one that stood by. A job that fails is tried on both, and both send mail. Both write metrics.
+/// Two hosts with a cron daemon each run the lines of the page every minute. One host runs each
+/// job, and neither host sends mail of that. A job that fails is tried on both, and both send mail.
+/// Both write metrics.
 #[test]
 #[ignore = "takes a minute and needs root; ./test --packages"]
-fn cron_on_two_hosts_runs_a_job_once_and_mails_what_fails() {
+fn cron_on_two_hosts_runs_a_job_once_and_mails_failures() {
     let world = World::with_redis(&[]);
-    let lines = blocks("crontab");
+    let lines = blocks("crontab").into_iter().flat_map(str::lines).collect::<Vec<_>>();
     let line = |part: &str| lines.iter().find(|line| line.contains(part)).map(|line| every_minute(line));
     let [nightly, often, key_per_day] =
         ["-w 4h", "*/10 3-5", "--min-hold 1d"].map(|part| line(part).expect("a line of the page"));
     let metrics = lines.iter().find(|line| line.contains("dlock metrics")).expect("metrics");
     let failing = nightly.replace("nightly-report", "failing").replace("bin/report", "bin/fail");
-    // At night it is tried again for hours; here both lines come at the same minute.
+    // The page tries it again for hours; here both hosts start it in the same minute.
     let often = often.replace("nightly-report", "evening-report");
     let crontab =
         ["MAILTO=ops@example.com", &nightly, &often, &key_per_day, &failing, metrics, ""].join("\n");
@@ -50,7 +52,7 @@ fn cron_on_two_hosts_runs_a_job_once_and_mails_what_fails() {
         let mut daemon = machine.command("exec cron -f");
         daemon.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("cron")
     });
-    // The other one has found it done.
+    // The other host has found the job done.
     let found_done = || {
         let text = world.dlock(["metrics", "nightly-report"]).any_stdout().run().stdout;
         text.contains("dlock_done_total{key=\"nightly-report\"} 1\n")
@@ -79,7 +81,7 @@ fn cron_on_two_hosts_runs_a_job_once_and_mails_what_fails() {
     assert!(!mails.contains("dlock:"), "{mails}");
 }
 
-/// A line of a crontab, at every minute in place of its own time.
+/// A line of a crontab, with every minute in place of its own time.
 fn every_minute(line: &str) -> String {
     let command = line.splitn(6, ' ').nth(5).expect("five fields and a command");
     format!("* * * * * {command}")
@@ -89,9 +91,10 @@ fn lines_of(machine: &Machine<'_>, file: &str) -> Vec<String> {
     machine.run(&format!("cat {file}")).lines().map(str::to_owned).collect()
 }
 
-/// systemd itself runs the standby of the page, as two services of one host. One runs the server and the other waits. What
-/// waiting cannot mend, here a password that was changed, has the services started again for as long as it lasts. A stop
-/// ends the server by TERM, and then the other one runs it.
+/// systemd runs the standby of the page, as two services of one host. One runs the server and the
+/// other waits. An error that waiting cannot fix, here a changed password, makes systemd restart
+/// the services until it is fixed. A stop ends the server by TERM, and then the other service runs
+/// it.
 #[test]
 #[ignore = "needs root; ./test --packages"]
 fn a_standby_takes_over_and_survives_a_store_that_refuses_it() {
@@ -104,7 +107,7 @@ fn a_standby_takes_over_and_survives_a_store_that_refuses_it() {
     world.write("server", server);
     let block = blocks("ini").into_iter().find(|block| block.contains("leader.service")).expect("a standby");
     world.write("unit", block);
-    // Else the test takes half a minute for more starts than systemd allows by default.
+    // Otherwise so many restarts would take half a minute.
     world.write("sooner", "[Service]\nRestartSec=100ms\n");
     let machine = Machine::start(&world, "web-1");
     machine.copy(Path::new(BINARY), "/usr/bin/dlock");
@@ -137,10 +140,11 @@ fn a_standby_takes_over_and_survives_a_store_that_refuses_it() {
     drop(manager.wait());
 }
 
-/// Before the words of a question to the systemd of a machine.
+/// The beginning of a command to the systemd of a machine.
 const ASK_SYSTEMD: &str = "SYSTEMD_IGNORE_CHROOT=1 XDG_RUNTIME_DIR=/run/manager systemctl --user";
 
-/// Starts a systemd that manages units on a machine: as a user's, for the first process there is another one.
+/// Starts a systemd that manages units on a machine. It is a user's systemd, because PID 1 is
+/// another process.
 fn systemd(machine: &Machine<'_>) -> Child {
     let line = "mkdir -p /run/systemd/system /run/manager
         XDG_RUNTIME_DIR=/run/manager exec /lib/systemd/systemd --user";
@@ -153,7 +157,7 @@ fn systemd(machine: &Machine<'_>) -> Child {
     manager.expect("nsenter")
 }
 
-/// The units are what systemd understands, every word.
+/// `systemd-analyze verify` accepts the units without a word.
 #[test]
 #[ignore = "needs root; ./test --packages"]
 fn systemd_finds_nothing_wrong_with_the_units() {
