@@ -2,6 +2,10 @@
 //! `./test --night [MINUTES] [SEED]`.
 
 use crate::support::night::{Arrangement, Outages, Plan, Profile, Report, Row, Tool, round, round_of_peers};
+use crate::support::night::{foreign, history};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Length of the faults of a round, in seconds.
@@ -68,6 +72,54 @@ fn a_short_night() {
         round(Plan { arrangement, profile, outages, seed, workers: 10, span }, &mut report);
     }
     is_clean(&report, began, seed);
+}
+
+/// The histories in docs/nights, or in the directory that `./test --judge` names.
+#[test]
+fn a_foreign_judge_reads_the_published_nights() {
+    let directory = std::env::var("DLOCK_NIGHT_JUDGE").unwrap_or_else(|_| "docs/nights".to_owned());
+    let judged = judge_again(&directory);
+    let grants: usize = judged.iter().map(|(_, verdict)| verdict.grants).sum();
+    let faults: Vec<String> = judged
+        .iter()
+        .flat_map(|(file, verdict)| verdict.faults.iter().map(move |fault| format!("{file}: {fault}")))
+        .collect();
+    assert!(grants > 0, "there is no history in {directory}");
+    assert!(faults.is_empty(), "{} pieces are not linearizable, the first is\n{}", faults.len(), faults[0]);
+    println!("{grants} grants are linearizable");
+}
+
+/// Nights of a dlock into which a fault was planted: deadlines 3 s late, and fences that sometimes fall.
+#[test]
+fn the_foreign_judge_rejects_nights_of_a_faulty_dlock() {
+    let judged = judge_again("docs/nights/planted");
+    let wrong: Vec<(&str, usize)> =
+        judged.iter().map(|(file, verdict)| (file.as_str(), verdict.faults.len())).collect();
+    let expected = [
+        ("20261126-file-safe.jsonl.gz", 70),
+        ("20261126-quorum3-safe.jsonl.gz", 3),
+        ("20261127-quorum5-safe.jsonl.gz", 2),
+    ];
+    assert_eq!(wrong, expected);
+}
+
+/// What the foreign judge says of each history in a directory.
+fn judge_again(directory: &str) -> Vec<(String, foreign::Verdict)> {
+    let mut files: Vec<String> = fs::read_dir(directory)
+        .unwrap_or_else(|error| panic!("{directory}: {error}"))
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .filter(|name| [".jsonl", ".jsonl.gz"].iter().any(|end| name.ends_with(end)))
+        .collect();
+    files.sort();
+    let judge = |file: String| {
+        // With -f and -c it hands on what is not compressed.
+        let unpacked = Command::new("gzip").arg("-dcf").arg(Path::new(directory).join(&file)).output();
+        let text = String::from_utf8(unpacked.expect("gzip is installed").stdout).expect("text");
+        let verdict = foreign::judge(&history::parse(&text));
+        println!("{file}: {verdict}");
+        (file, verdict)
+    };
+    files.into_iter().map(judge).collect()
 }
 
 #[track_caller]

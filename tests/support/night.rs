@@ -4,7 +4,10 @@
 
 pub mod check;
 mod crowd;
+pub mod foreign;
+mod foreign_tests;
 mod groups;
+pub mod history;
 mod hosts;
 mod leftovers;
 pub mod lives;
@@ -89,7 +92,12 @@ pub fn round(plan: Plan, report: &mut Report) {
     round.left_over.extend(groups.iter().flat_map(|groups| groups_left(groups, &round.runs)));
     let mut verdict = judge(round);
     verdict.faults.extend(played.complaints.drain(..).map(|what| (check::Fault::Status, what)));
+    let history = history::of(&played.round);
+    history::keep(plan, &history);
+    let foreign = foreign::judge(&history);
+    verdict.faults.extend(foreign.faults.iter().map(|what| (check::Fault::NotLinearizable, what.clone())));
     report.add(arrangement, profile, seed, &played, &verdict);
+    println!("  {foreign}");
 }
 
 /// The same for any tool, with runs that every tool supports.

@@ -39,6 +39,8 @@ pub enum Fault {
     Metrics,
     LeftOver,
     Twice,
+    /// Found by the foreign judge.
+    NotLinearizable,
 }
 
 /// The judge's result.

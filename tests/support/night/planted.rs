@@ -7,11 +7,11 @@ use super::check::{
 use super::lives::Life;
 use dlock::lock::Mode;
 
-const MS: Time = SECOND / 1000;
+pub const MS: Time = SECOND / 1000;
 const TTL: Time = 5 * SECOND;
 
 /// A round with these jobs: begin and end of each in milliseconds. Later jobs have greater fences.
-fn round(spans: &[(Time, Time)]) -> Round {
+pub fn round(spans: &[(Time, Time)]) -> Round {
     let mut round = Round { has_queue: true, ..Round::default() };
     for (id, (start, end)) in (1..).zip(spans) {
         round.runs.push(Run {
@@ -56,7 +56,7 @@ fn ended(fence: u64, outcome: &str) -> Ended {
     Ended { fence, outcome: outcome.to_owned(), status: Some(0) }
 }
 
-fn trouble(from: Time, until: Time, forgets: bool) -> Trouble {
+pub fn trouble(from: Time, until: Time, forgets: bool) -> Trouble {
     Trouble { kind: "planted", from: from * MS, until: until * MS, forgets, empties: forgets }
 }
 
