@@ -5,9 +5,9 @@
 //! main thread gives the lock back itself, because waking the lease thread for it would delay the
 //! next waiter.
 //!
-//! This module knows no job. It tells what it learned by [`Report`]s. The times until which the
-//! lease is good go to a callback, directly from the lease thread, so that no other thread stands
-//! between a renewal and the guard.
+//! This module knows no processes. It tells what it learned by [`Report`]s. The times until which
+//! the lease is good go to a callback, directly from the lease thread, so that no other thread
+//! stands between a renewal and the guard.
 
 use crate::clock::{self, Moment};
 use crate::lock::{Names, Owner, Token, Wait};
@@ -36,7 +36,8 @@ pub mod stores;
 pub use obtain::obtain;
 use obtain::{Progress, Step};
 
-/// How long a waiter pauses after a failure before it asks again.
+/// How long a waiter pauses after a failure before it asks again. While the store stays slow, the
+/// pause grows (`obtain::pause`).
 pub const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
 /// Pause before a failed release is retried.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);
@@ -45,7 +46,8 @@ const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 /// a second or two.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Longest time that the main thread does not handle signals to learn why a hold ended.
+/// Longest time that the main thread does not handle signals because it asks why a hold ended, or
+/// records a refusal.
 const EXPLAINED_WITHIN: Duration = Duration::from_secs(1);
 
 /// How long to wait for the listening thread to end.
@@ -104,7 +106,7 @@ pub enum Report {
     /// behind.
     Superseded(Superseded),
     /// Not obtained, because the store failed. A request may still be on its way, so the caller
-    /// must leave by token.
+    /// must give back whatever the token may have.
     Failed(Error),
     /// Granted several times, and each time the answer came too late to use the lease.
     TooSlow,
@@ -122,7 +124,7 @@ pub enum Report {
     Recovered,
     /// The lock is lost.
     Lost {
-        /// How that is known.
+        /// Why.
         how: Loss,
         /// When the job must be dead.
         kill_by: Moment,
@@ -137,7 +139,7 @@ pub enum Asker {
     Newer,
 }
 
-/// How it is known that the lock is lost.
+/// Why the lock is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
     /// The store says that the token holds nothing.
@@ -155,7 +157,6 @@ pub enum Loss {
 pub struct Lease {
     reports: Receiver<Report>,
     keeper: Arc<Keeper>,
-    /// What the main thread does without a lease thread.
     main_work: RefCell<MainWork>,
 }
 
@@ -184,7 +185,7 @@ impl Lease {
             request,
             on_renewed: Box::new(on_renewed),
             reports: say,
-            owner: EventFd::new()?,
+            has_report: EventFd::new()?,
             over: EventFd::new()?,
             listens: AtomicBool::new(false),
         });
@@ -193,8 +194,8 @@ impl Lease {
     }
 
     /// Continues acquiring, if that is not decided yet. Returns when `interrupt` is readable, or at
-    /// `until` if it waits for the lock. Returns false if there is nothing to acquire: then wait
-    /// for reports by [`Lease::fd`].
+    /// `until` if it waits for the lock. Returns false if there is nothing left to acquire: then
+    /// wait for reports by [`Lease::fd`].
     pub fn wait(&self, interrupt: BorrowedFd<'_>, until: Option<Moment>) -> bool {
         let main_work = &mut *self.main_work.borrow_mut();
         let MainWork::Acquire(progress) = main_work else { return false };
@@ -220,7 +221,7 @@ impl Lease {
 
     /// Readable when there may be a report.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.keeper.owner.as_fd()
+        self.keeper.has_report.as_fd()
     }
 
     /// When [`Lease::next_report`] must be called even if nothing is readable.
@@ -232,7 +233,7 @@ impl Lease {
     }
 
     /// The next report, if there is one. After `None` the descriptor is not readable until another
-    /// one comes.
+    /// report comes.
     pub fn next_report(&self) -> Option<Report> {
         let due = match *self.main_work.borrow() {
             MainWork::Keep(keeping, at) if at.passed() => Some(keeping),
@@ -242,13 +243,13 @@ impl Lease {
             self.start_keeping(keeping);
         }
         self.reports.try_recv().ok().or_else(|| {
-            self.keeper.owner.drain();
+            self.keeper.has_report.drain();
             self.reports.try_recv().ok()
         })
     }
 
-    /// Starts the lease thread. If the job has used up what a thread needs, this thread renews when
-    /// it is time, and tries again to start one.
+    /// Starts the lease thread. If no thread can be started (the job took all memory or processes),
+    /// this thread renews when it is time, and tries again to start one.
     fn start_keeping(&self, mut keeping: Keeping) {
         let is_started = self.spawn(move |keeper| keeper.keep(keeping)).is_ok();
         let goes_on =
@@ -270,8 +271,8 @@ impl Lease {
         views
     }
 
-    /// Records a refusal at the lock with index `at`, in order of name. Errors are ignored: nothing
-    /// depends on it.
+    /// Records a refusal at one of the locks. `at`: index in the request's names. Errors are
+    /// ignored: nothing depends on it.
     pub fn note(&self, at: usize, refusal: &Refusal) {
         let Keeper { stores, request, .. } = &*self.keeper;
         let by = Moment::now().after(request.op_timeout.min(EXPLAINED_WITHIN));
@@ -281,18 +282,18 @@ impl Lease {
     }
 
     /// The owner in the request.
-    pub fn asker(&self) -> &Owner {
+    pub fn owner(&self) -> &Owner {
         &self.keeper.request.ask.owner
     }
 
-    /// Stops all renewals.
+    /// No renewal begins after this. One that is under way goes on.
     pub fn abandon(&self) {
         self.main_work.take();
         self.keeper.stores.close();
     }
 
-    /// Stops all renewals and gives the lock back. Takes up to an op-timeout, and as long as a
-    /// renewal that is under way.
+    /// Gives the lock back; no renewal begins after this. Takes up to an op-timeout, and as long as
+    /// a renewal that is under way. If replicas do not acknowledge, it takes up to 5 s.
     pub fn give_back(&self, end: &End) -> Result<Left, Error> {
         self.abandon();
         let Keeper { stores, request, .. } = &*self.keeper;
@@ -341,7 +342,7 @@ pub fn give_back(
                 clock::sleep(LEAVE_PAUSE);
                 said = Some(error).filter(|error| matches!(error, Error::Unavailable(_))).or(said);
             }
-            // An earlier error from the server says more than that there was no time to ask again.
+            // "It is down", said earlier, tells more than "no time left".
             Err(error @ Error::Unreachable(_)) => return Err(said.unwrap_or(error)),
             answer => return answer,
         }

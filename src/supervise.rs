@@ -311,15 +311,9 @@ impl Guard {
         self.pid
     }
 
-    /// CMD's process id, once it has been started. No event reports the start: it would wake dlock
-    /// at the very moment that CMD needs the processor.
-    pub fn cmd(&self) -> Option<i32> {
-        self.limits.cmd()
-    }
-
     /// Whether CMD is stopped now. If dlock was stopped too, it receives the event much later.
     pub fn is_cmd_stopped(&self) -> bool {
-        self.cmd().is_some_and(procfs::is_stopped)
+        self.limits.cmd().is_some_and(procfs::is_stopped)
     }
 
     /// When one of these is readable, call [`Guard::next_event`] once. Each call may change them.

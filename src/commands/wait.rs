@@ -7,6 +7,7 @@ use super::held::Holds;
 use super::key_operands::KeyOperands;
 use crate::cli;
 use crate::clock::Moment;
+use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::Until;
@@ -20,6 +21,7 @@ use crate::rules::{FOREIGN_LOOK, State};
 use crate::store::{self, View};
 use crate::supervise;
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 /// What the worker thread, which watches the locks, reports.
 enum Learned {
@@ -84,18 +86,28 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
             }
             Learned::Over(Ok(None)) => return Ok(Exit::Ok),
             Learned::Over(Ok(Some(name))) => {
-                let state = last.as_deref().map(describe::state).unwrap_or_default();
-                let over = bound.map(|bound| format!("; --wait ({}) ran out", span(bound)));
-                let over = over.unwrap_or_default();
-                let holder = last.as_deref().and_then(|view| view.holders.first());
-                let text = format!("{} in {} {state}{over}", name.key(), settings.store);
-                let (event, exit) = (Event::from(What::Busy).about(name.key()), Exit::Busy(Exit::BUSY));
-                line.say(Kind::Note, event.held_by(holder).ends(exit), &text);
-                return Ok(exit);
+                return Ok(ran_out(settings, &mut line, &name, last.as_deref(), bound));
             }
             Learned::Over(Err(error)) => return Err(error.into()),
         }
     }
+}
+
+/// The time is over while this lock is not free.
+fn ran_out(
+    settings: &Settings,
+    line: &mut Line,
+    name: &Name,
+    last: Option<&View>,
+    bound: Option<Duration>,
+) -> Exit {
+    let state = last.map(describe::state).unwrap_or_default();
+    let over = bound.map(|bound| format!("; --wait ({}) ran out", span(bound))).unwrap_or_default();
+    let holder = last.and_then(|view| view.holders.first());
+    let text = format!("{} in {} {state}{over}", name.key(), settings.store);
+    let (event, exit) = (Event::from(What::Busy).about(name.key()), Exit::Busy(Exit::BUSY));
+    line.say(Kind::Note, event.held_by(holder).ends(exit), &text);
+    exit
 }
 
 /// Returns the locks to wait for. An outage is waited out here, too.

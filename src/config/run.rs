@@ -77,53 +77,20 @@ impl Settings {
             return Err(Error::Usage("run needs a key".into()));
         }
         let ttl = self.ttl(flags.ttl)?;
-        let said_by = |key, flag, given| match file.get(key) {
-            _ if given => Source::Flag(flag),
-            Some(set) => set.source.clone(),
-            None => Source::Default,
-        };
-        let wait = match flags.wait {
-            Some(bound) => Wait::given(bound),
-            None if flags.hidden.nonblock => Wait::No,
-            None => match file.get("wait").map(|set| &set.value) {
-                Some(Value::Flag(true)) => Wait::Forever,
-                Some(Value::Span(span)) => Wait::given(Some(*span)),
-                _ => Wait::No,
-            },
-        };
+        let wait = self.wait(flags);
         let min_hold = flags.min_hold.or_else(|| file.span("min-hold")).unwrap_or_default();
         if !min_hold.is_zero() && wait != Wait::No {
             // The flags alone were checked before, so a file has a part in this.
             return Err(Error::Config(format!(
                 "min-hold ({}) and wait ({}) cannot be combined; '-w 0' or '--min-hold 0' turns one off",
-                said_by("min-hold", "--min-hold", flags.min_hold.is_some()),
-                said_by("wait", "--wait", flags.wait.is_some()),
+                self.source("min-hold", "--min-hold", flags.min_hold.is_some()),
+                self.source("wait", "--wait", flags.wait.is_some()),
             )));
         }
         let mode = mode(flags, file)?;
-        if flags.replace && wait == Wait::No {
-            return Err(Error::Usage(
-                "--replace waits until the old job is dead, so it needs --wait ('-w', or '-w DUR' with a limit)"
-                    .into(),
-            ));
-        }
-        if flags.replace && mode != Mode::Exclusive {
-            return Err(Error::Usage(format!(
-                "--replace is for locks with one holder, not for {mode} ('-x' overrides the configuration file)"
-            )));
-        }
+        check_replace(flags, wait, mode)?;
         let max_lease = flags.max_lease.unwrap_or_else(|| self.max_lease());
-        if let Location::Quorum { .. } = self.store.place {
-            let longest_by = said_by("max-lease", "--max-lease", flags.max_lease.is_some());
-            for (name, span, by) in [
-                ("ttl", ttl.get(), said_by("ttl", "--ttl", flags.ttl.is_some())),
-                ("min-hold", min_hold, said_by("min-hold", "--min-hold", flags.min_hold.is_some())),
-            ] {
-                if span > max_lease {
-                    return Err(too_long(name, &by, max_lease, &longest_by));
-                }
-            }
-        }
+        self.check_max_lease(flags, ttl, min_hold, max_lease)?;
         let argv = match &flags.shell {
             Some(text) => vec![self.shell.clone(), "-c".into(), text.clone()],
             None => flags.command.clone(),
@@ -159,13 +126,68 @@ impl Settings {
             label: text(&flags.label, "label"),
         })
     }
-}
 
-impl Settings {
+    fn wait(&self, flags: &cli::Run) -> Wait {
+        match flags.wait {
+            Some(bound) => Wait::given(bound),
+            None if flags.hidden.nonblock => Wait::No,
+            None => match self.file.get("wait").map(|set| &set.value) {
+                Some(Value::Flag(true)) => Wait::Forever,
+                Some(Value::Span(span)) => Wait::given(Some(*span)),
+                _ => Wait::No,
+            },
+        }
+    }
+
+    /// Where a setting was made; `given`: by its flag.
+    fn source(&self, key: &'static str, flag: &'static str, given: bool) -> Source {
+        match self.file.get(key) {
+            _ if given => Source::Flag(flag),
+            Some(set) => set.source.clone(),
+            None => Source::Default,
+        }
+    }
+
+    /// On independent masters, no lease may be longer than `max_lease`.
+    fn check_max_lease(
+        &self,
+        flags: &cli::Run,
+        ttl: Ttl,
+        min_hold: Duration,
+        max_lease: Duration,
+    ) -> Result<(), Error> {
+        let Location::Quorum { .. } = self.store.place else { return Ok(()) };
+        for (name, flag, span, given) in [
+            ("ttl", "--ttl", ttl.get(), flags.ttl.is_some()),
+            ("min-hold", "--min-hold", min_hold, flags.min_hold.is_some()),
+        ] {
+            if span > max_lease {
+                let longest_by = self.source("max-lease", "--max-lease", flags.max_lease.is_some());
+                return Err(too_long(name, &self.source(name, flag, given), max_lease, &longest_by));
+            }
+        }
+        Ok(())
+    }
+
     /// The longest lease allowed on independent masters, by the configuration files.
     pub fn max_lease(&self) -> Duration {
         self.file.span("max-lease").unwrap_or(MAX_LEASE)
     }
+}
+
+fn check_replace(flags: &cli::Run, wait: Wait, mode: Mode) -> Result<(), Error> {
+    if flags.replace && wait == Wait::No {
+        return Err(Error::Usage(
+            "--replace waits until the old job is dead, so it needs --wait ('-w', or '-w DUR' with a limit)"
+                .into(),
+        ));
+    }
+    if flags.replace && mode != Mode::Exclusive {
+        return Err(Error::Usage(format!(
+            "--replace is for locks with one holder, not for {mode} ('-x' overrides the configuration file)"
+        )));
+    }
+    Ok(())
 }
 
 /// The error for a lease that a restarted master could forget while it is held.

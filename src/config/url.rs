@@ -30,10 +30,10 @@ const ETCD_PREFIX: &str = "dlock";
 /// Default port of a ZooKeeper server.
 const ZOOKEEPER_PORT: u16 = 2181;
 const ZOOKEEPER_TLS_PORT: u16 = 2281;
-/// Characters that are not escaped in the name of a database.
+/// Escapes all but letters, digits and - _ . ~ (in the name of a database).
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// Characters that are not escaped in a path.
+/// The same, but without escaping / (in a path).
 const PATH: &AsciiSet = &PLAIN.remove(b'/');
 
 /// Where the locks are.

@@ -1,4 +1,5 @@
-//! How a hold is kept: by renewals, and by listening for an operator's request between them.
+//! How a hold is kept: by renewals, and by listening for a request to end between them. Such a
+//! request comes from an operator, or from a newer run with `--replace`.
 
 use super::event_fd::EventFd;
 use super::stores::Stores;
@@ -18,13 +19,12 @@ use std::time::Duration;
 
 mod renewal;
 
-/// From this age on a hold listens for an operator's request; a shorter job is not worth the
-/// connection.
+/// From this age on a hold listens for a request to end; a shorter job is not worth the connection.
 pub const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
 /// Pause before a failed subscription is used again.
 const BACKOFF: Duration = Duration::from_secs(1);
-/// Failures in a row from which on they are reported. A single one that the next attempt makes good
-/// is not.
+/// From this many failures in a row on, failures are reported. A single one is not: often the next
+/// attempt succeeds.
 const WORTH_SAYING: u32 = 2;
 
 /// What the lease thread and the main thread share.
@@ -35,7 +35,7 @@ pub struct Keeper {
     pub on_renewed: Box<dyn Fn(Moment, Moment) + Send + Sync>,
     pub reports: Sender<Report>,
     /// Readable when there is a report.
-    pub owner: EventFd,
+    pub has_report: EventFd,
     /// Readable when the hold is over: listening then ends.
     pub over: EventFd,
     /// Whether the lease thread has a connection to listen on.
@@ -56,27 +56,25 @@ pub struct Keeping {
     /// Whether a request to end was reported.
     asked: bool,
     /// How long the last successful request took.
-    pub usual: Duration,
+    pub last_took: Duration,
 }
 
 impl Keeping {
     /// A hold that was just granted, by a request sent at `sent`.
     pub fn new(sent: Moment, schedule: &Schedule) -> Self {
-        let usual = Moment::now().since(sent);
-        Self { sent, next: schedule.renew_at(sent), failures: 0, overdue: false, asked: false, usual }
+        let last_took = Moment::now().since(sent);
+        Self { sent, next: schedule.renew_at(sent), failures: 0, overdue: false, asked: false, last_took }
     }
 }
 
-/// Whether the lock is still held, as far as is known.
+/// Whether to go on renewing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
     Yes,
     No,
 }
 
-/// The state of listening.
 struct Listening {
-    /// When listening begins.
     listens_at: Moment,
     subscription: Option<Box<dyn Subscription>>,
 }
@@ -90,7 +88,7 @@ impl fmt::Debug for Keeper {
 impl Keeper {
     pub fn report(&self, report: Report) {
         self.say(report);
-        self.owner.notify();
+        self.has_report.notify();
     }
 
     /// Reports without waking the main thread, which is about to read reports anyway.
@@ -128,12 +126,12 @@ impl Keeper {
         let (names, ask) = (&self.request.names, &self.request.ask);
         let failed = if keeping.failures == 0 { FailedBefore::No } else { FailedBefore::Yes };
         let limit = match self.stores.is_long() {
-            true => schedule.long_attempt(keeping.usual),
+            true => schedule.long_attempt(keeping.last_took),
             false => schedule.attempt(failed),
         };
         match store.renew(names, &ask.token, ask.ttl, began.after(limit)) {
             Ok(answer) => {
-                keeping.usual = Moment::now().since(began);
+                keeping.last_took = Moment::now().since(began);
                 self.answered(answer, began, keeping)
             }
             Err(error) => {
@@ -166,8 +164,8 @@ impl Keeper {
         if let Some(asker) = asker.filter(|_| !keeping.asked) {
             self.report(Report::Asked(asker));
         }
-        let (asked, usual) = (keeping.asked || asker.is_some(), keeping.usual);
-        *keeping = Keeping { asked, usual, ..Keeping::new(sent, &schedule) };
+        let (asked, last_took) = (keeping.asked || asker.is_some(), keeping.last_took);
+        *keeping = Keeping { asked, last_took, ..Keeping::new(sent, &schedule) };
         Kept::Yes
     }
 
@@ -187,7 +185,7 @@ impl Keeper {
     }
 
     /// Reports that an attempt takes long, if this outage was not reported yet.
-    pub fn is_late(&self, error: &Error, keeping: &mut Keeping) {
+    pub fn report_late(&self, error: &Error, keeping: &mut Keeping) {
         if keeping.failures < WORTH_SAYING {
             keeping.failures = WORTH_SAYING;
             let until = self.request.schedule.term_at(keeping.sent);
@@ -203,8 +201,8 @@ impl Keeper {
         }
     }
 
-    /// Sleeps until `until`, or until an operator asks for something. If listening fails, the hold
-    /// is not affected: the next renewal brings the request.
+    /// Sleeps until `until`, or until the job is asked to end. If listening fails, the hold is not
+    /// affected: the next renewal brings the request.
     fn listen(&self, listening: &mut Listening, until: Moment) {
         if listening.listens_at > Moment::now() {
             clock::sleep_until(until.min(listening.listens_at));
@@ -220,7 +218,8 @@ impl Keeper {
             match interrupt::unless(self.over.as_fd(), || subscription.sleep(until)) {
                 Some(Ok(true)) => return,
                 None if self.stores.is_closed() => return,
-                // No descriptor was left to be woken by. The next renewal brings any request.
+                // `over` is readable only after the close, so it could not be checked. The next
+                // renewal brings any request.
                 None => return clock::sleep_until(until),
                 Some(Ok(false)) => {}
                 Some(Err(_)) => clock::sleep_until(until.min(Moment::now().after(BACKOFF))),

@@ -1,6 +1,6 @@
-//! Watches locks without polling them. The store wakes a watcher for a while only, so the watch is
-//! renewed again and again. The end of a lease wakes nobody, so the observer reads the lock at that
-//! time. The caller decides what to look for, and what to report.
+//! Watches locks, without polling them where the store can wake a watcher. The store wakes it for a
+//! while only, so the watch is renewed again and again. The end of a lease wakes nobody, so the
+//! observer reads the lock at that time. The caller decides what to look for, and what to report.
 
 use super::RIDE_OUT_PAUSE;
 use crate::clock::{Moment, sleep_until};
@@ -10,7 +10,7 @@ use crate::store::{Error, Listener, Store, Subscription, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How often a watch is renewed. Two renewals of three may be late.
+/// How often a watch is renewed, so that two renewals in a row may fail.
 pub const WATCH_EVERY: Duration = Duration::from_secs(WATCH_KEPT.as_secs() / 3);
 /// Shortest time for a subscription, which must also connect. A read that is due may be this late.
 pub const LISTEN_AT_LEAST: Duration = Duration::from_millis(250);
@@ -28,7 +28,7 @@ pub struct Observer {
     subscription: Option<Box<dyn Subscription>>,
 }
 
-/// What reads may cost.
+/// How long a read may take, and how often to read what wakes nobody.
 #[derive(Debug, Clone, Copy)]
 pub struct Budgets {
     /// Limit for one request.
@@ -122,16 +122,16 @@ impl Observer {
         Ok(view)
     }
 
-    /// When something may change that wakes nobody.
+    /// When to read again for what wakes nobody, such as the end of a lease.
     fn look_again_at(&self, view: &View) -> Moment {
-        // A hold that is shown after its lease is kept by its min-hold.
+        // If a hold outlives its lease, min-hold keeps it.
         let leases = view.holders.iter().map(|holder| holder.lease).filter(|lease| !lease.is_zero());
         let foreign = view.foreign.as_ref().map(|_| self.budgets.foreign);
         let first = leases.chain(view.left).chain(foreign).min();
         Moment::now().after(first.map_or(WATCH_EVERY, |first| first + AFTER_LEASE))
     }
 
-    /// Does not read a lock before its watch must be renewed.
+    /// Puts off the next read and the watch by [`WATCH_EVERY`].
     pub fn postpone(&mut self, name: &Name) {
         let later = Moment::now().after(WATCH_EVERY);
         if let Some(due) = self.watched.get_mut(name) {
@@ -183,8 +183,8 @@ impl Observer {
         Ok(())
     }
 
-    /// Reads a lock until `looked_for` finds something, until `end`, and at least once. Returns
-    /// None when the time is over.
+    /// Reads a lock at least once, and again until `looked_for` finds something. Returns None if
+    /// `end` passes first.
     pub fn wait_for<T>(
         &mut self,
         name: &Name,

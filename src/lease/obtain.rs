@@ -17,10 +17,10 @@ const NEXT_AT_LEAST: Duration = Duration::from_millis(1);
 const ESTIMATE_AFTER: Duration = Duration::from_secs(5);
 /// How often it asks that again.
 const ESTIMATE_EVERY: Duration = Duration::from_secs(60);
-/// A waiter with at least this many before it does not ask that: its wait is long anyway, and a
-/// crowd would ask at the same time.
+/// If this many stand before it, a waiter does not ask how long runs take: its wait is long anyway,
+/// and a crowd would ask at the same time.
 const ESTIMATE_AHEAD_MAX: u64 = 50;
-/// Grants in a row that may come too late to be used, before the store counts as too slow.
+/// So many grants in a row may come too late to be used; at the next, the store counts as too slow.
 const LATE_ANSWERS: u32 = 2;
 
 /// The next step.
@@ -112,8 +112,8 @@ impl Progress {
         Ask { waited: sent.since(self.began), ..request.ask.clone() }
     }
 
-    /// The deadline of a request sent at `sent`. Once the store has answered or failed, it is not
-    /// far beyond the end of the wait.
+    /// The deadline of a request sent at `sent`. If the store has answered or failed before, it is
+    /// soon after the end of the wait at the latest.
     fn by(&self, request: &Request, sent: Moment) -> Moment {
         let by = sent.after(request.budget());
         match request.until {
@@ -124,7 +124,7 @@ impl Progress {
         }
     }
 
-    /// Handles the answer that the caller is in the queue. Returns when to ask again at the latest.
+    /// Handles the answer "you are in the queue". Returns when to ask again at the latest.
     /// `ends` reads the last ends of a lock, if the store can.
     fn handle_waiting(
         &mut self,
@@ -155,11 +155,14 @@ impl Progress {
     }
 }
 
-/// How long to pause before a store is asked again after `slow` answers in a row that took too
-/// long. A crowd must not keep a busy store from getting on, so the pause grows. A store that
-/// refuses connections is gone only for a moment and is asked soon, because a waiter that sends
-/// nothing for 5 s loses its place. A grant whose answer was lost is asked for again before its
-/// lease (`ttl`) ends.
+/// How long to pause before a store is asked again, after `slow` answers in a row that took too
+/// long.
+///
+/// - The pause grows, so that a crowd does not keep a busy store from getting on.
+/// - A store that refuses connections does not count as slow and is asked soon: it is often gone
+///   only for a moment, and a waiter that sends nothing for 5 s loses its place.
+/// - The pause ends well within a lease (`ttl`): if the answer to a grant was lost, the waiter asks
+///   again before that lease ends.
 fn pause(slow: u32, ttl: Duration, until: Until) -> Duration {
     let longest = HEARTBEAT.min(ttl / 4).max(RIDE_OUT_PAUSE);
     let pause = (RIDE_OUT_PAUSE * 2u32.pow(slow.saturating_sub(1).min(3))).min(longest);
@@ -275,8 +278,8 @@ impl Obtaining<'_> {
     }
 
     /// Whether to ask again although the store failed. A caller that is in the queue waits for the
-    /// store as it does for the lock. A caller without an answer so far does so too, unless it may
-    /// be the wrong store. A grant that too few replicas have acknowledged cannot be used; it is
+    /// store as it does for the lock. A caller without an answer so far does so too, unless the URL
+    /// may be wrong. A grant that too few replicas have acknowledged cannot be used; it is
     /// requested until they have.
     fn rides_out(&self, error: &Error, queued: bool) -> bool {
         if queued { error.is_transient() } else { self.request.until.rides_out(error) }
@@ -343,10 +346,6 @@ mod tests {
         };
         assert_eq!(pauses(30, Until::Forever), [300, 300, 600, 1200, 1600, 1600]);
         assert_eq!(pauses(3, Until::Forever), [300, 300, 600, 750, 750, 750], "well within a lease of 3 s");
-        assert_eq!(
-            pauses(30, Until::At(Moment::now())),
-            [300; 6],
-            "who gives up soon looks once more before"
-        );
+        assert_eq!(pauses(30, Until::At(Moment::now())), [300; 6], "who gives up soon asks once more first");
     }
 }

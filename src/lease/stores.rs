@@ -1,4 +1,4 @@
-//! The connections of a holder: one store, and for some stores a second one, which connects only
+//! The connections of a holder: one, and for some kinds of store a second one, which is opened only
 //! when the first one has waited too long for an answer.
 
 use crate::clock::{self, Moment};
@@ -18,7 +18,7 @@ pub struct Stores {
     stores: Vec<Mutex<Box<dyn Store>>>,
     /// Index of the store that answered last; it is used next.
     current: AtomicUsize,
-    /// Whether one attempt lasts long, because a retry would need a new connection.
+    /// Whether an attempt gets a long limit, because a retry would need a new connection.
     is_long: bool,
     /// The error for a store that does not answer in time, if there are two.
     late: Option<Error>,
@@ -54,8 +54,8 @@ impl Stores {
         self.stores[self.current()].try_lock().is_ok()
     }
 
-    /// Waits until one of the stores is free. For the first half of the time only the current one
-    /// will do, because its connection is open.
+    /// Waits until the store is free. If there are two, waits up to `by` until one of them is; for
+    /// the first half of that time only the current one will do, because its connection is open.
     pub fn lock_by(&self, by: Moment) -> Result<InUse<'_>, Error> {
         let Some(late) = &self.late else { return Ok(self.lock()) };
         let half = Moment::now().after(by.left() / 2);
@@ -89,7 +89,7 @@ impl Stores {
         self.late.as_ref()
     }
 
-    /// Whether one attempt lasts long, because a retry would need a new connection.
+    /// Whether an attempt gets a long limit, because a retry would need a new connection.
     pub const fn is_long(&self) -> bool {
         self.is_long
     }

@@ -60,6 +60,19 @@ pub fn record(
     }
     let mut lines = Lines { text: String::new(), width };
     lines.add(0, "key", view.name.key());
+    state(&mut lines, view, coloured);
+    queue(&mut lines, view);
+    past(&mut lines, view, refused);
+    if let (Some(fence), []) = (view.fence, view.holders.as_slice()) {
+        lines.add(0, "fence", &fence.to_string());
+    }
+    let prefix = if place.prefix.is_empty() { "without a " } else { "" };
+    lines.add(0, "store", format!("{}, {prefix}prefix {}", place.store, place.prefix).trim_end());
+    lines.text
+}
+
+/// What holds or blocks the lock.
+fn state(lines: &mut Lines, view: &View, coloured: Coloured) {
     let word = view.state.word();
     let painted = coloured.paint(word, colour(word));
     lines.text.push_str(&format!("{}{painted}\n", padded("state", LABEL)));
@@ -74,7 +87,7 @@ pub fn record(
         lines.add(0, "holder", &format!("another program, a value of the type {}", foreign.kind));
     }
     for holder in &view.holders {
-        held(&mut lines, view, holder);
+        held(lines, view, holder);
     }
     // With holders, each lease shows it.
     match (view.state, view.left) {
@@ -87,6 +100,9 @@ pub fn record(
         let (by, until) = (cell(&pause.by), local(pause.until, view.now));
         lines.add(0, "paused", &format!("until {until} by {by}{}", because(&pause.by)));
     }
+}
+
+fn queue(lines: &mut Lines, view: &View) {
     if !view.waiters.is_empty() {
         lines.add(0, "waiting", &view.waiters.len().to_string());
     }
@@ -100,6 +116,10 @@ pub fn record(
         let text = format!("{who}, for {waiting}{mode}{newest}{turn}: {}", waiter.owner.command);
         lines.add(2, &format!("{}.", at + 1), &text);
     }
+}
+
+/// The last run, the last success and the last refusal.
+fn past(lines: &mut Lines, view: &View, refused: Option<&Refusal>) {
     if let Some(end) = view.log.first() {
         lines.add(0, "last run", &format!("{}, run by {}", last(end, view.now), cell(&end.owner)));
         if let Some(by) = &end.by {
@@ -124,12 +144,6 @@ pub fn record(
         let text = format!("{} ago, {}, {}", ago(refusal.at), cell(&refusal.owner), why(refusal));
         lines.add(0, "refused", &text);
     }
-    if let (Some(fence), []) = (view.fence, view.holders.as_slice()) {
-        lines.add(0, "fence", &fence.to_string());
-    }
-    let prefix = if place.prefix.is_empty() { "without a " } else { "" };
-    lines.add(0, "store", format!("{}, {prefix}prefix {}", place.store, place.prefix).trim_end());
-    lines.text
 }
 
 fn held(lines: &mut Lines, view: &View, holder: &Holder) {

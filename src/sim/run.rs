@@ -152,7 +152,7 @@ impl Main {
                 Box::new(move |term_at, kill_at| link.on_renewed(term_at, kill_at))
             },
             reports: say,
-            owner: EventFd::new().expect("a descriptor"),
+            has_report: EventFd::new().expect("a descriptor"),
             over: EventFd::new().expect("a descriptor"),
             listens: AtomicBool::new(false),
         });

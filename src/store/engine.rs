@@ -2,20 +2,23 @@
 //! The engine decides which records an operation needs, which processes are dead, what is written
 //! and who is woken. What the coordinator must do for that is an [`Adapter`].
 //!
-//! An operation on one or several locks is a [`Transaction`]. A renewal or a heartbeat that changes
-//! nothing else needs none: the holder or waiter publishes its new deadline outside the record, and
-//! reads the records. Between two operations the engine keeps in memory only the liveness of its
-//! own token, the deadline it last published, and its watches. So the guard's forked copy of the
-//! store works as well as the original.
+//! An operation on one or several locks is a [`Transaction`]. A renewal or a heartbeat that only
+//! moves a deadline needs none: the holder or waiter publishes its new deadline outside the record,
+//! and reads the records. Between two operations the engine keeps in memory only the liveness of
+//! its own token, the deadline it last published, its position in the queue, whether it was woken,
+//! and its watches. So the guard's forked copy of the store works as well as the original.
 //!
 //! Watching and waking:
 //! - A waiter watches the liveness of its predecessor in each of its queues. The head of a queue
 //!   watches the holders that block it.
-//! - The operation that grants a lock wakes the new holder. If the granting process is killed
-//!   before that, the head of the queue notices the death, because it watched that process. Others
-//!   that were granted the lock in the same operation find out when they next ask.
-//! - So each release wakes one waiter, and each death the waiter behind.
-//! - Nothing wakes a waiter when a lease or a min-hold runs out: it asks again at `next`.
+//! - The operation that grants a lock wakes the new holder. If a releasing holder is killed before
+//!   that, the new holder notices it by itself: as the head, it watched that process. Others that
+//!   were granted the lock in the same operation find out when they next ask.
+//! - So a release wakes the waiters that it grants the lock to (and watchers), and a death the
+//!   waiter behind.
+//! - Nothing wakes a waiter when a lease or a min-hold runs out, except in etcd and ZooKeeper,
+//!   where the end of a session fires the watch. Otherwise the waiter asks again after
+//!   [`next`](crate::rules::Waiting::next).
 
 mod adapter;
 pub mod bounds;
@@ -43,8 +46,9 @@ use transaction::{Look, Transaction};
 /// often may open only 1024.
 const WATCHES_MAX: usize = 256;
 
-/// Base of the back-off after a write conflict. The longest back-off is twice this after the first
-/// conflict, and doubles with each further one.
+/// Base of the back-off after a write conflict. A back-off is a random time, at most twice this
+/// after the first conflict. The maximum doubles with each further conflict, up to the limits
+/// below.
 const BACK_OFF_FIRST: Duration = Duration::from_micros(500);
 /// Longest back-off after a write conflict when acquiring.
 const BACK_OFF_ACQUIRE: Duration = Duration::from_millis(500);
@@ -54,8 +58,9 @@ const BACK_OFF_CONFIRM: Duration = Duration::from_millis(10);
 /// Longest back-off after a write conflict when the only holder renews or releases: shorter still,
 /// because the lease is running out.
 const BACK_OFF_HOLD: Duration = Duration::from_millis(1);
-/// Longest back-off after a write conflict when one of several holders renews or releases. They
-/// conflict with each other, and shorter back-offs would overload the store.
+/// Longest back-off after a write conflict when one of several holders renews or releases, for
+/// operators' commands, and for waiters that leave. They conflict with each other, and shorter
+/// back-offs would overload the store.
 const BACK_OFF_SHARED: Duration = Duration::from_millis(20);
 /// Number of conflicts after which the only holder reserves the record: see [`Adapter::reserve`].
 const RESERVE_AFTER: u32 = 2;
@@ -64,13 +69,13 @@ const RESERVE_AFTER: u32 = 2;
 const UNCOUNTED_AFTER: u32 = 2;
 /// Longest time that listing all locks may take.
 const LIST_WITHIN: Duration = Duration::from_secs(60);
-/// Longest time that listing all locks of a server may take, in operations: with a short
+/// A server must list all locks within the time of this many operations: with a short
 /// `--op-timeout`, a silent server must not block the caller for a minute.
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 const LIST_OPERATIONS: u32 = 10;
 
-/// The deadline for a server to list all locks: `by` at the latest, and earlier if one operation
-/// may only take `each`.
+/// The deadline for a server to list all locks: `by`, or `LIST_OPERATIONS` times `each` from now if
+/// that is earlier.
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 pub fn listed_by(by: Moment, each: Duration) -> Moment {
     by.min(Moment::now().after(each.saturating_mul(LIST_OPERATIONS)))
@@ -79,9 +84,9 @@ pub fn listed_by(by: Moment, each: Duration) -> Moment {
 /// A store over an adapter. A clone shares the liveness that [`Store::prepare`] began.
 pub struct Engine<A: Adapter> {
     pub(super) adapter: A,
-    /// End of the lease on [`Adapter::now`], if this process took or renewed it.
+    /// End of the lease by the clock of [`Adapter::now`], if this process took or renewed it.
     lease: Option<Duration>,
-    /// Time of the last heartbeat on [`Adapter::now`], while this process waits.
+    /// Time of the last heartbeat by the clock of [`Adapter::now`], while this process waits.
     heard: Option<Duration>,
     /// Number of waiters before this one when it last asked.
     ahead: u64,
@@ -120,7 +125,8 @@ impl<A: Adapter> Engine<A> {
     }
 
     /// Applies `operation` as one transaction on behalf of `me`. Starts again after a write
-    /// conflict, or if the rules need a lock or a waiter that was not read.
+    /// conflict, if the rules need a lock or a waiter that was not read, or, granting fewer, if the
+    /// write was too large.
     fn transact<R>(
         &self,
         names: &Names,
@@ -147,7 +153,7 @@ impl<A: Adapter> Engine<A> {
             let missing = transaction.missing();
             let is_short = transaction.has_come_too_far();
             if missing.is_empty() && !is_short {
-                if transaction.is_only_count {
+                if transaction.may_abort {
                     transaction.abort();
                     return Ok(answer);
                 }
@@ -179,7 +185,9 @@ impl<A: Adapter> Engine<A> {
             transaction.abort();
             related.extend(missing);
             if is_short {
-                // One operation grants at most GRANTED_AT_ONCE waiters, and looks at one more.
+                // One operation grants at most GRANTED_AT_ONCE waiters, and looks at one more. If
+                // even that was too few, because waiters were stale, the number grows without
+                // limit.
                 let most = if shown > GRANTED_AT_ONCE { usize::MAX } else { GRANTED_AT_ONCE + 1 };
                 front = Some((8 * shown).clamp(2, most));
             }
@@ -236,7 +244,8 @@ impl<A: Adapter> Engine<A> {
     }
 
     /// Sets the end of the lease. If this process has published another deadline (as a waiter, or
-    /// of an earlier lease), publishes the new one.
+    /// of an earlier lease), publishes the new one: the old one would count beside the record's,
+    /// and the later of the two decides.
     fn set_lease_end(&mut self, token: &Token, end: Duration) {
         if self.heard.take().is_some() || self.lease.is_some() {
             self.adapter.say_lease(token, end);
@@ -248,7 +257,8 @@ impl<A: Adapter> Engine<A> {
     ///
     /// A process that judges a lease reads first the clock and then the published end. The holder
     /// publishes the new end first and then reads the clock. If the old end has not come by then,
-    /// any process that could find the old lease over reads later, and sees the new end.
+    /// any process that still saw the old end had read the clock before, when the old lease was not
+    /// over.
     fn renew_outside_record(
         &mut self,
         names: &Names,
@@ -269,11 +279,12 @@ impl<A: Adapter> Engine<A> {
         Ok(renewal)
     }
 
-    /// Renews a lease that is a session. Returns None if a transaction must renew it.
+    /// Renews the lease where [`Adapter::has_sessions`]. Returns None if a transaction must renew
+    /// it.
     ///
     /// The session is extended first, so the records read afterwards hold for the extended lease.
-    /// A process that did not take the locks itself also reads them before, so that it does not
-    /// extend the session of a hold that an operator revoked.
+    /// A process that did not take the locks itself reads the records before, too: if it extended
+    /// the session of a hold that an operator revoked, the lock would stay blocked for longer.
     fn renew_session(
         &mut self,
         names: &Names,
@@ -294,8 +305,9 @@ impl<A: Adapter> Engine<A> {
         Ok(renewal)
     }
 
-    /// Returns what the rules answer to a renewal by the records as they are, if the token holds
-    /// all of the locks and has confirmed them; otherwise None.
+    /// Returns what the rules answer to a renewal by the records as they are. None if the token
+    /// does not hold all of the locks or has not confirmed the grants, or if the answer is that a
+    /// lock is lost.
     fn renewal_by_records(
         &self,
         names: &Names,
@@ -311,8 +323,9 @@ impl<A: Adapter> Engine<A> {
         Ok(Some(renewal).filter(|renewal| is_known && is_held(*renewal)))
     }
 
-    /// Reads the records of these locks without locking them, and removes the dead. With `only` it
-    /// checks that token only; without, all tokens, and it reads all waiters too.
+    /// Reads the records of these locks without locking them, and leaves the dead out of what it
+    /// returns. With `only` it checks that token only; without, all tokens, and it reads all
+    /// waiters too.
     ///
     /// A process that releases its token writes the record before its liveness ends. So a token is
     /// dead if it seems so and the record, read again, has not changed.
@@ -424,17 +437,18 @@ fn named(record: &Record) -> Vec<Token> {
 }
 
 impl<A: Adapter> Store for Engine<A> {
-    /// Begins the liveness of the token. It ends with [`Store::leave`], and when `acquire` answers
-    /// [`Acquired::Busy`], [`Acquired::Done`], [`Acquired::Superseded`] or [`Acquired::Released`];
-    /// a token that asks again after that has none. A token without liveness ends only when its
-    /// lease is over, or when it misses its heartbeats.
+    /// Begins the liveness of the token. It ends with [`Store::leave`], with [`Store::hand_over`]
+    /// (not in etcd), and when `acquire` answers [`Acquired::Busy`], [`Acquired::Done`],
+    /// [`Acquired::Superseded`] or [`Acquired::Released`] and no record names the token any more. A
+    /// token that asks again after that has none. Its hold or place then ends only when its lease
+    /// is over, or when it misses its heartbeats.
     fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
         let token = self.adapter.stored(token);
         self.adapter.begin(&token)
     }
 
     fn hand_over(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<(), Error> {
-        // A session outlives the process that began it.
+        // Such a session belongs to the token, and outlives the process that began it.
         if self.adapter.has_sessions() {
             return Ok(());
         }
@@ -469,7 +483,7 @@ impl<A: Adapter> Store for Engine<A> {
             let mut answer = transaction.table.acquire(transaction.now, names, ask);
             // If no record names the caller, only the count of refusals would change.
             let is_refused = !is_known && matches!(answer, Acquired::Busy(_) | Acquired::Done(_));
-            transaction.is_only_count = transaction.may_go_uncounted && is_refused;
+            transaction.may_abort = transaction.may_go_uncounted && is_refused;
             let to_watch = match &mut answer {
                 Acquired::Waiting(waiting) => {
                     waiting.ahead = transaction.ahead(token);
@@ -494,7 +508,8 @@ impl<A: Adapter> Store for Engine<A> {
                 (self.heard, self.ahead) = (Some(self.adapter.now()), waiting.ahead);
                 self.watch_tokens(to_watch);
             }
-            // The first renewal drops the watches. That takes time, and the job is to start now.
+            // The watches stay until the first renewal: dropping them takes time, and the job is to
+            // start now.
             Acquired::Granted(_) => self.set_lease_end(token, began + ask.ttl),
             // A revoked holder keeps its liveness, because its job may still run.
             Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Released
@@ -587,7 +602,8 @@ impl<A: Adapter> Store for Engine<A> {
         })
     }
 
-    /// Needs the liveness that [`Store::prepare`] began. Without it the subscription only sleeps.
+    /// In a directory, it needs the liveness that [`Store::prepare`] began. Without that, the
+    /// subscription only sleeps.
     fn subscribe(
         &mut self,
         names: &[Name],
@@ -624,7 +640,7 @@ impl<A: Adapter> Store for Engine<A> {
         let beside = name.of_refusals();
         self.transact(&beside.clone().into(), None, Look::Heads, deadline, |transaction| {
             transaction.table.refuse(transaction.now, &beside, refusal);
-            transaction.is_only_count = transaction.may_go_uncounted;
+            transaction.may_abort = transaction.may_go_uncounted;
         })
     }
 

@@ -1,10 +1,11 @@
 //! The store `etcd://…`. It keeps a record for each lock, a key for each waiter, and a session for
-//! each holder and waiter. The engine applies the lock rules; this module sends the requests to
-//! etcd.
+//! each holder. Holder and waiter have a `life/` key that others watch. The engine applies the lock
+//! rules; this module sends the requests to etcd.
 //!
 //! *A transaction takes two requests.* The first reads the records and the sessions. The second
 //! writes, if no record has changed since. If one has, nothing is written, and the engine starts
-//! again with a linearizable read. So a request that arrives late or twice changes nothing.
+//! again with a linearizable read. So a request that arrives twice, or after another write, writes
+//! nothing.
 //!
 //! *The lease is a session.* A holder has an etcd lease, and beside the record a key on that lease.
 //! When the lease ends, etcd deletes the key, and the hold is over; no time in a record is compared
@@ -14,12 +15,13 @@
 //! alive.
 //!
 //! *A keep-alive counts only when it is proved.* An old leader that has not noticed the new one may
-//! renew a lease without the new leader's knowledge. So the same member must then answer a
-//! linearizable request in the same raft term. That proves that it was still the leader when it
-//! renewed the lease. A later leader gives every lease its whole ttl again ([`Keys::extend`]).
+//! renew a lease without the new leader's knowledge. So the member that answered the keep-alive
+//! must then answer a linearizable request in the same raft term. That proves that the leader of
+//! that term was still the leader when it renewed the lease. A later leader gives every lease its
+//! whole ttl again (docs/protocol.md#etcd).
 //!
-//! *The time* is the answering member's, in whole seconds. Neither a lease nor exclusion (I1)
-//! depends on it.
+//! *The time* is this machine's, moved into the second that the answering member names; if it names
+//! none, as it is. Neither a lease nor exclusion (I1) depends on it.
 
 mod cleanup;
 mod client;
@@ -60,8 +62,8 @@ pub use client::Target;
 
 /// First pause after a failed watch. It doubles with each further failure, up to [`HEARTBEAT`].
 const WATCH_RETRY: Duration = Duration::from_millis(25);
-/// A waiter with more waiters than this before it polls the records less often, because each poll
-/// reads the names of all waiters.
+/// A waiter polls less often if more than this many stand before it: each poll reads all waiters'
+/// names.
 const NEAR: u64 = 4;
 /// One in this many first requests cleans up old records.
 const CLEANS_UP_EVERY: u32 = 512;
@@ -89,13 +91,14 @@ pub struct Keys {
     is_holder: Cell<bool>,
     /// Whether the last read of the current operation turned out to be outdated.
     is_outrun: Cell<bool>,
-    /// A lease that was kept alive and the member that said so, until a read proves it.
+    /// A lease that was kept alive and the header of that answer, until a read proves it.
     kept: Cell<Option<(u64, Header)>>,
     /// Whether the hold is on another lease than the one that was kept alive.
     is_moved: Cell<bool>,
     /// Revision of the last read.
     read: Cell<u64>,
-    /// Revision of the last read with the caller's token. The caller's watch starts after it.
+    /// Revision of the last read with the caller's token. The caller's watch starts after it. Only
+    /// a read of the caller's own place moves the start of its watch; another would skip events.
     seen: Cell<u64>,
     /// Revision of this process's last write, which the caller's watch ignores.
     wrote: Cell<u64>,
@@ -139,8 +142,8 @@ impl Adapter for Keys {
     type Entry = Node;
     type Watch = Token;
 
-    /// The hash of the token, because any etcd user can read key names by asking which keys are on
-    /// a lease.
+    /// The hash of the token, because before 3.4.26 and 3.5.9 any user of etcd could read key names
+    /// by asking which keys are on a lease (CVE-2023-32082).
     fn stored(&self, token: &Token) -> Token {
         token.hashed()
     }
@@ -189,8 +192,7 @@ impl Adapter for Keys {
         whom: CatchUp,
     ) -> Result<(Vec<Node>, Time), Error> {
         let is_all = whom == CatchUp::All;
-        // A waiter that reads the last ends has not looked at its own place. So no token is passed:
-        // that would advance `seen`, and the watch would miss earlier events.
+        // A read of everything is not one of the caller's own place (see `seen`).
         let me = me.filter(|_| !is_all);
         let depth = if is_all { Depth::All } else { Depth::Places };
         self.nodes(&Question { names, me, depth, source: Source::Majority }, is_all)
@@ -214,7 +216,7 @@ impl Adapter for Keys {
             let range = Range { span: Span { key, range_end: None }, ..Range::default() };
             let (answer, _) =
                 self.client.txn(&Txn { compare: Vec::new(), success: vec![Act::Range(range)] })?;
-            // The waiter has left since the read; the engine's write will conflict.
+            // The waiter has left, or its lease has ended.
             let Some(pair) = answer.ranges().next().and_then(|mut range| range.kvs.pop()) else {
                 node.queue.waiting.remove(waiter);
                 return Ok(Vec::new());
@@ -284,13 +286,13 @@ impl Adapter for Keys {
         Ok(Vec::new())
     }
 
-    /// Revokes the leases. A lease that cannot be reached expires.
+    /// Revokes the leases. If etcd cannot be reached, they expire.
     fn end(&mut self, token: &Token) {
         self.watches.take();
         self.stand(token, |place| *place = None);
         self.is_holder.set(false);
         let leases: Vec<u64> = std::mem::take(&mut *self.leases.borrow_mut()).into_iter().collect();
-        // A process that did not begin the token does not know what else is on its leases.
+        // Another process may use these leases, too: end only those without keys.
         if self.mine(token).is_none() {
             self.let_go(&leases).ok();
         } else if !leases.is_empty() {
@@ -316,7 +318,7 @@ impl Adapter for Keys {
         false
     }
 
-    /// A lease ends only when etcd says so.
+    /// False: no end is published outside the record, for only etcd ends a lease.
     fn say_lease(&self, _: &Token, _: Duration) -> bool {
         false
     }
@@ -353,8 +355,8 @@ impl Adapter for Keys {
         }
     }
 
-    /// Every token in a record counts as alive: without a session it would have been judged as
-    /// over, and a watch reports when a session ends later.
+    /// A token that is still in a record is alive: when a record is read, a hold without a session
+    /// ends. A watch reports when a session ends later.
     fn liveness(&self, token: &Token) -> Liveness<Token> {
         Liveness::Alive(token.clone())
     }

@@ -1,6 +1,6 @@
-//! Takes over from a guard that is gone or hung: dlock, a subreaper too, adopts the job and stops
-//! it with the same code, or reports that it has ended. Nothing here runs while the guard does its
-//! work.
+//! What dlock does when its guard is gone or hung: dlock, a subreaper too, adopts the job and stops
+//! it with the same code, or reports that it has ended. Nothing here runs when dlock is killed: for
+//! that see guard.rs, and its callback in commands/run/orphaned.rs.
 
 use super::foreign::Foreign;
 use super::process_tree::{ProcessTree, Sweep};

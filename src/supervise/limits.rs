@@ -59,7 +59,8 @@ impl LimitsSender {
         self.cells[CMD].store(u64::from(pid.cast_unsigned()), Ordering::Release);
     }
 
-    /// The process that the guard started, if it has; it may not have become CMD yet.
+    /// The process that the guard started, if it has; it may not have become CMD yet. No event
+    /// reports the start: it would wake dlock at the very moment that CMD needs the processor.
     pub(super) fn cmd(&self) -> Option<i32> {
         let pid = self.cells[CMD].load(Ordering::Acquire);
         i32::try_from(pid).ok().filter(|&pid| pid > 0)

@@ -8,30 +8,12 @@ use super::{Process, StopReason};
 use crate::clock::Moment;
 use crate::sys::{self, Hurry};
 use std::time::Duration;
+use tuning::{
+    ABROAD, BURST, ENDS_WITHIN, GATHERING, GRACE_KEPT, LATE_KEPT, PAUSE, PAUSE_OF_ALL, PAUSES,
+    SHORTEST_PAUSE, SMALL, STEP,
+};
 
-/// The grace is shortened for a job that takes long to kill, but one part in this many is left.
-const GRACE_LEAST: u32 = 4;
-/// Largest small job, in processes. It gets TERM however late that is, which costs next to nothing.
-const SMALL: usize = 32;
-/// After a late TERM, a large job keeps one part in this many of the time left. A small job, which
-/// is killed in no time, keeps as much of it as of the grace.
-const LATE_LEAST: u32 = 16;
-/// Time for one step of moving the job into a control group, and pause between two steps: the job
-/// needs the processor, too.
-const STEP: Duration = Duration::from_millis(2);
-/// Longest pass of a kill that finds ever more processes. Then the guard sees to its other duties.
-const BURST: Duration = Duration::from_millis(100);
-/// A process that obeys has ended this long after TERM. The others are moved into a control group.
-const ENDS_WITHIN: Duration = Duration::from_millis(20);
-/// Least time left for moving processes: the kernel takes several ms for the first one.
-const GATHERING: Duration = Duration::from_millis(100);
-/// Pause between two looks at what is left; twice the last look's time, if that is more.
-const PAUSE: Duration = Duration::from_micros(500);
-/// Pause between two looks at a foreign process and what it started.
-const ABROAD: Duration = Duration::from_millis(20);
-/// The pause after a look all the way down, which kills again what was killed, is this many times
-/// the look's time.
-const ALL_THE_WAY: u32 = 4;
+mod tuning;
 
 /// A stop under way.
 #[derive(Debug)]
@@ -64,7 +46,7 @@ impl Stop {
             lead: Duration::ZERO,
             passes: 0,
             next: kill_at,
-            patience: PAUSE,
+            patience: SHORTEST_PAUSE,
             deep_at: kill_at,
             gather_at: None,
             hurry: None,
@@ -80,7 +62,7 @@ impl Stop {
         // Not before the look: it measures the speed without the priority, which the dying
         // processes will not have.
         stop.hurry = Some(Hurry::begin());
-        stop.patience = looked.since(began).max(PAUSE);
+        stop.patience = looked.since(began).max(SHORTEST_PAUSE);
         let count = members.len() + tree.count_abroad();
         let most = longest_lead(count, kill_at.since(began));
         let until = kill_at.before(cost.min(most(kill_at.since(looked))));
@@ -132,7 +114,7 @@ impl Stop {
             tree.look_abroad();
             tree.reap(&mut sweep);
             let now = Moment::now();
-            self.abroad_at = Some(now.after((now.since(began) * ALL_THE_WAY).max(ABROAD)));
+            self.abroad_at = Some(now.after(PAUSE_OF_ALL.of(now.since(began)).max(ABROAD)));
         }
         sweep
     }
@@ -159,17 +141,11 @@ impl Stop {
         self.hurry = None;
         if depth == Depth::All {
             let now = Moment::now();
-            self.deep_at = now.after((now.since(began) * ALL_THE_WAY).max(PAUSE * ALL_THE_WAY));
+            self.deep_at = now.after(PAUSE_OF_ALL.of(now.since(began).max(SHORTEST_PAUSE)));
         }
         self.passes = self.passes.saturating_add(1);
-        let pause = match self.passes {
-            // The dying processes need the processor more than the guard.
-            0..=200 => (Moment::now().since(began) * 2).clamp(PAUSE, PAUSE * 20),
-            201..=300 => Duration::from_millis(20),
-            // Only what cannot be killed is left by now.
-            _ => Duration::from_millis(100),
-        };
-        self.next = Moment::now().after(pause);
+        let now = Moment::now();
+        self.next = now.after(pause(self.passes, now.since(began)));
         sweep
     }
 
@@ -192,8 +168,14 @@ impl Stop {
 /// How long before its limit the killing of `count` processes may begin, at most: a function of the
 /// time left after TERM. `grace` is the time from the start of the stop to the KILL.
 fn longest_lead(count: usize, grace: Duration) -> impl Fn(Duration) -> Duration {
-    let least = if count > SMALL { LATE_LEAST } else { GRACE_LEAST };
-    move |left| (grace - grace / GRACE_LEAST).min(left - left / least)
+    let kept = if count > SMALL { LATE_KEPT } else { GRACE_KEPT };
+    move |left| (grace - GRACE_KEPT.of(grace)).min(left - kept.of(left))
+}
+
+/// The pause after a pass that took so long, the last one of so many.
+fn pause(passes: u32, took: Duration) -> Duration {
+    let bounds = PAUSES.into_iter().find(|(most, _)| passes <= *most);
+    bounds.map_or(took, |(_, bounds)| PAUSE.of(took).clamp(*bounds.start(), *bounds.end()))
 }
 
 /// The processes that get TERM: all, or those reached before it is too late.
@@ -212,6 +194,19 @@ mod tests {
         assert_eq!(reached_in_time(&members[..10], || true).count(), 10);
         assert_eq!(reached_in_time(&members, || true).count(), SMALL);
         assert_eq!(reached_in_time(&members, || false).count(), members.len());
+    }
+
+    #[test]
+    fn pause_follows_the_pass_and_then_grows() {
+        let (micros, millis) = (Duration::from_micros, Duration::from_millis);
+        assert_eq!(
+            [micros(1), millis(1), millis(50)].map(|took| pause(1, took)),
+            [micros(500), millis(2), millis(10)]
+        );
+        assert_eq!(
+            [200, 201, 300, 301, u32::MAX].map(|passes| pause(passes, micros(1))),
+            [micros(500), millis(20), millis(20), millis(100), millis(100)]
+        );
     }
 
     #[test]

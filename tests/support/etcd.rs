@@ -218,6 +218,12 @@ impl Etcd {
         kill_process(pid.expect("it runs"), signal).expect("it runs");
     }
 
+    /// Has a member shut down in order, and waits for its end.
+    pub fn stop(&mut self, number: usize) {
+        self.signal(number, Signal::TERM);
+        self.members[number].child.take().expect("it runs").wait().expect("it ends");
+    }
+
     /// Kills a member.
     pub fn kill(&mut self, number: usize) {
         self.signal(number, Signal::KILL);

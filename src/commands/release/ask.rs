@@ -23,6 +23,7 @@ use crate::rules::{FOREIGN_LOOK, Holder, Requested, State};
 use crate::store::{self, Store, View};
 use crate::supervise;
 use std::ops::ControlFlow;
+use std::time::Duration;
 
 /// `dlock release KEY` of another holder's lock.
 pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Result<Exit> {
@@ -202,20 +203,23 @@ fn wait_for_ends(
                 line.say(Kind::Note, What::Recovered, &format!("{} answers again", settings.store));
             }
             Learned::Over(Ok(Some(()))) => return Ok(Exit::Ok),
-            Learned::Over(Ok(None)) => {
-                let whom = pending.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ");
-                let bound = span(flags.timeout.unwrap_or_default());
-                let text = format!(
-                    "{place} is still held by {whom} after {bound} (--timeout). The request to stop remains; --force takes the \
-                     lock away"
-                );
-                let exit = Exit::Busy(Exit::BUSY);
-                line.say(Kind::Note, Event::from(What::Busy).held_by(pending.first()).ends(exit), &text);
-                return Ok(exit);
-            }
+            Learned::Over(Ok(None)) => return Ok(ran_out(&mut line, &place, &pending, flags.timeout)),
             Learned::Over(Err(error)) => return Err(context.with_origin(error).into()),
         }
     }
+}
+
+/// The time is over while these holders have not ended.
+fn ran_out(line: &mut Line, place: &str, pending: &[Holder], timeout: Option<Duration>) -> Exit {
+    let holders = pending.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ");
+    let bound = span(timeout.unwrap_or_default());
+    let text = format!(
+        "{place} is still held by {holders} after {bound} (--timeout). The request to stop remains; --force takes the \
+         lock away"
+    );
+    let exit = Exit::Busy(Exit::BUSY);
+    line.say(Kind::Note, Event::from(What::Busy).held_by(pending.first()).ends(exit), &text);
+    exit
 }
 
 fn ended(place: &str, holder: &Holder, view: &View, since: Moment) -> String {

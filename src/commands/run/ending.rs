@@ -1,13 +1,26 @@
-//! Chooses the outcome that the log records for a hold, from how the job ended and whether the lock
-//! was lost. The exit status is chosen elsewhere.
+//! How a run ends: chooses the exit status, and the outcome that the log records for the hold, from
+//! how the job ended and whether the lock was lost. Pure.
 
+use crate::exit::{Ended, Exit};
 use crate::lease::{Asker, Loss};
 use crate::rules::{Outcome, Ran};
 use crate::supervise::StopReason;
 
-/// What ended a job that was started. A lost lock may still be there to be given back: it was one
-/// of several, or the store still has it. Then the loss is the outcome, also if `--on-lost warn`
-/// let the job go on.
+/// The exit status after CMD was started: a lost lock comes first, then `--max-run`, then CMD's own.
+pub fn exit(status: Option<Ended>, reason: Option<StopReason>, lost: Option<Loss>) -> Exit {
+    match (reason, status) {
+        (Some(StopReason::Lost | StopReason::LeaseRanOut | StopReason::Asked), _) => Exit::Lost,
+        _ if lost.is_some() => Exit::Lost,
+        (Some(StopReason::MaxRun), _) => Exit::TimedOut,
+        (Some(StopReason::GuardGone | StopReason::CallerGone), _) | (None, None) => Exit::Internal,
+        (None, Some(Ended::Code(code))) => Exit::Job(code),
+        (None, Some(Ended::Signal(signal))) => Exit::Signal(signal),
+    }
+}
+
+/// Whether the job ended by itself, else what cut it short. After a loss there may still be a lock
+/// to give back: one of several, or the store still has it. The loss is recorded then, even if
+/// `--on-lost warn` let the job go on.
 pub fn ran(reason: Option<StopReason>, lost: Option<Loss>) -> Ran {
     let of_loss = match lost {
         Some(Loss::Deadline) => Some(Outcome::Expired),
@@ -30,6 +43,18 @@ pub fn ran(reason: Option<StopReason>, lost: Option<Loss>) -> Ran {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lost_lock_comes_before_max_run_and_the_own_status() {
+        let code = Some(Ended::Code(3));
+        assert_eq!(exit(code, None, None), Exit::Job(3));
+        assert_eq!(exit(Some(Ended::Signal(9)), None, None), Exit::Signal(9));
+        assert_eq!(exit(code, None, Some(Loss::NotHeld)), Exit::Lost);
+        assert_eq!(exit(code, Some(StopReason::MaxRun), Some(Loss::Deadline)), Exit::Lost);
+        assert_eq!(exit(code, Some(StopReason::MaxRun), None), Exit::TimedOut);
+        assert_eq!(exit(code, Some(StopReason::GuardGone), None), Exit::Internal);
+        assert_eq!(exit(None, None, None), Exit::Internal);
+    }
 
     #[test]
     fn outcome_names_the_cause() {

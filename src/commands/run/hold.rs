@@ -1,10 +1,11 @@
 //! What `dlock hold` does differently from `dlock run`: the guard watches the end of something that
 //! dlock did not start, events go to stdout, and signals end the hold. Taking, renewing and giving
-//! back the lock are the same.
+//! back the lock are the same. The watcher is what the guard starts in place of CMD.
 
+use super::Work;
 use super::messages::Subject;
 use super::parent_hold;
-use super::{Own, Session, Work};
+use super::session::{Own, Session};
 use crate::clock::Moment;
 use crate::commands::context::Context;
 use crate::commands::env::{Changes, environment};
@@ -40,7 +41,7 @@ pub enum Voice {
     Silent,
     /// A line for each event.
     Events,
-    /// The variables of the hold, once, for the process that started this one.
+    /// The variables of the hold, once, for the dlock that started this one in the background.
     Variables,
 }
 
@@ -58,7 +59,7 @@ pub struct Holding {
     ahead: Cell<Option<u64>>,
     /// The loss was printed.
     is_lost: Cell<bool>,
-    /// What the lock is held for is being stopped.
+    /// The pinned process, or the program on stdin, is being stopped.
     is_stopping: Cell<bool>,
 }
 
@@ -105,20 +106,21 @@ impl Holding {
         Some(Bond { process: self.process.clone(), words: self.reader.take()?, is_detached })
     }
 
-    /// Whether what it is to be held for has ended already.
+    /// Whether the pinned process, or the program on stdin, has ended already.
     fn is_over(&self) -> bool {
         self.process.as_ref().map_or_else(supervise::is_stdin_hung_up, Pin::has_ended)
     }
 }
 
-/// The keys to ask for. Refuses to wait for a key that this process itself holds.
-pub(super) fn keys(context: &Context, run: &Run, holds: &Holds) -> Result<Vec<Key>, Error> {
+/// The keys to ask for. Refuses to wait for a key that the job around this dlock holds: the hold
+/// would wait for that job.
+pub(super) fn keys(context: &Context, run: &Run, holds: &Holds, unrun: &str) -> Result<Vec<Key>, Error> {
     if run.wait != Wait::No && run.mode == Mode::Exclusive {
-        let (rest, _) = parent_hold::find_parent_hold(context, run, Until::from_now(run.wait), holds)?;
+        let (rest, _) = parent_hold::find_parent_hold(context, run, Until::from_now(run.wait), holds, unrun)?;
         if rest.len() < run.keys.len() {
             let held: Vec<Key> = run.keys.iter().filter(|key| !rest.contains(key)).cloned().collect();
             return Err(Error::Usage(format!(
-                "this process itself holds {} in {}, and would wait for itself; the lock is not taken",
+                "the job that runs this dlock holds {} in {}, and the hold would wait for it; the lock is not taken",
                 listed(&held),
                 context.settings.store
             )));
@@ -139,8 +141,8 @@ impl Session<'_> {
         self.hold().is_some()
     }
 
-    /// When a waiting dlock wakes next without news, if it must (`Some`); `None` if the lock is no
-    /// longer wanted.
+    /// `None`: give up, the lock is not wanted any more. `Some(at)`: look again at that time, or
+    /// only on news.
     pub(super) fn next_look(&self) -> Option<Option<Moment>> {
         let next = self.messages.next();
         let Some(hold) = self.hold() else { return Some(next) };
@@ -170,14 +172,14 @@ impl Session<'_> {
         };
         let Work::Hold(hold) = &mut self.work else { return Ok(()) };
         if !text.is_empty() && !hold.words.say(&text) {
-            return Err(io::Error::other("the text is too long for stdout"));
+            return Err(io::Error::other("it could not be handed to its watcher"));
         }
         if hold.voice == Voice::Variables {
             hold.words.end();
         }
         self.guard.start(&[], limits)?;
         hold.is_begun = true;
-        // Only the watcher has stdout now, so it closes when the watcher ends.
+        // Leave stdout to the watcher, so that it closes when the watcher ends.
         if hold.voice == Voice::Variables {
             supervise::leave_caller()
         } else {
@@ -239,12 +241,12 @@ impl Session<'_> {
         }
     }
 
-    /// Called when what the lock is held for is being stopped, or told to end.
+    /// Called when the pinned process, or the program on stdin, is being stopped.
     pub(super) fn tell_of_stop(&self, reason: supervise::StopReason) {
         let Some(hold) = self.hold() else { return };
         hold.is_stopping.set(true);
         if reason == supervise::StopReason::LeaseRanOut {
-            self.tell_of_loss(Loss::Deadline, self.limits.get().kill_at);
+            self.tell_of_loss(Loss::Deadline, self.guard.limits().get().kill_at);
         }
         if hold.process.is_none() {
             hold.words.end();
@@ -260,7 +262,8 @@ impl Session<'_> {
         }
     }
 
-    /// Whether the lock was given back with its token.
+    /// Whether the lock of a hold was given back with its token. Asks the store, and sets the
+    /// report's `fate`.
     pub(super) fn was_released(&mut self, lease: Option<&Lease>) -> bool {
         if !self.is_hold() {
             return false;

@@ -1,34 +1,32 @@
-//! Every message of `dlock run` and `dlock hold` after the settings are read. Each is for the
-//! person who is woken by it: which key, which store, what happened to the command, what comes
-//! next.
+//! The messages of a run or a hold from the request on. Each is for the person who is woken by it:
+//! which key, which store, what happened to the command, what comes next. `loss` has those about a
+//! lease that cannot be renewed, and a job that is stopped.
 
 use super::parent_hold::ParentHold;
 use crate::clock::Moment;
 use crate::commands::context::Context;
-use crate::commands::fate::{Fate, person};
-use crate::config::run::Run;
 use crate::error::Error;
 use crate::exit::{Ended, Exit, OnLost};
-use crate::lease::{Asker, Loss};
 use crate::lock::{Key, Mode, Wait};
 use crate::output::busy::{self, Asked, Tried};
 use crate::output::live::Line;
 use crate::output::time::span;
 use crate::output::{Event, Kind, What};
-use crate::rules::{Blocker, Done, Grant, Left, Outcome, Proof, Ran, Superseded, Waiting};
-use crate::shell::word;
+use crate::rules::{Blocker, Done, Grant, Left, Proof, Ran, Superseded, Waiting};
 use crate::store;
-use crate::supervise::{NotStarted, Process, StopReason};
+use crate::supervise::{NotStarted, Process};
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
 use std::time::Duration;
 
+mod loss;
+
 pub struct Messages<'a> {
     context: &'a Context,
     asked: Asked,
-    right: Right,
+    under: Under,
     live: RefCell<Line>,
-    /// What runs under the lock, as messages name it.
+    /// What messages call the job now: the job, or its rest.
     job: Cell<&'static str>,
     of: Subject,
     since: Moment,
@@ -64,22 +62,22 @@ impl Subject {
 
 /// Which hold the command runs under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Right {
+pub enum Under {
     /// Its own.
     Own,
     /// A hold of the parent job, which the parent dlock renews and gives back.
-    OfEnclosing,
+    Parent,
 }
 
 impl<'a> Messages<'a> {
     /// For a run that asks for these keys.
-    pub fn new(context: &'a Context, keys: &[Key], mode: Mode, right: Right, of: Subject) -> Self {
+    pub fn new(context: &'a Context, keys: &[Key], mode: Mode, under: Under, of: Subject) -> Self {
         let since = Moment::now();
         let asked = Asked { keys: keys.to_vec(), store: context.settings.store.to_string(), mode };
         let live = RefCell::new(Line::new(&context.printer, since));
         let job = Cell::new(of.job);
         let (trouble, unsaid) = (RefCell::default(), RefCell::default());
-        Self { context, asked, right, live, job, of, since, trouble, unsaid }
+        Self { context, asked, under, live, job, of, since, trouble, unsaid }
     }
 
     fn say<'b>(&self, kind: Kind, event: impl Into<Event<'b>>, text: &str) {
@@ -100,15 +98,15 @@ impl<'a> Messages<'a> {
         format!("{of}{}", self.place())
     }
 
-    /// What a command that did not run means for the lock.
+    /// The part of a message that says the lock is given back.
     fn given_back(&self) -> String {
-        match self.right {
-            Right::Own => format!("{} is given back, ", self.lock()),
-            Right::OfEnclosing => String::new(),
+        match self.under {
+            Under::Own => format!("{} is given back, ", self.lock()),
+            Under::Parent => String::new(),
         }
     }
 
-    /// When to print the line about waiting again; `None` before there is a queue.
+    /// When the waiting line is printed next; `None` before there is a queue.
     pub fn next(&self) -> Option<Moment> {
         self.live.borrow().next()
     }
@@ -133,8 +131,8 @@ impl<'a> Messages<'a> {
     }
 
     /// The command runs under a hold of the parent job.
-    pub fn inside(&self, enclosing: &ParentHold) {
-        let Proof { mode, slot, fence, .. } = enclosing.proof;
+    pub fn inside(&self, parent: &ParentHold) {
+        let Proof { mode, slot, fence, .. } = parent.proof;
         let (place, slot) = (self.place(), slot.map(|slot| format!(", slot {slot}")).unwrap_or_default());
         let text = format!(
             "the surrounding job holds {place} ({mode}{slot}, fence {fence}); the command runs under that hold"
@@ -242,23 +240,23 @@ impl<'a> Messages<'a> {
 
     pub fn not_started(&self, argv: &[OsString], why: NotStarted, exit: Exit) {
         let command = argv.first().map(|name| name.to_string_lossy()).unwrap_or_default();
-        let given_back = self.given_back();
+        let (given_back, unrun) = (self.given_back(), self.of.unrun);
         let text = match why {
             NotStarted::Errno(libc::ENOENT) if command.contains('/') => format!(
                 "cannot execute '{command}': it, or the interpreter that its first line names, does not exist{}; \
-                 {given_back}the command did not run",
+                 {given_back}{unrun}",
                 hint_at_shell(&command)
             ),
             NotStarted::Errno(libc::ENOENT) => {
                 let hint = hint_at_shell(&command);
-                format!("command not found: '{command}'{hint}; {given_back}the command did not run")
+                format!("command not found: '{command}'{hint}; {given_back}{unrun}")
             }
             NotStarted::Errno(errno) => format!(
-                "cannot execute '{command}': {}; {given_back}the command did not run",
+                "cannot execute '{command}': {}; {given_back}{unrun}",
                 std::io::Error::from_raw_os_error(errno)
             ),
             NotStarted::TooLate => {
-                format!("{} was granted, but too late to rely on it; {}", self.lock(), self.of.unrun)
+                format!("{} was granted, but too late to rely on it; {unrun}", self.lock())
             }
         };
         self.say(Kind::Error, Event::from(What::NotStarted).ends(exit), &text);
@@ -289,108 +287,13 @@ impl<'a> Messages<'a> {
         self.say(Kind::Detail, What::Ended, &text);
     }
 
-    pub fn trouble(&self, error: &store::Error, left: Duration, on_lost: OnLost) {
-        let job = self.job.get();
-        let then = match on_lost {
-            OnLost::Stop => format!("then {job} is stopped"),
-            OnLost::Warn => format!("{job} runs on after that, without the lock"),
-        };
-        let why = format!("{error}, {}", self.context.settings.store.origin());
-        let text = format!("cannot renew {} ({why}); trying again for {}, {then}", self.keys(), span(left));
-        self.say(Kind::Passing, What::Trouble, &text);
-        self.trouble.replace(Some(why));
-    }
-
-    /// Why the lease could not be renewed, if that is known. This may not have been printed before.
-    fn because_of_trouble(&self) -> String {
-        self.trouble.borrow().as_ref().map(|why| format!(" ({why})")).unwrap_or_default()
-    }
-
-    pub fn lost(&self, how: Loss, fate: &Fate, on_lost: OnLost) {
-        if how == Loss::Deadline && on_lost == OnLost::Stop {
-            // The guard has reported the stop, and the message about that says it.
-            return;
-        }
-        let lock = self.lock();
-        let happened = match how {
-            Loss::NotHeld => match (fate, fate.clause()) {
-                (Fate::Ended(end), _) if end.outcome == Outcome::Forced => {
-                    format!("{} took {lock} away", person(fate.by()))
-                }
-                (_, Some(clause)) => format!("{lock} is lost: {clause}"),
-                (_, None) => {
-                    let keys: Vec<_> = self.asked.keys.iter().map(|key| word(key.as_str())).collect();
-                    format!(
-                        "{lock} is lost: this dlock does not hold it any more ('dlock status {}' shows the holder)",
-                        keys.join(" ")
-                    )
-                }
-            },
-            Loss::Revoked => format!("{} took {lock} away", person(fate.by())),
-            Loss::Asked(asker) => format!("{} {lock} back", asked(asker, fate)),
-            Loss::Deadline => {
-                format!("{lock} is lost: it could not be renewed in time{}", self.because_of_trouble())
-            }
-        };
-        let job = self.job.get();
-        let (kind, then) = match on_lost {
-            OnLost::Stop => (Kind::Warning, format!("{job} {}", self.of.stopped)),
-            OnLost::Warn => (Kind::Note, format!("{job} runs on without it (--on-lost warn)")),
-        };
-        if !self.context.printer.says(kind) {
-            self.unsaid.replace(Some(happened.clone()));
-        }
-        let what = if let Loss::Asked(asker) = how { request_event(asker) } else { What::Lost };
-        self.say(kind, Event::from(what).by(fate.by()).ends(Exit::Lost), &format!("{happened}; {then}"));
-    }
-
-    /// The run ends with the status of a lost lock. Prints why now, if it was not printed before.
-    pub fn ends_lost(&self) {
-        if let Some(happened) = self.unsaid.take() {
-            self.say(
-                Kind::Warning,
-                Event::of_failure(Exit::Lost),
-                &format!("{happened}; {} has ended without it (--on-lost warn)", self.job.get()),
-            );
-        }
-    }
-
-    /// The job is being stopped. A loss of the lock has been printed before.
-    pub fn stopping(&self, reason: StopReason, asker: Asker, fate: &Fate, run: &Run) {
-        let (lock, job, stopped) = (self.lock(), self.job.get(), self.of.stopped);
-        let (event, text) = match reason {
-            StopReason::LeaseRanOut => {
-                let why = self.because_of_trouble();
-                let text =
-                    format!("the lease of {lock} runs out and cannot be renewed{why}; {job} {stopped}");
-                (Event::of_failure(Exit::Lost), text)
-            }
-            StopReason::MaxRun => {
-                let most = span(run.max_run.unwrap_or_default());
-                let text =
-                    format!("{job} still runs after {most} (--max-run) under {lock}; it is being stopped");
-                (Event::of_failure(Exit::TimedOut), text)
-            }
-            StopReason::Asked => {
-                let text = format!("{} {lock} back; {job} {stopped}", asked(asker, fate));
-                (Event::from(request_event(asker)).by(fate.by()).ends(Exit::Lost), text)
-            }
-            StopReason::GuardGone => {
-                let text = format!("the guard process was killed; {job} under {lock} {stopped}");
-                (Event::of_failure(Exit::Internal), text)
-            }
-            StopReason::Lost | StopReason::CallerGone => return,
-        };
-        self.say(Kind::Warning, event, &text);
-    }
-
-    /// A process of the job may not be signalled.
+    /// A process of the job cannot be stopped: dlock has no right to signal it.
     pub fn refused(&self, Process { pid, name }: &Process) {
-        let then = match self.right {
-            Right::Own => {
+        let then = match self.under {
+            Under::Own => {
                 "; the lock is kept until it ends, but if the lease runs out first, another job may run beside it"
             }
-            Right::OfEnclosing => "",
+            Under::Parent => "",
         };
         let text = format!(
             "process {pid} ({name}) of {} under {} cannot be stopped: it runs as another user (start dlock itself \
@@ -407,16 +310,18 @@ impl<'a> Messages<'a> {
         format!("the guard process was killed while waiting for {}; {}", self.lock(), self.of.unrun)
     }
 
-    /// CMD was stopped, and dlock is about to stop too.
+    /// CMD was suspended, and dlock is about to suspend itself.
     pub fn stopped(&self, left: Duration, on_lost: OnLost) {
-        if self.right == Right::OfEnclosing {
-            // The parent dlock, which knows how long the lease lasts, is stopped too, and prints
+        if self.under == Under::Parent {
+            // The parent dlock, which knows how long the lease lasts, is suspended too, and prints
             // it.
             return;
         }
         let then = match on_lost {
-            OnLost::Stop => "continue it before that (fg, bg), or it is killed then",
-            OnLost::Warn => "after that another may take the lock",
+            OnLost::Stop => {
+                format!("continue dlock before that (fg, bg), or {} is killed then", self.job.get())
+            }
+            OnLost::Warn => "after that another may take the lock".into(),
         };
         let stays = if self.asked.keys.len() > 1 { "stay" } else { "stays" };
         let text = format!("stopped; {} {stays} locked for {}: {then}", self.keys(), span(left));
@@ -431,22 +336,11 @@ impl<'a> Messages<'a> {
                 format!("gave {lock} back; --min-hold keeps it for {}", span(cooling))
             }
             Left::Already | Left::Dequeued | Left::NotHeld => {
-                format!("nothing to give back: {lock} was not held any more")
+                let were = if self.asked.keys.len() > 1 { "were" } else { "was" };
+                format!("nothing to give back: {} {were} not held any more", self.place())
             }
         };
         self.say(Kind::Detail, What::Released, &text);
-    }
-
-    /// The command has ended, and only the release showed that the lock was lost before.
-    pub fn lost_unnoticed(&self, fate: &Fate, exit: Exit) {
-        let why = fate.clause().map(|clause| format!(": {clause}")).unwrap_or_default();
-        let text = format!(
-            "{} was lost before {} ended (it ended with status {}){why}; another job may have run beside it since the last heartbeat",
-            self.lock(),
-            self.of.job,
-            exit.code()
-        );
-        self.say(Kind::Warning, Event::of_failure(Exit::Lost).by(fate.by()), &text);
     }
 
     /// The store did not answer the release. After a loss that is expected and not printed.
@@ -507,21 +401,6 @@ fn hint_at_shell(command: &str) -> &'static str {
         " (for a shell command line use -c: dlock run -k KEY -c 'LINE')"
     } else {
         ""
-    }
-}
-
-fn request_event(asker: Asker) -> What {
-    match asker {
-        Asker::Operator => What::Asked,
-        Asker::Newer => What::Superseded,
-    }
-}
-
-fn asked(asker: Asker, fate: &Fate) -> String {
-    match (asker, fate.by()) {
-        (Asker::Operator, by) => format!("{} asked for", person(by)),
-        (Asker::Newer, None) => "a newer run (--replace) asked for".into(),
-        (Asker::Newer, by) => format!("a newer run (--replace) of {} asked for", person(by)),
     }
 }
 

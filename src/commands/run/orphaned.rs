@@ -14,7 +14,8 @@ use crate::supervise::Orphaned;
 use crate::sys;
 use std::time::Duration;
 
-/// Longest time the guard tries to give the lock back, if the ttl is not shorter.
+/// How long the guard tries to give the lock back, or for the ttl if that is shorter, but at least
+/// for one whole request.
 const GIVE_BACK_WITHIN: Duration = Duration::from_secs(10);
 
 /// The callback for [`Guard::fork`](crate::supervise::Guard::fork).

@@ -1,6 +1,5 @@
 //! Finds the keys that the parent job of this run already holds. The run then uses that hold, and
-//! does not give it back. What DLOCK_HELD claims counts only if the store confirms it; else the run
-//! is not nested.
+//! does not give it back. The store must confirm what DLOCK_HELD says; else the run is not nested.
 
 use super::verify::in_another_process;
 use crate::commands::context::{Context, riding_out};
@@ -24,12 +23,13 @@ pub struct ParentHold {
 }
 
 /// Returns the keys that are still to be taken, in the order given, and the innermost hold that has
-/// any of the others. Refuses a run that would wait for its own parent job.
+/// any of the others. Refuses a run that would wait for its own parent job. `unrun` ends a refusal.
 pub fn find_parent_hold(
     context: &Context,
     run: &Run,
     until: Until,
     holds: &Holds,
+    unrun: &str,
 ) -> Result<(Vec<Key>, Option<ParentHold>), Error> {
     let settings = &context.settings;
     let claimed = |held: &Held| run.keys.iter().any(|key| held.has(key));
@@ -37,7 +37,7 @@ pub fn find_parent_hold(
     if claims.is_empty() {
         return Ok((run.keys.clone(), None));
     }
-    let proofs = verify_when_reachable(context, run, until, &claims)?;
+    let proofs = verify_when_reachable(context, run, until, &claims, unrun)?;
     let held = claims.into_iter().cloned();
     let proven: Vec<ParentHold> =
         held.zip(proofs).filter_map(|(held, proof)| Some(ParentHold { held, proof: proof? })).collect();
@@ -49,20 +49,20 @@ pub fn find_parent_hold(
             rest.push(key.clone());
             continue;
         };
-        let refused = conflict(context, key, first.proof.mode, run.mode);
+        let refused = conflict(context, key, first.proof.mode, run.mode, unrun);
         let (at, _) = of_key.find(|(_, one)| suffices(one.proof.mode, run.mode)).ok_or(refused)?;
         // `proven` has the innermost hold first.
         innermost = Some(innermost.map_or(at, |other| other.min(at)));
     }
-    let enclosing = innermost.and_then(|at| proven.get(at).cloned());
-    if enclosing.is_some() && !rest.is_empty() && run.wait == Wait::Forever {
+    let parent = innermost.and_then(|at| proven.get(at).cloned());
+    if parent.is_some() && !rest.is_empty() && run.wait == Wait::Forever {
         return Err(Error::Usage(format!(
-            "this dlock runs inside a job that holds some of these keys, and would wait for {} in {} without a limit; give --wait one (-w 10m); the command did not run",
+            "this dlock runs inside a job that holds some of these keys, and would wait for {} in {} without a limit; give --wait one (-w 10m); {unrun}",
             listed(&rest),
             settings.store
         )));
     }
-    Ok((rest, enclosing))
+    Ok((rest, parent))
 }
 
 /// Asks the store about each claim. While the store cannot be reached, tries as long as the run
@@ -72,6 +72,7 @@ fn verify_when_reachable(
     run: &Run,
     until: Until,
     claims: &[&Held],
+    unrun: &str,
 ) -> Result<Vec<Option<Proof>>, Error> {
     let trouble = |error: &_| {
         let text = format!("{error}; still waiting, trying again");
@@ -79,14 +80,12 @@ fn verify_when_reachable(
     };
     riding_out(until, trouble, || {
         in_another_process(|| verify(context, run, claims)).unwrap_or_else(|error| {
-            Err(Error::Internal(format!(
-                "cannot ask what the surrounding job holds: {error}; the command did not run"
-            )))
+            Err(Error::Internal(format!("cannot ask what the surrounding job holds: {error}; {unrun}")))
         })
     })
 }
 
-/// Asks the store about each claim.
+/// One try of that.
 fn verify(context: &Context, run: &Run, claims: &[&Held]) -> Result<Vec<Option<Proof>>, Error> {
     let mut store = context.open_for_hold(HoldOn { replicas: Replicas::None, max_lease: run.max_lease })?;
     let mut ask = |held: &Held| {
@@ -107,9 +106,9 @@ fn suffices(held: Mode, wanted: Mode) -> bool {
     }
 }
 
-fn conflict(context: &Context, key: &Key, held: Mode, wanted: Mode) -> Error {
+fn conflict(context: &Context, key: &Key, held: Mode, wanted: Mode, unrun: &str) -> Error {
     Error::Usage(format!(
-        "this dlock runs inside a job that holds {key} in {} ({held}), and would wait for that job to take it in another mode ({wanted}); use the same mode outside and inside; the command did not run",
+        "this dlock runs inside a job that holds {key} in {} ({held}), and would wait for that job to take it in another mode ({wanted}); use the same mode outside and inside; {unrun}",
         context.settings.store,
     ))
 }

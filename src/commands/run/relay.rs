@@ -1,14 +1,14 @@
 //! Handles signals while the job runs: relays them unless the terminal has sent them to CMD
-//! already, and stops dlock when the job is stopped. What ends a waiting dlock is decided
-//! elsewhere.
+//! already, and suspends dlock when the job is suspended (^Z). What ends a waiting dlock:
+//! session/obtain.rs.
 
-use super::{Runs, Session};
+use super::session::{Runs, Session};
 use crate::supervise::{self, Group, Reached};
 use std::time::Duration;
 
 impl Session<'_> {
     /// With a terminal, CMD is in dlock's group, so a signal from a key has reached it already.
-    /// What is left when CMD has ended is mostly in other groups, and only dlock can interrupt it.
+    /// The rest of the job may be in other groups, which the terminal's ^C does not reach.
     pub(super) fn relay(&mut self, received: supervise::Received) {
         let from_terminal = received.from == supervise::Sender::Kernel && self.group == Group::Caller;
         let from_guard = received.from == supervise::Sender::Process(self.guard.pid().cast_unsigned());
@@ -24,15 +24,15 @@ impl Session<'_> {
         }
     }
 
-    /// Handles ^Z after CMD has ended. Before that, dlock stops when CMD does.
+    /// Handles ^Z after CMD has ended. Before that, dlock is suspended when CMD is.
     pub(super) fn stop_without_command(&self, received: supervise::Received) {
         if self.runs == Runs::Rest && received.signal == libc::SIGTSTP {
             self.stop_too(libc::SIGTSTP);
         }
     }
 
-    /// Stops dlock after the job was stopped. With a terminal the shell must see dlock stop too, or
-    /// it would not take its terminal back.
+    /// Suspends dlock after the job was suspended. With a terminal the shell must see dlock
+    /// suspended too, or it would not take its terminal back.
     pub(super) fn stop_too(&self, signal: i32) {
         if self.group == Group::Caller {
             self.messages.stopped(self.limits_left(), self.run.on_lost);
@@ -41,6 +41,6 @@ impl Session<'_> {
     }
 
     fn limits_left(&self) -> Duration {
-        self.limits.get().term_at.left()
+        self.guard.limits().get().term_at.left()
     }
 }

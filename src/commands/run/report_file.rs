@@ -73,15 +73,15 @@ impl Destination {
     /// Opens the directory step by step. The name is not a link, and need not exist.
     fn find_destination(path: &Path) -> Result<Self, String> {
         if path.as_os_str().as_bytes().ends_with(b"/") {
-            return Err("that is no name of a file".into());
+            return Err("that is not a file name".into());
         }
         let mut walk = PathWalk { directory: enter(".")?, rest: Vec::new(), links: 0 };
         walk.push_path(path)?;
         walk.finish()
     }
 
-    /// Not synced to the disk: an interrupted dlock must be gone at once, and nothing depends on a
-    /// report.
+    /// Puts the text there in one step; not synced: an interrupted dlock must be gone at once, and
+    /// nothing depends on a report.
     fn replace(&self, text: &str) -> io::Result<()> {
         let random = Token::random().map_err(io::Error::other)?;
         let temporary = format!(".dlock-report-{}", &random.secret()[..16]);
@@ -107,7 +107,7 @@ struct PathWalk {
 
 impl PathWalk {
     fn finish(mut self) -> Result<Destination, String> {
-        let no_file = || "that is no name of a file".to_owned();
+        let no_file = || "that is not a file name".to_owned();
         loop {
             let step = self.rest.pop().ok_or_else(no_file)?;
             let is_last = self.rest.is_empty();

@@ -1,8 +1,8 @@
 //! Renewals with two attempts side by side. Each attempt runs on a thread of its own, with a store
 //! of its own.
 //!
-//! The first attempt goes on until the lease ends: a server that stood still answers it as soon as
-//! it goes on, and the lease then counts from when the attempt began. So after an outage a crowd of
+//! The first attempt goes on until the lease ends: a server that was suspended answers it when it
+//! resumes, and the lease then counts from when the attempt began. So after an outage a crowd of
 //! holders costs the server one small request each, and no new connections. But the connection may
 //! also be dead, which looks the same from here. So after a while a second attempt begins beside
 //! the first one, on a connection of its own. The first answer counts, and cancels the other
@@ -90,17 +90,17 @@ impl Keeper {
         let schedule = self.request.schedule;
         let began = Moment::now();
         let deadline = schedule.deadline(keeping.sent);
-        let patient = deadline.max(began.after(schedule.long_attempt(keeping.usual)));
+        let patient = deadline.max(began.after(schedule.long_attempt(keeping.last_took)));
         if self.begin(race, patient).is_err() {
             return self.renew_here(keeping);
         }
-        let mut late = Some(schedule.late_at(began, keeping.usual));
-        let mut beside = schedule.beside_at(began, keeping.usual);
+        let mut late = Some(schedule.late_at(began, keeping.last_took));
+        let mut beside = schedule.beside_at(began, keeping.last_took);
         loop {
             let dues = [late, Some(beside), (deadline > began).then_some(deadline)];
             let until = dues.into_iter().flatten().filter(|due| !due.passed()).min();
-            let outcome =
-                race.next(until.unwrap_or_else(|| Moment::now().after(schedule.long_attempt(keeping.usual))));
+            let outcome = race
+                .next(until.unwrap_or_else(|| Moment::now().after(schedule.long_attempt(keeping.last_took))));
             if self.stores.is_closed() {
                 return Kept::No;
             }
@@ -110,7 +110,7 @@ impl Keeper {
                 Some(Outcome { index, began, answer: Ok(answer) }) => {
                     self.stores.set_current(index);
                     race.break_off();
-                    keeping.usual = Moment::now().since(began);
+                    keeping.last_took = Moment::now().since(began);
                     return self.answered(answer, began, keeping);
                 }
                 Some(Outcome { began: at, answer: Err(error), .. }) if race.count(began) == 0 => {
@@ -127,13 +127,13 @@ impl Keeper {
             }
             if late.is_some_and(Moment::passed) {
                 late = None;
-                self.is_late(&race.late, keeping);
+                self.report_late(&race.late, keeping);
             }
             if deadline.passed() {
                 self.overdue(keeping);
             }
             if beside.passed() {
-                let limit = schedule.beside_until(began, Moment::now(), keeping.usual);
+                let limit = schedule.beside_until(began, Moment::now(), keeping.last_took);
                 // If no thread can be started, the first attempt goes on alone.
                 self.begin(race, limit).ok();
                 beside = limit;

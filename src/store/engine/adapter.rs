@@ -17,7 +17,9 @@ const CROWD: u64 = 50;
 /// See [`Adapter::rarely`].
 const RARELY: u32 = 8;
 
-/// What a coordinator does for the engine. Leases end by the coordinator's clock (I3).
+/// What a coordinator does for the engine. Leases end by the coordinator's clock (I3). A *session*
+/// is what the coordinator ends by itself if nobody keeps it alive: etcd's lease, or ZooKeeper's
+/// session.
 pub trait Adapter: Clone + Send {
     /// What the coordinator keeps of one lock.
     type Entry: Entry;
@@ -25,13 +27,13 @@ pub trait Adapter: Clone + Send {
     /// [`Adapter::sleep`].
     type Watch: Send;
 
-    /// Called before an operation that must end by `deadline`. Prepares for it: a directory that
-    /// was moved is found again.
+    /// Called before an operation that must end by `deadline`. A server's adapter notes the
+    /// deadline. The directory's checks whether its path leads to another directory now.
     fn refresh(&mut self, deadline: Moment) -> Result<(), Error>;
 
     /// Position in the queue from which on a waiter reads the records less often, because reading
-    /// covers the whole queue. Its predecessor wakes it in any case, and it sends heartbeats as
-    /// often as the others.
+    /// covers the whole queue. The end of its predecessor wakes it in any case, and it sends
+    /// heartbeats as often as the others.
     fn crowd(&self) -> u64 {
         CROWD
     }
@@ -42,9 +44,9 @@ pub trait Adapter: Clone + Send {
     }
 
     /// Returns the records of these locks in order of name, and one time for all of them, which is
-    /// read before the deadlines that holders and waiters have published. No other process changes
-    /// the records until they are written or released, or [`Adapter::write`] reports a conflict.
-    /// `me` is the caller's token.
+    /// read before the deadlines that holders and waiters have published. Either nobody else
+    /// changes the records until they are written or released, or [`Adapter::write`] reports a
+    /// conflict. `me` is the caller's token.
     fn lock(
         &self,
         names: &BTreeSet<String>,
@@ -71,13 +73,14 @@ pub trait Adapter: Clone + Send {
         now: Time,
     ) -> Result<Vec<String>, Error>;
 
-    /// With true, other processes that have not reserved do not change for a moment what this one
+    /// True: for about a second, only processes that reserve too can change what this one
     /// [locks](Adapter::lock). Otherwise a holder could lose every race for its record against
     /// newcomers. False ends it.
     fn reserve(&self, _: bool) {}
 
     /// Writes the records that have changed, releases all, and then wakes these tokens. It writes
-    /// all or nothing; if the process is killed in between, the first ones in order of name.
+    /// all or nothing. Only a kill or, in a directory, an error in the middle may leave just the
+    /// first ones written, in order of name.
     fn write(
         &self,
         entries: Vec<(Self::Entry, Changed)>,
@@ -96,7 +99,7 @@ pub trait Adapter: Clone + Send {
         Endurance::Short
     }
 
-    /// The full names of all locks that have a record, or what is wrong with a record.
+    /// For each record, the lock's full name, or what is wrong with the record.
     fn names(&self) -> Result<Vec<Result<String, Error>>, Error>;
 
     /// Removes, now and then, what dead processes have left.
@@ -111,18 +114,19 @@ pub trait Adapter: Clone + Send {
         token.clone()
     }
 
-    /// Called before an acquire with this token. If leases are sessions, the session has this ttl.
+    /// Called before an acquire with this token. If one session serves the whole process
+    /// (ZooKeeper), it gets this ttl.
     fn attend(&mut self, _: &Token, _ttl: Duration) {}
 
     /// Begins this process's liveness under the token. Returns the descriptors that the guard must
-    /// keep open: the liveness lasts as long as any process has them open.
+    /// keep open: the liveness lasts as long as any process has them open (a directory; servers
+    /// return none).
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error>;
 
     /// Ends the liveness, if it is this process's own.
     fn end(&mut self, token: &Token);
 
-    /// Whether this process has the token's liveness, so that others can see whether the token
-    /// lives.
+    /// Whether this process has begun the token's liveness, and others can check it.
     fn is_mine(&self, token: &Token) -> bool;
 
     /// Called before the token is released. After it no thread of this process acquires with it.
@@ -139,17 +143,17 @@ pub trait Adapter: Clone + Send {
     /// whether others can read it. They read the clock first and this end second.
     fn say_lease(&self, token: &Token, until: Duration) -> bool;
 
-    /// Whether a lease is a session, which the coordinator ends by itself. Then the adapter returns
-    /// the records as [`Record::judge`] leaves them, the coordinator alone decides which leases are
-    /// over, and [`Adapter::write`] makes sure that the caller has a session for what it is granted
-    /// or waits for, counted from before the operation.
+    /// Whether the session alone decides when a lease is over (etcd; in ZooKeeper the end in the
+    /// record counts, too). Then the adapter returns the records as [`Record::judge`] leaves them,
+    /// and [`Adapter::write`] makes sure that the caller has a session for what it is granted or
+    /// waits for. Its time counts from when the operation began.
     fn has_sessions(&self) -> bool {
         false
     }
 
-    /// Extends the session that the token holds these locks by, for `ttl` from before the call.
-    /// Returns whether there was one. Only the next read proves it: that read fails if a server
-    /// answered that was no longer entitled to.
+    /// Extends the session that the token holds these locks by. The `ttl` counts from when the call
+    /// began. Returns whether there was a session. Only the next read proves it: a server that is
+    /// cut off may have answered, and then that read fails.
     fn extend(&self, _: &Names, _: &Token, _ttl: Duration) -> Result<bool, Error> {
         Ok(false)
     }
@@ -171,8 +175,8 @@ pub trait Adapter: Clone + Send {
 
     /// Sleeps until the owner of `token`, which waits for these locks, is woken or one of the
     /// `others` ends. Returns false after `limit`, or after an
-    /// [interrupt](crate::store::net::interrupt). `ahead` is the position in the queue: an adapter that
-    /// must poll may poll less often far back.
+    /// [interrupt](crate::store::net::interrupt). `ahead` is the position in the queue: an
+    /// adapter that must poll may poll less often far back.
     fn sleep<'a>(
         &self,
         names: &Names,
@@ -213,7 +217,7 @@ pub struct Tracked {
     /// liveness can be removed.
     pub locks: u32,
     /// Length of the token's lease in milliseconds. If the published end can no longer be read, the
-    /// holder may count on its lease for this long.
+    /// lease counts as lasting this long from now.
     pub ttl: u64,
 }
 
@@ -266,6 +270,7 @@ pub enum Liveness<W> {
     Dead,
     /// There is no liveness: the token was released, or somebody removed the file or key.
     Missing,
-    /// Cannot be determined now. Only the end of its lease or missed heartbeats end the token then.
+    /// Cannot be determined now. Then only the end of the lease ends the token's hold, and only
+    /// missed heartbeats its place.
     Unknown,
 }

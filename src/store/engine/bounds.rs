@@ -1,5 +1,5 @@
-//! Checks that a record could have been written by dlock, because other programs may write there
-//! too. (Texts and tokens are bounded by their types.)
+//! Checks the numbers and counts in a record that other programs could have spoiled. (Texts and
+//! tokens are bounded by their types.)
 
 use crate::lock::SLOTS_MAX;
 use crate::rules::{Lock, REFUSALS_KEPT, Record};

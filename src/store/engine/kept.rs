@@ -1,5 +1,4 @@
-//! One lock as a store that reads it whole returns it: the record, the queue, and how stored values
-//! are parsed.
+//! A lock as a server's store has read it. Also parses stored values.
 
 use super::queue::Queue;
 use super::{Entry, Tracked};
@@ -10,7 +9,7 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::ops::DerefMut;
 
-/// One lock as a store returned it.
+/// Each server's adapter wraps it in a type that dereferences to it; that type is its [`Entry`].
 #[derive(Debug, Default)]
 pub struct Kept {
     /// The lock's full name.
@@ -34,8 +33,8 @@ impl Kept {
         Self { name: name.into(), ..Self::default() }
     }
 
-    /// Whether `me` holds the lock and needs only the first waiters. If somebody used `--replace`,
-    /// the superseded waiter may be anywhere in the queue.
+    /// Whether `me` holds the lock and needs only the first waiters. Not after `--replace`: the
+    /// superseded waiter may be anywhere in the queue.
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
     pub fn is_enough_for(&self, me: &Token) -> bool {
         self.record.holds.contains_key(me) && self.record.newest.is_none()

@@ -1,7 +1,8 @@
 //! Selects the waiters that a decision can depend on: the first ones, the caller, and the caller's
-//! predecessor. So the cost of an operation does not grow with the number of waiters, except for a
-//! pass over the few bytes that an adapter keeps in memory for each. What the rules changed about
-//! the selected waiters is returned as [`Changes`].
+//! predecessor; if the caller joins, also the last one, and the one that `--replace` may supersede.
+//! So the cost of an operation does not grow with the number of waiters, except for a pass over the
+//! few bytes that an adapter keeps in memory for each. What the rules changed about the selected
+//! waiters is returned as [`Changes`].
 
 use super::Tracked;
 use crate::lock::{Mode, Owner, Token};
@@ -15,33 +16,27 @@ pub const TOKEN: usize = 32;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
 const UNREAD: [u8; TOKEN] = [0xff; TOKEN];
 
-/// All waiters of a lock, suspended ones included, in order of their tickets.
+/// All waiters of a lock in order of their tickets, suspended ones included; or the first ones and
+/// a placeholder for the others.
 #[derive(Debug, Default)]
 pub struct Queue {
-    /// One element for each waiter.
     pub waiting: Vec<Waiting>,
 }
 
-/// One waiter, without the data that only a grant needs.
+/// One waiter, without the data that only a grant needs. The numbers are those of [`Waiter`].
 #[derive(Debug, Clone)]
 pub struct Waiting {
     /// The token, as text.
     pub token: [u8; TOKEN],
-    /// As in [`Waiter`].
     pub ticket: u64,
-    /// As in [`Waiter`].
     pub since: u64,
-    /// As in [`Waiter`].
     pub silent: u64,
-    /// As in [`Waiter`].
     pub forget: u64,
-    /// As in [`Waiter`].
     pub mode: Mode,
-    /// In the queue, or suspended.
     pub place: Place,
     /// Whether the owner's liveness can be checked.
     pub is_tracked: bool,
-    /// Where the adapter keeps the waiter's note: start and length.
+    /// In the file store only: where the waiter's note is, start and length.
     pub note: (u32, u32),
     /// What the rules were shown of the waiter, if they were.
     shown: Option<Box<Shown>>,
@@ -62,7 +57,7 @@ struct Shown {
     tracked: Option<Tracked>,
 }
 
-/// The data of a waiter that does not change.
+/// The data of a waiter that seldom changes.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Note {
     token: Token,
@@ -86,9 +81,7 @@ pub struct Changes<'q> {
 /// Whether the caller may join the end of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Joins {
-    /// The caller may join.
     Yes,
-    /// The caller does not join.
     No,
 }
 
@@ -99,8 +92,8 @@ impl Waiting {
         Self { token, ticket, since, silent, forget, mode, place, is_tracked: false, note, shown: None }
     }
 
-    /// The placeholder for all waiters behind those that were read, with the ticket of the last of
-    /// them.
+    /// The placeholder for all waiters behind those that were read. `ticket` is the highest ticket
+    /// that was read.
     #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
     pub fn unread(ticket: u64) -> Self {
         Self::new(UNREAD, ticket, Mode::Exclusive, Place::Queued)
@@ -235,9 +228,12 @@ impl Queue {
         Ok(names)
     }
 
-    /// The next waiter that the rules must be shown: one of the first `front` besides `me`, `me`,
-    /// or the predecessor of `me`. If `me` joins: the last in the queue, and the waiter that `me`
-    /// may replace.
+    /// The next waiter that the rules must be shown, in this order:
+    /// - the first `front` in the queue, not counting `me`;
+    /// - `me`;
+    /// - if `me` joins, the waiter that `me` may supersede;
+    /// - the predecessor of `me`;
+    /// - instead of that, if `me` joins and does not wait yet, the last in the queue.
     pub fn exposed(&self, record: &Record, front: usize, me: Option<(&Token, Joins)>) -> Option<usize> {
         let is_left = |waiting: &Waiting| match waiting.token() {
             Some(token) if waiting.is_shown() => record.queue.contains(&(waiting.ticket, token)),
@@ -270,7 +266,7 @@ impl Queue {
 
     /// Whether the rules granted the lock past a waiter that they were not shown: to one behind it,
     /// or to a token that was not in the queue. `had` tells who held the lock before.
-    pub fn was_passed_over(&self, record: &Record, had: impl Fn(&Token) -> bool) -> bool {
+    pub fn skipped_unshown(&self, record: &Record, had: impl Fn(&Token) -> bool) -> bool {
         let is_unshown = self.waiting.iter().any(|waiting| waiting.is_queued() && !waiting.is_shown());
         if is_unshown && record.holds.keys().any(|token| !had(token) && !self.is_queued(token)) {
             return true;

@@ -1,5 +1,5 @@
-//! What a change of a record means for waiters and holders: which waiters it wakes, and which hold blocks which waiter.
-//! Reads records only.
+//! Decides from a record before and after an operation which waiters to wake, and which hold is in
+//! the way of which waiter.
 
 use crate::lock::{Mode, Token};
 use crate::rules::{Absence, Hold, Lock, Phase, Record};
@@ -14,7 +14,7 @@ pub struct Snapshot {
     pub absence: Absence,
     head: Option<Token>,
     lock: Option<Discriminant<Lock>>,
-    /// Only if the lock has watchers.
+    /// What only watchers are told of; None without watchers.
     all: Option<(Vec<Token>, [u64; 5])>,
 }
 
@@ -40,15 +40,15 @@ impl Snapshot {
         }
     }
 
-    /// Whether watchers must be woken: after a grant, an end, a refusal, or when a waiter comes or
-    /// leaves.
+    /// Whether watchers must be woken: after a grant, an end, a refusal, a pause, a request to end,
+    /// or when a waiter comes or leaves.
     pub fn is_seen(&self, record: &Record) -> bool {
         let now = Self::at(record);
         now.holds != self.holds || now.lock != self.lock || now.all != self.all
     }
 
-    /// Whether the head must be woken: it is a new one, or the lock or the phase of a hold has
-    /// changed. The end of one of several holds does not count: if that had freed the lock, the
+    /// Whether the head must be woken: it is a new one, or the kind of lock or the phase of a hold
+    /// has changed. The end of one of several holds does not count: if that had freed the lock, the
     /// rules would have granted it to the head.
     pub fn is_news(&self, record: &Record) -> bool {
         self.head.as_ref() != record.queue.first().map(|(_, token)| token)
@@ -82,7 +82,8 @@ pub fn predecessor<'r>(record: &'r Record, me: &Token) -> Option<&'r Token> {
     record.queue.range(..(ticket, me.clone())).next_back().map(|(_, token)| token)
 }
 
-/// Whether the present holders leave room for another in this mode.
+/// Whether the present holders leave room for another in this mode. Unlike `Record::admits`, this
+/// ignores a pause and lost holds.
 pub fn admits(record: &Record, mode: Mode) -> bool {
     match (&record.lock, mode) {
         (Lock::Free, _) | (Lock::Shared { .. }, Mode::Shared) => true,

@@ -3,24 +3,24 @@
 //! records, releases them, and wakes waiters and holders. The engine decides which operation.
 //!
 //! *Which locks.* The locks that the caller named, and the locks that the rules asked for: whether
-//! a waiter may be granted a lock depends on all locks that it waits for. The rules find out while
-//! they run. A lock that was not read looks empty to them. Then the transaction is thrown away, all
-//! records are released, and it starts again with those locks too. An adapter locks in order of
-//! name, so no two processes wait for each other. A caller that only joins a queue behind others,
-//! or leaves its middle, needs its own locks only.
+//! a waiter may be granted a lock depends on all locks that it waits for. Which those are shows
+//! only while the rules run. A lock that was not read looks empty to them. Then the transaction is
+//! thrown away, all records are released, and it starts again with those locks too. An adapter
+//! locks in order of name, so no two processes wait for each other. A caller that only joins a
+//! queue behind others, or leaves its middle, needs its own locks only.
 //!
 //! *Which waiters.* Those that the rules may decide about: see [`super::queue`]. If the rules
 //! reached others, the transaction starts again with more.
 //!
 //! *Without locking.* A transaction may first be tried on the records as they are
-//! ([`Transaction::look`]). If it would change nothing but what its owner publishes outside the
+//! ([`Transaction::look`]). If it would change nothing but what the caller publishes outside the
 //! record, as with most heartbeats and renewals, nothing more is needed.
 //!
 //! *A kill between two records.* An adapter writes all or nothing, unless its process is killed in
 //! between. Then the first records in order of name are changed and the others are not. That never
-//! makes two holders, in whatever order: each record was true before and is true after, it names
-//! the holders of its lock, and a token counts on its hold only after an operation that succeeded
-//! for all its locks. The next operation mends what was written half:
+//! makes two holders, and would be safe in any order: each record was true before and is true
+//! after, it names the holders of its lock, and a token counts on its hold only after an operation
+//! that succeeded for all its locks. The next operation mends what was written half:
 //! - A token that was granted some of its locks still waits for the others with its old ticket.
 //!   When it asks, it loses those grants (`may_start_anew`) and is granted all anew. If it does not
 //!   ask, the unconfirmed grant lapses.
@@ -31,7 +31,7 @@
 //! - A waiter that stands in only some of its queues, or was suspended in some, is in all of them
 //!   when it asks again. Until then it is stale and passed over, or dead and reaped.
 //!
-//! There is no journal on purpose: each operation would cost one more write.
+//! There is deliberately no journal: each operation would cost one more write.
 
 use super::queue::Joins;
 use super::snapshot::{Asked, Snapshot, admits, asked, granted_alone, holders, predecessor};
@@ -63,27 +63,29 @@ pub struct Transaction<'a, A: Adapter> {
     /// Tokens that were reaped in all their locks, so that their liveness can be removed.
     dead: Vec<Token>,
     is_reaped: bool,
-    /// The fence of the grant, if the operation only confirms it. Then no waiter is read.
+    /// The fence of the grant, if the operation only confirms it. Then the rules are shown the
+    /// caller's own waiter and its predecessor, but not the first waiters.
     confirms: Option<u64>,
     /// Whether a refusal need not be counted, because other processes have changed the records too
     /// often.
     pub may_go_uncounted: bool,
-    /// Whether the only change is such a count.
-    pub is_only_count: bool,
+    /// Whether nothing need be written: the only change is a count or a refusal that may be left
+    /// out.
+    pub may_abort: bool,
 }
 
 /// One record. Its content is in `table` during the operation.
 struct Opened<E> {
     entry: E,
-    /// The record as it was read, to see whether it has changed. None for the operation's own locks
-    /// if they are locked: those are always written.
+    /// The record as it was read, to see whether it has changed. None if it is always written: one
+    /// of the `asked` locks, under [`Transaction::open`].
     was: Option<Box<Record>>,
     before: Snapshot,
 }
 
-/// Which holders an operation checks for death. It always checks the heads of the queues, because
-/// they may be granted the lock. Each check costs a system call, and a thousand holders may share a
-/// lock.
+/// Which holders an operation checks for death. It always checks the heads of the queues, which may
+/// be granted the lock, and the caller's predecessor. Each check costs a system call, and a
+/// thousand holders may share a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     /// None. The waiters watch the holders.
@@ -140,7 +142,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
             is_reaped: false,
             confirms: None,
             may_go_uncounted: false,
-            is_only_count: false,
+            may_abort: false,
         }
     }
 
@@ -198,9 +200,9 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         Ok(())
     }
 
-    /// How many waiters of each queue the rules see at first: the one that is granted the lock when
-    /// a hold ends, and the one behind it if both could hold the lock together. None if the caller
-    /// only confirms a grant: its job waits for that.
+    /// How many waiters of each queue the rules see at first. One: it is granted the lock when a
+    /// hold ends. Two, if both could hold the lock together, or with several locks. 0 if the caller
+    /// only confirms a grant, so that its job starts at once.
     pub fn front(&self, me: Option<&Token>, look: Look) -> usize {
         if matches!(look, Look::Wants(_)) && me.is_some_and(|me| self.to_confirm(me).is_some()) {
             return 0;
@@ -224,8 +226,8 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         })
     }
 
-    /// Whether the rules reached waiters that they were not shown. Once the rules have granted one
-    /// exclusive lock, they look at nobody behind the new holder. With several locks they may.
+    /// Whether the rules reached waiters that they were not shown. With one lock, once it is full,
+    /// the rules look at nobody behind; with several locks, they may look further.
     pub fn has_come_too_far(&self) -> bool {
         if let Some(fence) = self.confirms {
             return !self.has_confirmed(fence);
@@ -233,7 +235,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         (0..self.opened.len()).any(|at| {
             let Opened { entry, before, .. } = &self.opened[at];
             let had = |token: &Token| before.holds.contains_key(token);
-            let is_fair = |record: &Record| !entry.queue().was_passed_over(record, had);
+            let is_fair = |record: &Record| !entry.queue().skipped_unshown(record, had);
             let record = self.table.records.get(entry.name());
             let is_done =
                 self.opened.len() == 1 && record.is_some_and(|record| !record.is_open() && is_fair(record));
@@ -267,7 +269,8 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         self.adapter.release(self.opened.into_iter().map(|opened| opened.entry).collect());
     }
 
-    /// Whether nothing has changed except when the waiter `me` becomes stale.
+    /// Whether nothing has changed except the deadlines of the waiter `me` and the time of the last
+    /// heartbeat.
     pub fn is_idle(&mut self, me: &Token) -> bool {
         let Self { table, opened, .. } = self;
         !self.is_reaped
@@ -345,7 +348,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
                     let entries = self.opened.iter_mut();
                     let known: Vec<Tracked> =
                         entries.filter_map(|opened| opened.entry.tracked_mut().remove(&token)).collect();
-                    // If another lock must reap the token too, its liveness must remain: it shows
+                    // While another record names the token, its liveness stays: only that shows
                     // that the token is dead.
                     if known.iter().all(|tracked| tracked.locks as usize <= known.len()) {
                         self.dead.push(token.clone());
@@ -387,9 +390,9 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     }
 
     /// Drops released tokens that need not be remembered. A record remembers them because a request
-    /// may arrive late. A dead process sends no more requests; without this, a busy lock would keep
-    /// a long list. Of the tokens without liveness, which a script released, the newest are enough:
-    /// nothing acquires with them after the hand-over.
+    /// may arrive late. A dead process sends no more requests; without dropping its tokens, a busy
+    /// lock would keep a long list. Of the tokens without liveness, which a script released, the
+    /// newest are enough: nothing acquires with them after the hand-over.
     pub fn drop_spent(&mut self, me: Option<&Token>) {
         if self.confirms.is_some() {
             return;
@@ -443,7 +446,8 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         let mut entries = Vec::with_capacity(self.opened.len());
         for Opened { mut entry, was, before } in self.opened {
             let mut record = self.table.records.remove(entry.name()).unwrap_or_default();
-            // The rules saw only some of the waiters, and took them for all.
+            // The rules saw only some of the waiters, took them for all, and so may have cleared
+            // `absence`. It is put back.
             if record.absence == Absence::default()
                 && (self.confirms.is_some() || entry.queue().has_unshown())
             {
@@ -453,8 +457,8 @@ impl<'a, A: Adapter> Transaction<'a, A> {
             *entry.record() = record;
             entries.push((entry, changed));
         }
-        // A token that is woken asks for the lock at once. If the lock went to a dead waiter behind
-        // those that were checked, the waiter behind that one watches it and asks by itself.
+        // The adapter wakes last: a woken token asks at once. If a dead waiter was granted the
+        // lock, the waiter behind it watches it and asks by itself.
         let written = self.adapter.write(entries, self.now, &woken)?;
         if written == Written::Yes {
             self.dead.iter().for_each(|token| self.adapter.forget(token));
@@ -462,9 +466,10 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         Ok(written)
     }
 
-    /// The tokens to wake: new holders that have not confirmed, holders that were asked to end, and
-    /// watchers. Also the head of a queue, if it is new or what blocks it has changed. If the only
-    /// change is one exclusive grant, the head already watches the new holder and is not woken.
+    /// The tokens to wake: new holders that have not confirmed, holders that were asked to end,
+    /// watchers, waiters whose `--once-per` run is done, and superseded waiters. Also the head of a
+    /// queue, if it is new or what blocks it has changed. After an exclusive grant the head is not
+    /// woken: it watches the new holder, its predecessor until now.
     fn tokens_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
         let (mut woken, mut others) = (Vec::new(), Vec::new());
         for opened in &self.opened {

@@ -11,7 +11,7 @@ const CLEANED_UP: usize = 64;
 
 impl Keys {
     /// Deletes records that have been unused for twice [`HISTORY_KEPT`]. Each run starts at a
-    /// random record, so that records that must stay do not keep it from the others.
+    /// random record, so that each record gets its turn.
     pub(super) fn remove_old(&self) -> Result<(), Error> {
         let layout = self.layout();
         let all = Range { keys_only: true, ..layout.locks().whole() };

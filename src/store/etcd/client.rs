@@ -1,6 +1,6 @@
 //! Sends requests to a cluster of etcd. It stays with one member while that answers, and then tries
-//! the next one, within the time of the operation. It also logs in, and says what each error means
-//! to a lock.
+//! the next one, within the time of the operation. It also logs in, and turns etcd's errors into
+//! dlock's.
 
 use super::http::{Answer, Connection, Failure, Request};
 use super::words::{Header, LeaseAnswer, Login, Number, Said, Streamed, Txn, TxnAnswer};
@@ -21,8 +21,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// comma between any two of its parts. A key has four or five parts, so this allows a hundred
 /// thousand locks or waiters.
 const PARTS_MOST: usize = 1 << 19;
-/// Pause before the next round through all members, if one of them was there and could not serve: a
-/// leader is probably being elected.
+/// Pause before the next round through all members, if a member answered that it cannot serve now:
+/// a leader is probably being elected.
 const ROUND: Duration = Duration::from_millis(50);
 
 /// Start of a member's error for a client certificate with a name, if the cluster has users.
@@ -121,8 +121,8 @@ impl Client {
         self.member.set((self.member.get() + 1) % self.target.members.len());
     }
 
-    /// Sends requests in one batch. Each may arrive twice. While another member is left to try, a
-    /// member has half of the remaining time, and at most a connect and an operation timeout.
+    /// Sends requests in one batch. Each may arrive more than once. While another member is left to
+    /// try, a member has half of the remaining time, at most a connect and an operation timeout.
     pub fn ask(&self, requests: &[Request]) -> Result<Vec<Reply>, Failure> {
         let members = self.target.members.len();
         let (mut asked, mut is_there, mut is_reused) = (0, false, self.connection.borrow().is_some());
@@ -181,7 +181,7 @@ impl Client {
             }
             let is_stale = |reply: &Reply| reply.as_ref().is_err_and(is_old_pass);
             if !is_new && self.target.user.is_some() && replies.iter().any(is_stale) {
-                // A restarted member has forgotten the login.
+                // The login is no longer valid, for instance after a restart of the member.
                 self.pass.take();
                 continue;
             }
@@ -264,7 +264,7 @@ impl Client {
         Err(said.unwrap_or(Said { code, message }))
     }
 
-    /// Parses a body.
+    /// Parses a body of at most [`PARTS_MOST`] commas.
     pub fn parse<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, Failure> {
         if body.iter().filter(|byte| **byte == b',').count() > PARTS_MOST {
             return Err(Failure::Refused(self.garbled("it has too many parts")));
@@ -280,7 +280,7 @@ impl Client {
     fn unable(&self, said: &Said) -> Option<Failure> {
         let shown = self.shown();
         // UNAVAILABLE and DEADLINE_EXCEEDED (4): no leader, a new leader, a member that stops or
-        // only learns.
+        // is a learner. CANCELLED (1): a member that shuts down closes its own connections.
         let why = plain(&said.message);
         // The gateway shows the member's own certificate to the member, which closes the connection
         // if that certificate is not for clients.
@@ -294,7 +294,7 @@ impl Client {
         } else {
             ""
         };
-        matches!(said.code, 4 | UNAVAILABLE)
+        matches!(said.code, 1 | 4 | UNAVAILABLE)
             .then(|| Failure::Unable(Error::Unavailable(format!("{shown} cannot serve now: {why}{hint}"))))
     }
 
@@ -329,12 +329,12 @@ impl Client {
             0 if why == "HTTP 404" => Error::Unfit(format!(
                 "{shown} has no JSON gateway at /v3: dlock needs etcd 3.4 or later with --enable-grpc-gateway; if etcd is started with --config-file, write enable-grpc-gateway: true there"
             )),
-            2 | 13 => Error::Unavailable(format!("{shown} cannot serve now: {why}")),
+            1 | 2 | 13 => Error::Unavailable(format!("{shown} cannot serve now: {why}")),
             code => Error::Garbled(format!("{shown} answered {code} {why}")),
         }
     }
 
-    /// Runs a transaction.
+    /// Returns the transaction's answer and the time of the member that sent it.
     pub fn txn(&self, txn: &Txn) -> Result<(TxnAnswer, Time), Failure> {
         let mut replies = self.ask(&[txn.request(self)?])?;
         self.txn_answer(replies.pop())
@@ -370,7 +370,7 @@ impl Client {
         }
     }
 
-    /// Reads the answer to [`keep`]: the member that renewed the lease, and the seconds left. None
+    /// Reads the answer to [`keep`]: the member that answered, its term, and the seconds left. None
     /// if the lease is gone.
     pub fn kept(&self, reply: Option<Reply>) -> Result<Option<(Header, u64)>, Failure> {
         let good = self.good(reply)?;
@@ -386,8 +386,9 @@ impl Client {
         }
     }
 
-    /// Renews a lease. Returns the member that did it and the seconds left, or None if the lease is
-    /// gone.
+    /// Renews a lease. Returns the member that answered, its term, and the seconds left, or None if
+    /// the lease is gone. A follower forwards the request to its leader, and answers with its own
+    /// id.
     pub fn keep(&self, lease: u64) -> Result<Option<(Header, u64)>, Failure> {
         let mut replies = self.ask(&[keep(lease)])?;
         self.kept(replies.pop())
@@ -426,8 +427,7 @@ fn is_old_pass(said: &Said) -> bool {
     said.code == 16 || said.message.contains("revision of auth store is old")
 }
 
-/// Microseconds from a member's whole seconds: the fraction is taken from this machine's clock, and
-/// the whole time where the member gives none.
+/// This machine's time, moved into the second that the member names; if it names none, as it is.
 fn time(date: Option<u64>) -> Time {
     let here = SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -1,5 +1,5 @@
-//! The write of an operation: one etcd transaction with the changed records, the lease that the
-//! caller needs, and a touch of each woken token's key in `life/`.
+//! The write of an operation: a request for the lease that the caller needs, and in the same batch
+//! one transaction: records, sessions, waiters, ends, and a touch of each woken token's `life/`.
 
 use super::Keys;
 use super::client::{Leased, grant, keep};
@@ -56,6 +56,7 @@ impl<'a> Draft<'a> {
         self.acts.push(Act::Delete(Span { key, range_end: None }));
     }
 
+    /// Adds the changes of one lock: to its waiters, its sessions, its record and its ends.
     pub fn add(&mut self, mut node: Node, now: Time) -> Result<(), serde_json::Error> {
         let name = node.name.clone();
         let Changes { news, gone } = node.queue.changes(&node.record, &node.tracked);

@@ -7,7 +7,7 @@
 //! | `lock/NAME` | the record of a lock, without its waiters and its log of ends |
 //! | `hold/NAME/HASH` | a holder's session; when its lease ends, the hold is over |
 //! | `wait/NAME/TICKET/HASH` | a waiter, on a short lease that it keeps alive |
-//! | `call/NAME/TICKET/HASH` | a suspended waiter, or one granted the lock, on the same lease |
+//! | `call/NAME/TICKET/HASH` | a waiter out of the queue: granted and not confirmed, or come back |
 //! | `life/HASH` | a holder or waiter, on its lease; others watch it; a touch wakes the owner |
 //! | `end/NAME/NUMBER` | one of the last ends |
 //!
@@ -29,7 +29,7 @@ use std::time::Duration;
 
 const FORMAT: u32 = 1;
 
-/// Characters of a lock's name that are not escaped: all but these are percent-encoded.
+/// Escapes all but letters, digits and - _ . : (in the name of a lock).
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b':');
 
 /// Builds the keys behind a prefix.
@@ -177,7 +177,7 @@ impl Node {
         bounds::check(&body.record)?;
         self.ends = body.ends;
         self.set_record(body.record, body.used, now);
-        // Leases tell which waiters are stale.
+        // No gap in heartbeats is counted here: etcd ends the leases of stale waiters.
         self.record.absence = Default::default();
         Ok(())
     }
@@ -239,8 +239,9 @@ impl Node {
         self.log.extend(serde_json::from_slice::<LoggedEnd>(&pair.value.0).ok());
     }
 
-    /// Sorts the waiters by ticket and tells the lock rules which sessions live. `left` has the
-    /// remaining time of those leases that were looked up.
+    /// Sorts the waiters by ticket and tells the lock rules which holds live. An unconfirmed grant
+    /// lives on its waiter's lease, any other hold on its session. `left` has the remaining time of
+    /// those leases that were looked up.
     pub fn judge(&mut self, now: Time, left: &BTreeMap<u64, Duration>) {
         self.queue.waiting.sort_by_key(Waiting::key);
         let Self { kept: Kept { record, .. }, sessions, leases } = self;
@@ -257,9 +258,9 @@ pub fn body(ends: u64, used: u64, record: &Record) -> Result<Vec<u8>, serde_json
     serde_json::to_vec(&Body { format: FORMAT, ends, used, record })
 }
 
-/// Time of a record's last use, in milliseconds since 1970, if the lock is free once none of its
-/// holders has a session. A renewal does not write the record, so the record of a held lock can
-/// look old.
+/// Time of a record's last use, in milliseconds since 1970. None if the lock would be in use even
+/// without its holders. The caller must check that no session is left: a renewal does not write the
+/// record, so the record of a held lock can look old.
 pub fn free_since(value: &[u8], now: Time) -> Option<u64> {
     let Body { format, used, mut record, .. } = serde_json::from_slice::<Body<Record>>(value).ok()?;
     if format != FORMAT || bounds::check(&record).is_err() {

@@ -1,5 +1,6 @@
-//! HTTP to a member of etcd, in bounded time. One connection sends requests and reads answers, and
-//! the endless answer of a watch line by line. The module `words` has the meaning of the bodies.
+//! HTTP to a member of etcd, in bounded time. A connection sends requests and reads their answers.
+//! It reads the endless answer of a watch line by line. The module `words` has the meaning of the
+//! bodies.
 //!
 //! This is HTTP/1.1 as etcd's JSON gateway speaks it, and no more. After any failure the connection
 //! is dropped: a late answer would be taken for the answer to the next request.
@@ -24,7 +25,7 @@ const ANSWER_MOST: usize = 32 << 20;
 const LINE_MOST: usize = 64 << 10;
 const LINES_MOST: usize = 200;
 const READ_SIZE: usize = 16 * 1024;
-/// Time for the rest of an event that has begun to arrive.
+/// Time for one read after bytes have begun to arrive.
 const REST_WITHIN: Duration = Duration::from_secs(1);
 
 /// What went wrong in an exchange.
@@ -66,7 +67,7 @@ impl From<Failure> for Error {
     }
 }
 
-/// A request.
+/// A POST to the gateway.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The path behind `/v3/`.
@@ -75,7 +76,7 @@ pub struct Request {
     pub body: String,
 }
 
-/// An answer.
+/// An answer that has arrived whole.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -107,7 +108,7 @@ pub struct Connection {
     body: Body,
     /// Bytes received since the last request, or since the wait for a line began.
     received: usize,
-    /// The beginning of a watch's next line.
+    /// Bytes of a watch that were not yet returned.
     line: Vec<u8>,
 }
 
@@ -197,7 +198,7 @@ impl Connection {
         let mut text = String::new();
         for Request { path, body } in requests {
             let host = &self.host;
-            // A member without a leader then says so at once.
+            // With `hasleader`, a member without a leader says so at once.
             let _ = write!(
                 text,
                 "POST /v3/{path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n\
@@ -248,7 +249,7 @@ impl Connection {
                     _ => {}
                 }
             }
-            // A proxy that cannot reach the member may say so in any form.
+            // A proxy that cannot reach the member may say so without a length.
             if matches!(status, 502..=504) && body.is_none() {
                 let why = format!("{} cannot serve now: HTTP {status}", self.store);
                 return Err(Failure::Unable(Error::Unavailable(why)));

@@ -1,5 +1,5 @@
-//! The etcd leases of holders and waiters: granted, kept alive and proved, looked up, moved to
-//! another length, revoked.
+//! The etcd leases of holders and waiters: granted, kept alive and proved, looked up, revoked. A
+//! hold whose ttl changes moves to another lease.
 
 use super::Keys;
 use super::client::{self, Leased, grant};
@@ -41,6 +41,7 @@ impl LeaseOf {
     }
 }
 
+/// Whether the caller has the lease that it needs already, and its id.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Has {
     Yes(u64),
@@ -54,7 +55,7 @@ pub fn seconds(ttl: Duration) -> u64 {
 
 impl Keys {
     /// Checks that the caller has the lease that it needs. `reply` is the answer to the grant or
-    /// keep-alive, `answer` the header of the transaction behind it.
+    /// keep-alive, `answer` the header of the transaction sent after it.
     pub(super) fn check_lease(
         &self,
         id: u64,
@@ -87,8 +88,9 @@ impl Keys {
         }
     }
 
-    /// Checks that the member that renewed the lease was the leader, and that the lease is as long
-    /// as asked for: any user of etcd may have created a shorter one with this id.
+    /// Checks that the leader of that term was still the leader when it renewed the lease, and that
+    /// the lease is as long as asked for: any user of etcd may have created a shorter one with this
+    /// id.
     fn check_proved(
         &self,
         id: u64,

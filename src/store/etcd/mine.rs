@@ -48,6 +48,7 @@ impl Keys {
         place.filter(|place| !place.heard.after(TICKET_KEPT).passed())
     }
 
+    /// Changes the place that this process remembers. Another process's token has none here.
     pub(super) fn stand(&self, token: &Token, change: impl FnOnce(&mut Option<Standing>)) {
         if let Some(mine) = self.mine(token) {
             change(&mut mine.place.lock().unwrap_or_else(PoisonError::into_inner));

@@ -22,7 +22,8 @@ const ASKED: usize = 50;
 const WITHIN: Duration = Duration::from_secs(1);
 
 impl EtcdStore {
-    /// Examines the cluster.
+    /// Fails if the cluster cannot be asked for its version or its clock. If only the test lock
+    /// fails, the result says so.
     pub fn probe(mut self, by: Moment) -> Result<Database, Error> {
         self.adapter.refresh(by)?;
         let version = self.adapter.version()?;

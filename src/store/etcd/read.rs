@@ -25,13 +25,14 @@ pub struct Question<'q> {
     pub source: Source,
 }
 
-/// How much of a lock to read besides its record, its holders and the head of the queue.
+/// How much of a lock to read besides its record, its holders, all suspended waiters and the head
+/// of the queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Depth {
     /// Nothing.
     Front,
-    /// The names of all waiters, and the values of the last one, the caller and the caller's
-    /// predecessor.
+    /// The names of all waiters and the value of the last one. If this process remembers the
+    /// caller's place, also the values of the caller and its predecessor.
     Places,
     /// All waiters and the ends.
     All,
@@ -51,8 +52,6 @@ impl Keys {
     pub(super) fn nodes(&self, question: &Question<'_>, with_left: bool) -> Result<(Vec<Node>, Time), Error> {
         self.asker.replace(question.me.cloned());
         let (mut nodes, now) = self.read(question)?;
-        // Only a read for the caller's own place moves the start of its watch: a waiter may also
-        // look up a lock's state as anybody can, and must not miss earlier events.
         if question.me.is_some() {
             self.seen.set(self.read.get());
         }

@@ -1,15 +1,17 @@
-//! Watches of etcd, each on a connection of its own: of the sessions that a waiter waits for, and
-//! the subscription of a holder or a watcher.
+//! Watches of etcd, on connections of their own. A waiter watches its own `life/` key and those of
+//! the tokens that it waits for. A holder's subscription watches its `life/` key, a watcher's the
+//! records.
 
 use super::Keys;
 use super::client::Client;
 use super::entry::Layout;
 use super::http::{Connection, Failure, Request};
 use super::read::{Depth, Question, Source};
-use super::words::{Bytes, Number, Streamed, Watched};
+use super::words::{Bytes, Number, Said, Streamed, Watched};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::Phase;
+use crate::store::net::failure::plain;
 use crate::store::{Error, Listener, Subscription};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -36,7 +38,8 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Watches these keys for events after a revision. `by` is the deadline for connecting.
+    /// Watches these keys for events after a revision. `by` is the deadline for connecting and for
+    /// etcd's first answer.
     pub fn open(
         client: &Client,
         keys: BTreeSet<(Bytes, News)>,
@@ -53,7 +56,7 @@ impl Watches {
         let request = Request { path: "watch", body };
         match connection.begin_lines(&request, client.pass().as_deref(), by)? {
             None => Ok(Self { connection, member: client.member(), keys }),
-            Some(_) => Err(Failure::Unable(client.garbled("it refused the watch"))),
+            Some(_) => Err(Failure::Unable(ended(client, None))),
         }
     }
 
@@ -62,7 +65,7 @@ impl Watches {
         self.member == client.member() && self.keys == *keys
     }
 
-    /// Sleeps until an event whose revision is `new` (true), or until `until` (false).
+    /// Sleeps. Returns true on an event whose revision is `new`, false at `until`.
     pub fn hear(
         &mut self,
         client: &Client,
@@ -71,12 +74,8 @@ impl Watches {
     ) -> Result<bool, Failure> {
         while let Some(line) = self.connection.next_line(until)? {
             let said: Streamed<Watched> = client.parse(&line)?;
-            let Some(watched) = said.result else {
-                return Err(Failure::Unable(client.garbled("a watch ended")));
-            };
-            if watched.canceled {
-                return Err(Failure::Unable(client.garbled("a watch ended")));
-            }
+            let watched = said.result.filter(|watched| !watched.canceled);
+            let watched = watched.ok_or_else(|| Failure::Unable(ended(client, said.error)))?;
             let is_heard = watched.events.iter().any(|event| new(event.kv.mod_revision.0));
             if is_heard || until.passed() {
                 return Ok(is_heard);
@@ -86,7 +85,15 @@ impl Watches {
     }
 }
 
+/// A watch that etcd refused or ended is opened anew: the member may be shutting down.
+fn ended(client: &Client, error: Option<Said>) -> Error {
+    let why = error.map(|error| format!(": {}", plain(&error.message))).unwrap_or_default();
+    Error::Unavailable(format!("{} ended a watch{why}", client.shown()))
+}
+
 impl Keys {
+    /// Sleeps. Returns true on a newer event of the token's `life/` key or when one of the others
+    /// ends, false at `until`. The watch stays open for the next call with the same keys.
     pub(super) fn listen(
         &self,
         token: &Token,
@@ -135,8 +142,8 @@ impl RequestSubscription {
         watches.hear(client, |_| true, until)
     }
 
-    /// Whether there may be news already: for a holder, that it holds the lock no more, or is asked
-    /// to end.
+    /// Whether there may be news already: for a watcher always; for a holder if it no longer holds
+    /// all the locks, or is asked to end.
     fn is_news(&self) -> Result<bool, Failure> {
         let question =
             Question { names: &self.names, me: None, depth: Depth::Front, source: Source::Majority };

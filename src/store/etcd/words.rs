@@ -1,5 +1,5 @@
 //! The messages of etcd's JSON gateway. 64-bit numbers are strings; keys and values are base64.
-//! Answers are checked here.
+//! Here only the form of an answer is checked.
 
 use base64::display::Base64Display;
 use base64::engine::{Engine as _, general_purpose::STANDARD};
@@ -104,9 +104,6 @@ pub struct Range {
     /// `ASCEND` or `DESCEND`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sort_order: Option<&'static str>,
-    /// What to sort by, if not by the key.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sort_target: Option<&'static str>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub keys_only: bool,
     /// Whether the asked member answers from its own state, which may lag behind.
@@ -121,9 +118,6 @@ pub struct Put {
     pub value: Option<Bytes>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<Number>,
-    /// Whether to keep the value and only make a new revision.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub ignore_value: bool,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ignore_lease: bool,
 }
@@ -135,20 +129,20 @@ pub struct Txn {
     pub success: Vec<Act>,
 }
 
-/// Most operations of a transaction, by etcd's default limit (--max-txn-ops). More of them go into
-/// nested transactions. Those have what the outer one leaves of the limit, by its conditions or its
-/// operations. The touch of a waiter is itself a transaction of one operation.
-const PARTS_MOST: usize = 128;
+/// Most operations, and most conditions, of a transaction, by etcd's default (--max-txn-ops). The
+/// limit includes nested ones: n outer and m inner need n + m ≤ 128. The touch of a waiter is itself
+/// a transaction of one operation.
+const OPERATIONS_MOST: usize = 128;
 /// Most operations in a nested transaction.
 const WITHIN_MOST: usize = 63;
 
 /// Operations of a transaction with this many conditions, nested as etcd's limit demands.
 pub fn bundled(acts: Vec<Act>, conditions: usize) -> Vec<Act> {
-    if acts.len() < PARTS_MOST && conditions < PARTS_MOST {
+    if acts.len() < OPERATIONS_MOST && conditions < OPERATIONS_MOST {
         return acts;
     }
     let txn = |acts: &[Act]| Act::Txn(Txn { compare: Vec::new(), success: acts.to_vec() });
-    let most = (PARTS_MOST - 1).saturating_sub(conditions).clamp(1, WITHIN_MOST);
+    let most = (OPERATIONS_MOST - 1).saturating_sub(conditions).clamp(1, WITHIN_MOST);
     acts.chunks(most).map(txn).collect()
 }
 
@@ -156,7 +150,7 @@ pub fn bundled(acts: Vec<Act>, conditions: usize) -> Vec<Act> {
 #[derive(Debug, Clone, Serialize)]
 pub struct Compare {
     pub key: Bytes,
-    /// Set if the condition is on all keys up to this one.
+    /// Set if the condition is on all keys up to, but without, this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range_end: Option<Bytes>,
     pub target: &'static str,
@@ -262,7 +256,6 @@ pub struct Streamed<T> {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Watched {
-    pub created: bool,
     pub canceled: bool,
     pub events: Vec<Event>,
 }
@@ -352,9 +345,9 @@ mod tests {
             (0..128).step_by(7).flat_map(|conditions| (60..260).map(move |count| (conditions, count)))
         {
             let acts = bundled(vec![touch.clone(); count], conditions);
-            // With so many conditions, dlock sends fewer operations.
+            // From 100 conditions on, dlock sends few operations: it takes at most 100 locks.
             let is_small = conditions < 100 || count < 128;
-            assert!(!is_small || fits(conditions, &acts, PARTS_MOST), "{count} with {conditions}");
+            assert!(!is_small || fits(conditions, &acts, OPERATIONS_MOST), "{count} with {conditions}");
         }
     }
 }

@@ -49,7 +49,7 @@ impl QuorumStore {
                 Tried::Superseded(superseded) => {
                     // A failure does no harm: the lease is short, and the token is refused wherever
                     // this arrives.
-                    let _ = self.leave_as("superseded", names, &ask.token, "", false, by);
+                    let _ = self.leave_as("superseded-waiting", names, &ask.token, "", false, by);
                     return Ok(Acquired::Superseded(superseded));
                 }
                 Tried::Released => return Ok(Acquired::Released),

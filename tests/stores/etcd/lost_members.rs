@@ -3,6 +3,7 @@
 
 use super::etcd_load::is_record;
 use super::{WISHES, own_cluster};
+use crate::support::dlock::finish_all;
 use crate::support::etcd::Etcd;
 use crate::support::hand_over::JOB;
 use crate::support::members::{
@@ -47,6 +48,40 @@ fn a_member_that_is_gone_or_silent_is_left_alone() {
     holder.finish();
     waiter.finish();
     assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+/// Each of three members shuts down in order and starts again. It then answers that its own connections are closing, which is
+/// an outage and not an error: waiters and watchers go on with the others.
+#[test]
+fn members_that_shut_down_end_no_wait() {
+    let (world, mut etcd) = own_cluster(3, &[]);
+    let holder = world.run("k", &["-t", "30s"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let waiters: Vec<_> =
+        (0..10).map(|_| world.run("k", &["-w"], "echo next >> log").any_stderr().spawn()).collect();
+    world.wait_for_waiters("k", 10);
+    let free: Vec<_> = (0..5).map(|_| world.dlock(["wait", "k"]).any_stderr().spawn()).collect();
+    let mut watches: Vec<_> =
+        (0..5).map(|_| world.dlock(["watch"]).any_stdout().any_stderr().spawn()).collect();
+    wait_until("all watch", || {
+        world.run("seen", &[], "true").run();
+        watches.iter().all(|watch| watch.printed().contains("seen"))
+    });
+    for member in 0..3 {
+        etcd.stop(member);
+        etcd.run(member);
+        etcd.wait_until_it_serves();
+    }
+    assert!(watches.iter_mut().all(|watch| !watch.has_ended()), "a watch ended");
+    world.write("go", "");
+    holder.finish();
+    finish_all(waiters);
+    finish_all(free);
+    for watch in &watches {
+        watch.signal(Signal::TERM);
+    }
+    finish_all(watches);
+    assert_eq!(world.lines("next"), 10);
 }
 
 /// A member in a minority neither renews nor grants. The majority grants again when no process of

@@ -1,7 +1,8 @@
 //! Judges the masters of a quorum. A master may forget everything when it restarts: it does not
 //! count until all leases that it may have forgotten are over. What matters is how many count.
 
-use super::{Criteria, bad, of_node, of_replicas, ok, span, warn};
+use super::server::{of_node, of_replicas};
+use super::{Criteria, bad, ok, span, warn};
 use crate::output::doctor::{Finding, Verdict};
 use crate::store::probe::{Info, Node, Role};
 use std::time::Duration;

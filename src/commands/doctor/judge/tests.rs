@@ -1,8 +1,7 @@
 //! Which facts lead to which findings.
 
 use super::*;
-use crate::store::probe::Facts;
-use crate::store::probe::Node;
+use crate::store::probe::*;
 
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)

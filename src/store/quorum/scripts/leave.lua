@@ -1,5 +1,5 @@
 -- leave.lua: gives this master back: for good, or for another attempt later.
--- ARGV: token, 'not-run', 'refused' (it did not wait), 'superseded' (a newer run superseded it) or
+-- ARGV: token, 'not-run', 'refused' (it did not wait), 'superseded-waiting' (a newer run superseded it) or
 --        how the hold ended (released, crashed, …), how the job ended (JSON or ''), 'for-good' or
 --        the attempt that failed, longest lease ms, and '1' if the lock was acquired with
 --        --once-per (for a hold that ran).
@@ -13,7 +13,7 @@
 -- its own it may arrive after the next attempt of the same token was granted and counted here.
 
 local token, outcome, job, attempt = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local ran = outcome ~= 'not-run' and outcome ~= 'refused' and outcome ~= 'sent-superseded'
+local ran = outcome ~= 'not-run' and outcome ~= 'refused' and outcome ~= 'superseded-waiting'
 write_first()
 local lock = named(token)[1]
 expire(lock)
@@ -33,7 +33,7 @@ elseif is_revoked_from(lock, token) then
   drop_hold(lock, token)
 end
 if outcome == 'refused' then tally(lock, { busy = 1 }) end
-if outcome == 'sent-superseded' then tally(lock, { superseded = 1 }) end
+if outcome == 'superseded-waiting' then tally(lock, { superseded = 1 }) end
 if not attempt then
   local has_waited = forget_turn(lock, token)
   if has_waited and outcome == 'not-run' and what == 'not-held' then tally(lock, { ['given-up'] = 1 }) end

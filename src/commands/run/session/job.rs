@@ -1,0 +1,143 @@
+//! Supervises the job: relays signals, handles news of the lease and of the guard, and says how the
+//! job ended.
+
+use super::{News, Own, Runs, Session};
+use crate::clock::Moment;
+use crate::commands::run::ending::{exit, ran};
+use crate::exit::{Ended, Exit};
+use crate::lease::{Lease, Loss, Report};
+use crate::output::hold::HoldEvent;
+use crate::rules::{End, Ran};
+use crate::supervise::{self, Event, NotStarted, Reached, StopReason};
+use std::io;
+
+/// How the job ended, or did not start.
+pub struct Over {
+    pub exit: Exit,
+    pub end: End,
+}
+
+impl Session<'_> {
+    /// Relays and watches until the job is over.
+    pub fn supervise(&mut self, own: Option<&Own>) -> anyhow::Result<Over> {
+        let lease = own.map(|own| &own.lease);
+        loop {
+            match self.news(own, None).map_err(|error| self.messages.cannot_watch(&error))? {
+                News::Nothing => {}
+                News::Signal(received) if self.is_hold() => self.end_hold_on(received),
+                News::Signal(received) => {
+                    self.relay(received);
+                    self.stop_without_command(received);
+                }
+                News::Lease(report) => {
+                    self.handle_lease(lease, report).map_err(|error| self.messages.cannot_watch(&error))?;
+                }
+                News::Job(event) => {
+                    if let Some(over) = self.handle_job(event) {
+                        return Ok(over);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Handles a report of the lease that comes while the job runs.
+    fn handle_lease(&mut self, lease: Option<&Lease>, report: Report) -> io::Result<()> {
+        match report {
+            Report::Lost { how: Loss::NotHeld, .. } if self.was_released(lease) => {
+                self.guard.relay(supervise::OVER, Reached::Nobody);
+            }
+            Report::Lost { how, kill_by } => self.lose(lease, how, kill_by)?,
+            Report::Asked(asker) => {
+                self.asked_by = asker;
+                // A hold reports who asked before the watcher is stopped, which closes stdout. A
+                // job is stopped first.
+                let is_hold = self.is_hold();
+                if is_hold {
+                    self.report.fate = self.fate(lease);
+                    self.tell_of_request(asker);
+                }
+                self.guard.stop();
+                if !is_hold {
+                    self.report.fate = self.fate(lease);
+                }
+            }
+            Report::Trouble { error, until } => {
+                self.tell_of_trouble(&error, until);
+                self.messages.trouble(&error, until.left(), self.run.on_lost);
+            }
+            Report::Recovered => {
+                // The lock key was there all the time, or the renewal would have failed.
+                self.report.lost = None;
+                self.tell(&HoldEvent::Recovered);
+                self.messages.recovered();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, lease: Option<&Lease>, how: Loss, kill_by: Moment) -> io::Result<()> {
+        self.tell_of_loss(how, kill_by);
+        self.report.lost = Some(how);
+        if how != Loss::Deadline {
+            self.guard.lost(kill_by)?;
+            // Only after the guard was told, so that a slow store does not delay the stop.
+            self.report.fate = self.fate(lease);
+        }
+        self.messages.lost(how, &self.report.fate, self.run.on_lost);
+        Ok(())
+    }
+
+    /// Handles an event of the guard. Returns how the job ended, once it has.
+    fn handle_job(&mut self, event: Event) -> Option<Over> {
+        match event {
+            Event::NotStarted(why) => return Some(self.not_started(why)),
+            Event::Ended { status, reason } => return Some(self.over(status, reason)),
+            Event::Stopped { signal } if !self.is_hold() && self.guard.is_cmd_stopped() => {
+                self.stop_too(signal);
+            }
+            Event::Stopping { reason } => {
+                self.tell_of_stop(reason);
+                self.messages.stopping(reason, self.asked_by, &self.report.fate, self.run);
+            }
+            Event::Refused(process) => self.messages.refused(&process),
+            Event::CommandEnded { status } => {
+                self.runs = Runs::Rest;
+                self.messages.command_ended(status, || self.guard.processes());
+            }
+            // After `Died`, `Stopping` and `Ended` follow.
+            Event::Stopped { .. } | Event::Continued | Event::Died => {}
+        }
+        None
+    }
+
+    /// CMD could not be executed, or was too late to start.
+    fn not_started(&mut self, why: NotStarted) -> Over {
+        let exit = match why {
+            NotStarted::Errno(libc::ENOENT) => Exit::NotFound,
+            NotStarted::Errno(_) => Exit::CannotExecute,
+            NotStarted::TooLate => Exit::Unavailable,
+        };
+        self.messages.not_started(&self.run.argv, why, exit);
+        self.report.started = false;
+        Over { exit, end: End { ran: Ran::No, job: None, once_per: false } }
+    }
+
+    /// The job has ended. Completes what is known of the loss, and chooses the exit status.
+    fn over(&mut self, status: Option<Ended>, reason: Option<StopReason>) -> Over {
+        let loss = match reason {
+            Some(StopReason::Asked) => Some(Loss::Asked(self.asked_by)),
+            // The guard acts by its own timer, and may be ahead of the thread that renews.
+            Some(StopReason::LeaseRanOut) => Some(Loss::Deadline),
+            _ => None,
+        };
+        self.report.lost = self.report.lost.or(loss);
+        self.report.job = status;
+        let ran = ran(reason, self.report.lost);
+        Over {
+            exit: exit(status, reason, self.report.lost),
+            end: End { ran, job: status, once_per: self.run.once_per.is_some() },
+        }
+    }
+}

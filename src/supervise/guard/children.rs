@@ -1,0 +1,92 @@
+//! Handles what happens to CMD and the rest of the job: ends, stops, and signals from dlock.
+
+use super::{JobState, Watcher};
+use crate::clock::Moment;
+use crate::exit::Ended;
+use crate::supervise::process_tree::Sweep;
+use crate::supervise::{Event, Group, Leftovers, Orphaned, Reached, StopReason};
+use crate::sys;
+use rustix::process::{Pid, Signal};
+
+impl<F: FnMut(Orphaned)> Watcher<F> {
+    pub fn reap(&mut self) {
+        let before = self.status();
+        let mut sweep = Sweep::default();
+        self.setup.tree.reap(&mut sweep);
+        self.take(&sweep);
+        let (JobState::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
+        if self.setup.bond.is_some() && status != Ended::Code(0) {
+            // The watcher was killed, and the process that it watched is still alive.
+            let deadline = Moment::now().after(self.setup.grace).min(self.bound());
+            return self.stop(StopReason::GuardGone, deadline);
+        }
+        // A process hands its children to the nearest subreaper before it can be reaped itself. So
+        // as long as any descendant lives, the guard has a child; with no child left, the whole job
+        // has ended.
+        let leaves = || self.setup.leftovers == Leftovers::Leave && !self.setup.tree.has_guard();
+        if self.no_child || leaves() {
+            self.end(None);
+        } else if before.is_none() {
+            self.send_event(&Event::CommandEnded { status });
+        }
+    }
+
+    /// Records what has happened to CMD.
+    pub fn take(&mut self, sweep: &Sweep) {
+        self.no_child |= sweep.no_child;
+        for &(pid, raw) in &sweep.changed {
+            // Once CMD has been reaped, its id may belong to another process of the job.
+            let cmd = self.cmd.as_mut().filter(|cmd| cmd.pid == pid && cmd.status.is_none());
+            let Some(cmd) = cmd else { continue };
+            if let Some(status) = Ended::of(raw) {
+                cmd.status = Some(status);
+            } else {
+                self.pause(raw);
+            }
+        }
+    }
+
+    pub fn status(&self) -> Option<Ended> {
+        self.cmd.as_ref().and_then(|cmd| cmd.status)
+    }
+
+    /// Handles a stop or continuation of CMD.
+    fn pause(&mut self, raw: i32) {
+        let Some(cmd) = &mut self.cmd else { return };
+        let stopped = raw & 0xff == 0x7f;
+        let event = if stopped { Event::Stopped { signal: raw >> 8 & 0xff } } else { Event::Continued };
+        let woken = cmd.was_stopped && !stopped;
+        cmd.was_stopped = stopped;
+        // These two may repeat without end while a stopped dlock does not read.
+        if self.unsent.is_empty() {
+            self.send_event(&event);
+        }
+        let caller_lives =
+            rustix::process::getppid().is_some_and(|parent| parent.as_raw_pid() == self.setup.caller);
+        if woken && self.setup.group == Group::Caller && caller_lives {
+            // dlock stopped itself along with CMD. If somebody continues CMD alone, dlock must
+            // renew again.
+            let _ = sys::kill(self.setup.caller, libc::SIGCONT);
+        }
+    }
+
+    pub fn relay(&mut self, signal: i32, reached: Reached) {
+        let (JobState::Running { .. } | JobState::Stopping(_), Some(cmd)) = (&self.state, &self.cmd) else {
+            return;
+        };
+        if cmd.status.is_some() {
+            if let (JobState::Running { .. }, Some(signal)) = (&self.state, Signal::from_named_raw(signal)) {
+                let caller_group = self.setup.caller_group.map_or(0, Pid::as_raw_pid);
+                let but = (reached == Reached::CallerGroup).then_some(caller_group);
+                self.setup.tree.relay(signal, but);
+            }
+            return;
+        }
+        // CMD has not been reaped, so no other process can have its id, nor a group that it leads.
+        if self.setup.group == Group::Caller || sys::kill(-cmd.pid, signal).is_err() {
+            // If CMD now belongs to another user, the guard may not signal it. Neither could the
+            // signal's sender.
+            let _ = sys::kill(cmd.pid, signal);
+        }
+    }
+}

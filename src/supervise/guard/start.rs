@@ -1,0 +1,123 @@
+//! Starts CMD, as dlock's caller would have started it, or the watcher of a bond in its place.
+
+use super::{Cmd, JobState, Setup, Watcher};
+use crate::clock::Moment;
+use crate::supervise::bond::{self, Bond, Pin};
+use crate::supervise::procfs::own_pid;
+use crate::supervise::protocol::Change;
+use crate::supervise::{Event, Group, NotStarted, Orphaned};
+use crate::sys::{self, Disposition, Fork, Stack};
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+
+impl<F: FnMut(Orphaned)> Watcher<F> {
+    pub fn start(&mut self) -> io::Result<()> {
+        if self.cmd.is_some() {
+            return Ok(());
+        }
+        let now = Moment::now();
+        if self.obeys_limits() && self.setup.limits.get().term_at <= now {
+            self.send_event(&Event::NotStarted(NotStarted::TooLate));
+            return Ok(());
+        }
+        let (pid, failed) = match &self.setup.bond {
+            Some(bond) => {
+                let pid = self.start_watcher(bond)?;
+                if bond.is_detached {
+                    bond::leave_stderr()?;
+                }
+                (pid, None)
+            }
+            None => self.start_cmd()?,
+        };
+        if let Some(errno) = failed {
+            sys::wait_for(pid);
+            self.setup.limits.set_cmd(0);
+            self.send_event(&Event::NotStarted(NotStarted::Errno(errno)));
+            return Ok(());
+        }
+        self.cmd = Some(Cmd { pid, status: None, was_stopped: false });
+        self.state = JobState::Running { since: now };
+        self.no_child = false;
+        self.close_the_rest();
+        Ok(())
+    }
+
+    /// Returns CMD's id, and the errno if it could not be executed.
+    fn start_cmd(&mut self) -> io::Result<(i32, Option<i32>)> {
+        let stack = self.stack.take().unwrap_or_else(|| self.new_stack());
+        let changes = std::mem::take(&mut self.changes);
+        sys::spawn(stack, || {
+            // CMD notes its id itself, first of all: if the guard is stopped here, dlock still
+            // knows which process to look for.
+            self.setup.limits.set_cmd(own_pid());
+            become_cmd(&self.setup, changes)
+        })
+    }
+
+    fn start_watcher(&self, bond: &Bond) -> io::Result<i32> {
+        match sys::fork()? {
+            Fork::Parent(pid) => Ok(pid),
+            Fork::Child => {
+                self.setup.limits.set_cmd(own_pid());
+                // Like CMD, it must be in the terminal's group to read from it.
+                let _ = join_group(&self.setup);
+                bond.watch()
+            }
+        }
+    }
+
+    /// The slack is for a script that exec hands to /bin/sh: the C library builds a second argv on
+    /// the stack.
+    fn new_stack(&self) -> Stack {
+        Stack::new((self.setup.argv.len() + 8) * size_of::<usize>())
+    }
+
+    /// Prepares the start of CMD while dlock waits for the lock.
+    pub fn prepare_start(&mut self) {
+        let mut stack = self.new_stack();
+        stack.touch();
+        self.stack = Some(stack);
+    }
+
+    /// Closes the descriptors that were inherited for CMD: a reader of CMD's output must see its
+    /// end when CMD ends, not when the guard does.
+    pub fn close_the_rest(&mut self) {
+        let mut keep =
+            vec![2, self.setup.link.as_raw_fd(), self.children.as_raw_fd(), self.timer.as_fd().as_raw_fd()];
+        keep.extend(&self.setup.keep);
+        keep.extend(self.setup.bond.as_ref().and_then(|bond| bond.process.as_ref()).map(Pin::raw_fd));
+        sys::close_all_but(&mut keep);
+    }
+}
+
+fn join_group(setup: &Setup) -> rustix::io::Result<()> {
+    match (setup.group, setup.caller_group) {
+        (Group::Caller, None) => Ok(()),
+        (Group::Caller, group) => rustix::process::setpgid(None, group),
+        (Group::Own, _) => rustix::process::setpgid(None, None),
+    }
+}
+
+/// Executes CMD as dlock's caller would have started it. Returns only on failure.
+fn become_cmd(setup: &Setup, changes: Vec<Change>) -> io::Error {
+    if let Err(error) = join_group(setup) {
+        return error.into();
+    }
+    let without: Vec<Vec<u8>> = changes.iter().map(|(name, _)| name.clone()).collect();
+    let with = changes.into_iter().filter_map(|(name, value)| Some(CString::new([name, value?].join(&b'='))));
+    let with: Vec<CString> = match with.collect() {
+        Ok(with) => with,
+        Err(error) => return io::Error::from(error),
+    };
+    for signal in sys::OF_WRITES.into_iter().filter(|signal| !sys::was_ignored(*signal)) {
+        sys::dispose(signal, Disposition::Default);
+    }
+    if setup.child_ignored {
+        sys::dispose(libc::SIGCHLD, Disposition::Ignore);
+    }
+    sys::close(sys::closed_at_start());
+    sys::set_mask(setup.mask);
+    sys::exec(&setup.argv, &without, &with)
+}
