@@ -2,20 +2,14 @@
 //! is good and knows no store; the stores' `probe` modules find the facts.
 
 use super::context::Context;
-use super::stores::Made;
 use crate::cli::doctor::Doctor;
-use crate::config::url::{Host, Location};
+use crate::config::url::Host;
 use crate::config::{Sensitivity, Settings, Source};
-use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::columns::Width;
 use crate::output::doctor::{Finding, Verdict, text};
 use crate::output::locale::Charset;
 use crate::output::{self, coloured, json};
-use crate::store::probe::{Node, Survey};
-#[cfg(feature = "zookeeper")]
-use crate::store::zookeeper::ZooKeeperStore;
-use crate::store::{file, redis};
 use judge::judge;
 use std::os::unix::fs::PermissionsExt;
 
@@ -37,7 +31,7 @@ pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
         password_from: settings.password_from.clone(),
         clear: clear(settings),
     };
-    let findings = judge(&survey(context)?, &by);
+    let findings = judge(&context.made()?.probe(context), &by);
     let report = if flags.json {
         json::pretty(&findings)?
     } else {
@@ -47,53 +41,15 @@ pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
     Ok(exit(&findings, flags))
 }
 
-/// Probes every part of the store.
-fn survey(context: &Context) -> Result<Survey, Error> {
-    let Settings { prefix, store, .. } = &context.settings;
-    let probed =
-        |masters: Vec<redis::Target>| masters.iter().map(|one| redis::probe::probe(one, prefix)).collect();
-    let unfound = |error| vec![Node { name: store.to_string(), facts: Err(error) }];
-    Ok(match context.made()? {
-        Made::Directory(dir) => {
-            return Ok(Survey::Directory(file::probe::probe(&dir, &store.to_string())));
-        }
-        #[cfg(feature = "sql")]
-        Made::Database(store) => return Ok(Survey::Database(store.probe(context.deadline()))),
-        #[cfg(feature = "etcd")]
-        Made::Etcd(store) => return Ok(Survey::Database(store.probe(context.deadline()))),
-        #[cfg(feature = "zookeeper")]
-        Made::ZooKeeper(target) => {
-            return Ok(Survey::Ensemble(ZooKeeperStore::open(target).probe(context.deadline())));
-        }
-        Made::Server(target) => Survey::Servers { nodes: probed(vec![target]), failover: None },
-        Made::Masters(masters) => Survey::Masters(probed(masters)),
-        Made::Sentinels(sentinels, service, master) => {
-            let failover = redis::probe::down_after(&sentinels, &service);
-            let found = redis::RedisStore::sentinel(sentinels, service, master).masters(context.deadline());
-            Survey::Servers { nodes: found.map_or_else(unfound, probed), failover }
-        }
-        Made::Cluster(seeds, node) => {
-            let found = redis::RedisStore::cluster(seeds, node).masters(context.deadline());
-            let failover = found.as_ref().ok().and_then(|masters| redis::probe::node_timeout(masters));
-            Survey::Servers { nodes: found.map_or_else(unfound, probed), failover }
-        }
-    })
-}
-
 /// What goes to other machines unencrypted.
 fn clear(settings: &Settings) -> Option<judge::Clear> {
     let store = &settings.store;
     let hosts: Vec<String> = store.place.in_clear().into_iter().map(Host::to_string).collect();
     let mut logins = store.credentials.iter().chain(&store.sentinel_credentials);
     let has_password = logins.any(|login| login.password.is_some());
-    let tls = match store.place {
-        Location::Database { .. } => judge::Tls::SslMode,
-        Location::Etcd { .. } => judge::Tls::Scheme("etcds"),
-        Location::ZooKeeper { .. } => judge::Tls::Scheme("zookeepers"),
-        _ => judge::Tls::Scheme("rediss"),
-    };
-    let is_secret = has_password || tls == judge::Tls::SslMode;
-    (is_secret && !hosts.is_empty()).then(|| judge::Clear { hosts: hosts.join(", "), tls })
+    let tls_scheme = store.place.shape().tls_scheme;
+    let is_secret = has_password || tls_scheme.is_none();
+    (is_secret && !hosts.is_empty()).then(|| judge::Clear { hosts: hosts.join(", "), tls_scheme })
 }
 
 /// The files that the settings name, with their permission bits. A file that no longer exists is

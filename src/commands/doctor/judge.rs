@@ -50,15 +50,9 @@ pub struct Criteria {
 #[derive(Debug, Clone)]
 pub struct Clear {
     pub hosts: String,
-    /// How to enable TLS.
-    pub tls: Tls,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tls {
-    Scheme(&'static str),
-    /// For a database TLS is on unless `sslmode=disable`. It is sent no password in clear.
-    SslMode,
+    /// The scheme with TLS. None for a database, for which TLS is on unless `sslmode=disable`; it
+    /// is sent no password in clear.
+    pub tls_scheme: Option<&'static str>,
 }
 
 /// A file that the settings name.

@@ -99,6 +99,21 @@ impl Parts<'_> {
         Ok(Host { name: name.to_ascii_lowercase(), port })
     }
 
+    /// The socket on this machine that a URL names in place of hosts. `scheme` is for the error.
+    pub fn socket(&self, scheme: &str) -> Result<PathBuf, String> {
+        if !self.hosts.is_empty() {
+            return Err(format!(
+                "a socket has no host: write {scheme}+unix:///SOCKET with three slashes; {ALLOWED}"
+            ));
+        }
+        absolute(self.path)
+    }
+
+    /// The path without the slash before it.
+    pub fn after_slash(&self) -> &str {
+        self.path.strip_prefix('/').unwrap_or_default()
+    }
+
     /// The database number in a part of the path; 0 if it is empty.
     pub fn database(&self, text: &str) -> Result<u16, String> {
         let db = if text.is_empty() { Some(0) } else { number(text) };

@@ -1,6 +1,6 @@
 //! Judges the settings: which store they name, and what other users can read or change.
 
-use super::{Clear, Criteria, SettingsFile, Tls, ok, warn};
+use super::{Clear, Criteria, SettingsFile, ok, warn};
 use crate::config::Sensitivity;
 use crate::output::doctor::Finding;
 
@@ -26,12 +26,10 @@ pub(super) fn of_settings(criteria: &Criteria) -> Vec<Finding> {
     findings
 }
 
-fn of_clear(Clear { hosts, tls }: &Clear) -> Finding {
-    let (found, tls) = match tls {
-        Tls::Scheme(scheme) => {
-            (format!("the password goes to {hosts} unencrypted"), format!("write {scheme}"))
-        }
-        Tls::SslMode => (
+fn of_clear(Clear { hosts, tls_scheme }: &Clear) -> Finding {
+    let (found, tls) = match tls_scheme {
+        Some(scheme) => (format!("the password goes to {hosts} unencrypted"), format!("write {scheme}")),
+        None => (
             format!("everything goes to {hosts} unencrypted, and can be changed on the way"),
             "leave out sslmode=disable".into(),
         ),

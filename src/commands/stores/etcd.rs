@@ -1,0 +1,35 @@
+//! A cluster of etcd.
+
+use super::super::context::Context;
+use super::{HoldOn, Made};
+use crate::error::Error;
+use crate::store::Store;
+use crate::store::etcd::{EtcdStore, Target};
+use crate::store::probe::Survey;
+
+impl Context {
+    pub(super) fn etcd(&self, prefix: &str) -> Result<EtcdStore, Error> {
+        Ok(EtcdStore::etcd(Target {
+            members: self.addresses(),
+            user: self.user(),
+            password: self.password(),
+            tls: self.tls()?,
+            prefix: prefix.into(),
+            shown: self.settings.store.to_string(),
+            connect_timeout: self.settings.connect_timeout,
+            op_timeout: self.settings.op_timeout,
+        }))
+    }
+}
+
+impl Made for EtcdStore {
+    fn open(self: Box<Self>, context: &Context, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
+        let why = "a majority of its members acknowledges each write anyway; leave it out";
+        hold.without_replicas(&context.settings.store, Some(why))?;
+        Ok(self)
+    }
+
+    fn probe(self: Box<Self>, context: &Context) -> Survey {
+        Survey::Database((*self).probe(context.deadline()))
+    }
+}

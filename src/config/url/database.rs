@@ -1,0 +1,124 @@
+//! The URLs of databases: PostgreSQL, MySQL and MariaDB.
+
+use super::parameters::{self, Wire};
+use super::split::{Parts, authority, decode};
+use super::{ALLOWED, Host, Location, PLAIN, Shape, Tls, Url, joined, named_twice, url};
+use percent_encoding::utf8_percent_encode;
+use std::path::PathBuf;
+
+/// The kind of a database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// MySQL and MariaDB.
+    Mysql,
+    Postgres,
+}
+
+impl Dialect {
+    /// Its scheme.
+    pub const fn scheme(self) -> &'static str {
+        match self {
+            Self::Mysql => "mysql",
+            Self::Postgres => "postgres",
+        }
+    }
+
+    pub const fn port(self) -> u16 {
+        match self {
+            Self::Mysql => 3306,
+            Self::Postgres => 5432,
+        }
+    }
+}
+
+/// Where the servers of a database are.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum DatabaseAt {
+    /// The primary and its standbys in any order; at least one, no two the same.
+    Tcp(Vec<Host>),
+    /// A socket on this machine; absolute.
+    Unix(PathBuf),
+}
+
+pub fn parse(scheme: &str, rest: &str) -> Result<Option<Url>, String> {
+    let of_socket = scheme.strip_suffix("+unix");
+    let dialect = match of_socket.unwrap_or(scheme) {
+        "mysql" | "mariadb" => Dialect::Mysql,
+        "postgres" | "postgresql" => Dialect::Postgres,
+        _ => return Ok(None),
+    };
+    let parse = if of_socket.is_some() { socket } else { servers };
+    parse(authority(rest)?, dialect).map(Some)
+}
+
+pub fn shape<'a>(dialect: Dialect, at: &'a DatabaseAt, name: &str, tls: Option<&'a Tls>) -> Shape<'a> {
+    let name = utf8_percent_encode(name, PLAIN);
+    let (hosts, rest) = match at {
+        DatabaseAt::Tcp(hosts) => (&hosts[..], format!("://{}/{name}", joined(hosts))),
+        DatabaseAt::Unix(path) => (&[][..], format!("+unix://{}?db={name}", path.display())),
+    };
+    Shape { scheme: dialect.scheme(), tls_scheme: None, hosts, tls, rest }
+}
+
+/// `postgres://` and `mysql://`.
+fn servers(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
+    let hosts = parts.hosts(dialect.port())?;
+    if let Some(twice) = named_twice(&hosts) {
+        return Err(format!("this host{} is named twice; {ALLOWED}", parts.shown(&twice.to_string())));
+    }
+    let name = database_name(parts.after_slash())?;
+    let (mut mode, mut others) = (None, Vec::new());
+    for (parameter, text) in parts.parameters() {
+        match (parameter, text) {
+            ("sslmode", _) if mode.is_some() => return Err("sslmode= is given twice".into()),
+            ("sslmode", "disable") => mode = Some((Wire::Plain, false)),
+            ("sslmode", "verify-ca") => mode = Some((Wire::Tls, true)),
+            ("sslmode", "verify-full") => mode = Some((Wire::Tls, false)),
+            ("sslmode", _) => {
+                return Err(
+                    "sslmode= is verify-full, verify-ca or disable: dlock verifies the server, or uses no TLS"
+                        .into(),
+                );
+            }
+            other => others.push(other),
+        }
+    }
+    // Traffic that does not leave this machine needs no TLS.
+    let is_local = hosts.iter().all(Host::is_loopback);
+    let (wire, any_host) = mode.unwrap_or((if is_local { Wire::Plain } else { Wire::Tls }, false));
+    if wire == Wire::Plain && parameters::has_certificates(others.iter().copied()) {
+        return Err(format!("ca=, cert= and key= are for TLS: {} needs sslmode=verify-full", joined(&hosts)));
+    }
+    let mut tls = parameters::tls(others.into_iter(), wire)?;
+    if let Some(tls) = &mut tls {
+        tls.any_host = any_host;
+        if any_host && tls.ca.is_none() {
+            return Err("sslmode=verify-ca needs ca=, the file with your own authority: anybody can get a certificate from the public ones"
+                .into());
+        }
+    }
+    Ok(url(Location::Database { dialect, at: DatabaseAt::Tcp(hosts), name, tls }, parts))
+}
+
+/// `postgres+unix://` and `mysql+unix://`.
+fn socket(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
+    let path = parts.socket(dialect.scheme())?;
+    let mut name = None;
+    for pair in parts.parameters() {
+        match pair {
+            ("db", text) if name.is_none() => name = Some(database_name(text)?),
+            _ => return Err(format!("the only parameter here is db=DATABASE, once; {ALLOWED}")),
+        }
+    }
+    let name = name.ok_or_else(|| format!("the database is missing: ?db=DATABASE; {ALLOWED}"))?;
+    Ok(url(Location::Database { dialect, at: DatabaseAt::Unix(path), name, tls: None }, parts))
+}
+
+fn database_name(text: &str) -> Result<String, String> {
+    match decode(text)? {
+        name if name.is_empty() || name.contains('/') => {
+            Err(format!("the name of a database is missing; {ALLOWED}"))
+        }
+        name => Ok(name),
+    }
+}
