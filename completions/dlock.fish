@@ -28,28 +28,28 @@ complete -c dlock -n "__fish_dlock_needs_command" -s h -l help -d 'Print help (s
 complete -c dlock -n "__fish_dlock_needs_command" -s V -l version -d 'Print version'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "run" -d 'Take the lock, run a command under it, give it back, exit as the command did'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "hold" -d 'Hold a lock for a process that dlock did not start, or for the program on stdin'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "status" -d 'Show who holds what, who waits, and for how long'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "status" -d 'Show the holders and waiters of locks, and for how long'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "history" -d 'Show how the last runs under a lock went'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "acquire" -d 'Take a lock for a script, which renews it and gives it back itself'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "renew" -d 'Extend the lease of an acquired lock'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "check" -d 'Say whether the lock that this process runs under is still held'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "wait" -d 'Wait until locks are free, without taking them'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "release" -d 'Give back a lock, ask its holder to stop, or take it away'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "pause" -d 'Have nobody granted a lock for a while; whoever holds it goes on'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "pause" -d 'Block new holders of a lock for a while'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "resume" -d 'End a pause'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "forget" -d 'Make a run due again that --once-per takes for done'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "forget" -d 'Let a job run again before its --once-per time is over'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "watch" -d 'Print what happens to locks, as it happens'
-complete -c dlock -n "__fish_dlock_needs_command" -f -a "metrics" -d 'Print what was counted of locks, for Prometheus'
+complete -c dlock -n "__fish_dlock_needs_command" -f -a "metrics" -d 'Print metrics of locks, for Prometheus'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Say whether the store is fit to hold locks'
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print a completion script for a shell'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l slots -d 'Up to N holders at a time, 1 to 1000, each with a slot number of its own' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait for the lock, first come first served; without DUR for ever [default: do not wait]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l min-hold -d 'Keep the lock at least this long after it was granted' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l once-per -d 'Skip CMD, and exit 0, if a run with --once-per under this key was granted within the last DUR and succeeded' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l once-per -d 'Skip CMD, and exit 0, if a run with --once-per succeeded under this key within the last DUR' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-run -d 'Stop CMD when it has run this long, and exit 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s t -l ttl -d 'The length of the lease, 500ms to 24h [default: 30s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-lease -d 'The longest lease anybody may ask of redis+quorum:// masters; the same for the whole fleet [default: 5m]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-lease -d 'The longest lease on redis+quorum:// masters; the same on every machine [default: 5m]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'The time between TERM and KILL when dlock must stop CMD [default: 10s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'What to do with CMD when the lock is lost [default: stop]' -r -f -a "stop\t'Stop it'
 warn\t'Let it run on, warn, and exit 79 when it has ended'"
@@ -67,18 +67,18 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l password-file -d 'Re
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Share the lock with others that share it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -l exclusive -d 'One holder at a time [default]'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l replace -d 'The newest wins: ask whoever holds the lock to end, and run CMD when the old job is dead; needs --wait'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l replace -d 'The newest wins: ask the holder to end, and run CMD when the old job is dead; needs --wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-replace -d 'Once CMD runs, do not let a run with --replace end it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'Keep the lock until every process of the job has ended, not CMD alone'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l nonblock -d 'flock\'s way to say that it does not wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
@@ -102,7 +102,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand hold" -l password-file -d 'R
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
@@ -114,11 +114,11 @@ complete -c dlock -n "__fish_dlock_using_subcommand hold" -s s -l shared -d 'Sha
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s x -l exclusive -d 'One holder at a time [default]'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l replace -d 'Replace the holder: ask it to end, and take the lock then; needs --wait. See \'dlock run --help\''
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l no-replace -d 'Once the lock is held, do not let a run with --replace end the hold'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s k -l key -d 'The same as KEY' -r -f
-complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Redraw the table in place, with those who wait under each lock, until q or ^C [default: every second]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Redraw the table in place, with the waiters under each lock, until q or ^C [default: every second]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
@@ -127,15 +127,15 @@ complete -c dlock -n "__fish_dlock_using_subcommand status" -l password-file -d 
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand status" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s a -l all -d 'Show every lock that the store knows, also those that are free, with the last run and the last success'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l json -d 'Print a JSON array, one object a lock'
-complete -c dlock -n "__fish_dlock_using_subcommand status" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand status" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s n -l lines -d 'Show the last N only' -r
@@ -148,16 +148,16 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand history" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand history" -l failed -d 'Show only what did not succeed: another status than 0, a signal, or an end that something else made'
-complete -c dlock -n "__fish_dlock_using_subcommand history" -l refused -d 'Show also who did not get the lock, and why: busy, done, paused, replaced, or tired of waiting'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l failed -d 'Show only runs that failed: a status other than 0, a signal, a timeout, a lost lock, or an operator\'s stop'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l refused -d 'Also show runs that did not get the lock, and why: busy, done, paused, superseded, or gave up waiting'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print a JSON array, one object a run, the newest first'
-complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s n -l slots -d 'Up to N holders at a time, 1 to 1000, each with a slot number of its own' -r
@@ -175,7 +175,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
@@ -184,8 +184,8 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s s -l shared -d '
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s x -l exclusive -d 'One holder at a time [default]'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l export -d 'Print shell code that sets DLOCK_KEY, DLOCK_TOKEN and so on, in place of the token'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l json -d 'Print a JSON array with one object, in place of the token'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s t -l ttl -d 'The length of the lease from now on, 500ms to 24h' -r
@@ -198,13 +198,13 @@ complete -c dlock -n "__fish_dlock_using_subcommand renew" -l password-file -d '
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand check" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand check" -l token-file -d 'Ask about the hold whose token is in FILE (`-`: standard input)' -r -F
@@ -216,13 +216,13 @@ complete -c dlock -n "__fish_dlock_using_subcommand check" -l password-file -d '
 complete -c dlock -n "__fish_dlock_using_subcommand check" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand check" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand check" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand check" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand check" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand check" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand check" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand check" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s w -l wait -d 'Wait at most this long; 0: only look [default: for ever]' -r
@@ -234,19 +234,19 @@ complete -c dlock -n "__fish_dlock_using_subcommand wait" -l password-file -d 'R
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand wait" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand wait" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand wait" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l token-file -d 'Give back the hold whose token is in FILE (`-`: standard input)' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l slot -d 'Of a lock with slots, ask only the holder of slot N to stop' -r
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l timeout -d 'How long to wait for the job to end; the holder stays asked [default: for ever]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l reason -d 'Why; the message of the job that is stopped, its --report and \'dlock history\' say so' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l slot -d 'Ask only the holder of slot N to stop' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l timeout -d 'How long to wait for the job to end; the request to stop remains [default: for ever]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l reason -d 'Why; shown in the message of the stopped job, in its --report and by \'dlock history\'' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
@@ -255,16 +255,16 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand release" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l force -d 'Take the lock away: its renewals are refused from now on'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l now -d 'With --force: grant it to the next at once; both jobs may then run'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do not ask whether to go on'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do not ask for confirmation'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l for -d 'For how long, up to 40d' -r
@@ -277,14 +277,14 @@ complete -c dlock -n "__fish_dlock_using_subcommand pause" -l password-file -d '
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand pause" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand pause" -l stop -d 'Also ask whoever holds the lock to end, as \'dlock release\' does'
-complete -c dlock -n "__fish_dlock_using_subcommand pause" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand pause" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l stop -d 'Also ask the holder to end, as \'dlock release\' does'
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand resume" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand resume" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
@@ -295,13 +295,13 @@ complete -c dlock -n "__fish_dlock_using_subcommand resume" -l password-file -d 
 complete -c dlock -n "__fish_dlock_using_subcommand resume" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand resume" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand resume" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand resume" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand resume" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand resume" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand resume" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand resume" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
@@ -312,13 +312,13 @@ complete -c dlock -n "__fish_dlock_using_subcommand forget" -l password-file -d 
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand forget" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand forget" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand forget" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
@@ -329,17 +329,17 @@ complete -c dlock -n "__fish_dlock_using_subcommand watch" -l password-file -d '
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand watch" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l json -d 'Print one JSON object a line'
-complete -c dlock -n "__fish_dlock_using_subcommand watch" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand watch" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s k -l key -d 'The same as KEY' -r -f
-complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l max-keys -d 'Give time series of their own to at most N locks, the first by name' -r
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l max-keys -d 'Print the time series of at most N locks, the first by name' -r
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
@@ -348,15 +348,15 @@ complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l password-file -d
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s t -l ttl -d 'The lease to judge by [default: that of the configuration files, else 30s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s t -l ttl -d 'The lease that the jobs use [default: that of the configuration files, else 30s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
@@ -365,15 +365,15 @@ complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l password-file -d 
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l strict -d 'Exit 1 if there is a warning'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l json -d 'Print a JSON array, one object a line'
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
@@ -383,13 +383,13 @@ complete -c dlock -n "__fish_dlock_using_subcommand completions" -l password-fil
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l password-command -d 'Run COMMAND by /bin/sh for the store\'s password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)' -r -f -a "(__fish_complete_command)"
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l connect-timeout -d 'How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l op-timeout -d 'How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand completions" -l log-format -d 'How messages on stderr are written (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -l log-format -d 'The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]' -r -f -a "text\t'Lines for people'
 json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand completions" -s q -l quiet -d 'Say nothing of a busy lock, of waiting, or of trouble that passes; errors, and a lost lock, are still said'
-complete -c dlock -n "__fish_dlock_using_subcommand completions" -s v -l verbose -d 'Say more'
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s h -l help -d 'Print help (see more with \'--help\')'
 
 function __dlock_keys

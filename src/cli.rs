@@ -49,8 +49,9 @@ pub use status::Status;
         # Who holds what, and who waits:\n  \
         dlock status\n\n\
         The store is redis://127.0.0.1:6379, a different one on each machine, unless\n\
-        --store, DLOCK_STORE or a configuration file names another. The options that every\n\
-        command takes may stand before the command: dlock --store URL status.\n\
+        --store, DLOCK_STORE or a configuration file names another. The options\n\
+        that every command takes may stand before the command:\n\
+        dlock --store URL status.\n\
         'dlock run --help' explains the rest.\n\n\
         STORES\n  \
         redis://[USER@]HOST[:PORT][/DB]  one Redis server\n  \

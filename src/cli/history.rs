@@ -21,12 +21,11 @@ Examples:
 
 On a terminal each run is a row with a bar. Where the runs overlap or follow
 each other closely, all bars are on one time axis: a thin line while the run
-waited, a thick one while it held the lock. Otherwise a bar shows how long the run
-held the lock, on the scale above the bars. Green where
-the job ended with 0, red with another status or a signal or by --max-run,
-magenta where dlock crashed, the lease expired or the lock was lost, yellow
-where an operator or a newer run (--replace) asked for the end, or an operator
-took the lock away.
+waited, a thick one while it held the lock. Otherwise a bar shows how long the
+run held the lock, on the scale above the bars. Green where the job ended with
+0, red with another status or a signal or by --max-run, magenta where dlock
+crashed, the lease expired or the lock was lost, yellow where an operator or a
+newer run (--replace) asked for the end, or an operator took the lock away.
 A pipe gets a plain table, which is never cut.
 
 EXIT STATUS

@@ -29,7 +29,8 @@ named, and the lock is kept until it ends.
 
 Without --pid the lock is given back at the end of stdin: a pipe, a socket or a
 terminal. If a child inherits the other end of the pipe, the lock is kept until
-both have ended. If the lock is lost, or an operator asks for it, stdout is closed.
+both have ended. If the lock is lost, or an operator asks for it, stdout is
+closed.
 
 INT, TERM and HUP give the lock back, too. 'hold' cannot keep a lock while the
 host reboots, because it needs a running process: use 'dlock acquire -t 20m'.
