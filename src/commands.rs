@@ -43,7 +43,7 @@ pub mod watch;
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let exit = execute(&std::env::args_os().collect::<Vec<_>>());
-    sys::kill_all_apart();
+    sys::kill_all_separate();
     if let Exit::Signal(signal) = exit {
         supervise::die_of(signal);
     }

@@ -17,25 +17,25 @@
 //!   it.
 
 mod adopt;
-mod apart;
 mod bond;
 mod cgroup;
 mod cgroup_members;
 mod foreign;
+mod foreign_children;
 mod guard;
 mod limits;
+mod pidfd;
 mod process_tree;
 mod procfs;
 mod protocol;
+mod separate;
 mod signals;
 mod stop;
-mod strangers;
-mod strike;
 mod tty;
 
-pub use apart::{apart, detach, leave_caller};
 pub use bond::{Bond, NoPin, OVER, Pin, Words, is_stdin_alive, is_stdin_hung_up, leave_standard_streams};
 pub use limits::{Limits, LimitsSender};
+pub use separate::{detach, in_separate_process, leave_caller};
 pub use signals::{ENDING, Inherited, Interrupt, Received, Sender, is_guard, next_signal, prepare};
 pub use tty::{Group, group};
 
@@ -216,7 +216,7 @@ pub struct Guard {
     on_lost: OnLost,
     leftovers: Leftovers,
     /// Children of dlock that are not part of the job.
-    apart: Vec<i32>,
+    foreign_children: Vec<i32>,
     /// The last check found the job ended and the guard stopped.
     late: bool,
     /// The process that dlock did not start and that is the job.
@@ -255,7 +255,7 @@ impl Guard {
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let timer = Timer::new()?;
         let target = plan.bond.as_ref().and_then(|bond| bond.process.clone());
-        let apart = if sys::has_children() { procfs::own_children() } else { Vec::new() };
+        let foreign_children = if sys::has_children() { procfs::own_children() } else { Vec::new() };
         let caller = rustix::process::getpid().as_raw_pid();
         let caller_group = Pid::from_raw(sys::own_group());
         match sys::fork()? {
@@ -295,7 +295,7 @@ impl Guard {
                 grace: plan.grace,
                 on_lost: plan.on_lost,
                 leftovers: plan.leftovers,
-                apart,
+                foreign_children,
                 late: false,
                 target,
                 kill_by: None,

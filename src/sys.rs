@@ -256,9 +256,9 @@ pub fn wait_for(pid: c_int) -> Waited {
     wait(pid, 0)
 }
 
-/// Reaps this child if it has ended and is not one of [`spawn_apart`]. Returns whether it is gone.
+/// Reaps this child if it has ended and is not one of [`spawn_separate`]. Returns whether it is gone.
 pub fn reap(pid: c_int) -> bool {
-    !all_apart().contains(&pid) && take(pid) != Waited::Nothing
+    !separate_groups().contains(&pid) && take(pid) != Waited::Nothing
 }
 
 /// Reaps this child if it has ended.
@@ -411,16 +411,16 @@ fn close_range(first: RawFd, last: RawFd) {
     close(open.into_iter().filter(|fd| (first..=last).contains(fd)));
 }
 
-/// Living children of [`spawn_apart`]. Their own code waits for them, so [`reap`] does not.
+/// Living children of [`spawn_separate`]. Their own code waits for them, so [`reap`] does not.
 static APART: Mutex<BTreeSet<c_int>> = Mutex::new(BTreeSet::new());
 
-fn all_apart() -> MutexGuard<'static, BTreeSet<c_int>> {
+fn separate_groups() -> MutexGuard<'static, BTreeSet<c_int>> {
     APART.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs a command in its own session, without a terminal, with descriptors 0, 1 and 2 only. After
 /// `limit` it gets SIGALRM, in case this process is gone by then.
-pub fn spawn_apart(command: &mut Command, limit: Duration) -> io::Result<Child> {
+pub fn spawn_separate(command: &mut Command, limit: Duration) -> io::Result<Child> {
     let seconds = c_uint::try_from(limit.as_secs()).unwrap_or(c_uint::MAX).saturating_add(1);
     let apart = move || {
         // SAFETY: these system calls touch no memory but the set, which is on this stack and filled
@@ -453,24 +453,24 @@ pub fn spawn_apart(command: &mut Command, limit: Duration) -> io::Result<Child> 
     if ignored(libc::SIGCHLD) {
         dispose(libc::SIGCHLD, Disposition::Default);
     }
-    let mut apart = all_apart();
+    let mut apart = separate_groups();
     let child = command.spawn()?;
     apart.insert(group_of(&child));
     Ok(child)
 }
 
-/// Whether a child of [`spawn_apart`] has ended. The inner `None` means that its status is unknown:
+/// Whether a child of [`spawn_separate`] has ended. The inner `None` means that its status is unknown:
 /// a wait for any child may have reaped it.
 pub fn ended_apart(child: &mut Child) -> Option<Option<ExitStatus>> {
-    let mut apart = all_apart();
+    let mut apart = separate_groups();
     let status = child.try_wait().map_or(Some(None), |status| status.map(Some))?;
     apart.remove(&group_of(child));
     Some(status)
 }
 
-/// Kills a child of [`spawn_apart`] and the rest of its process group.
-pub fn kill_apart(child: &mut Child) {
-    let mut apart = all_apart();
+/// Kills a child of [`spawn_separate`] and the rest of its process group.
+pub fn kill_separate(child: &mut Child) {
+    let mut apart = separate_groups();
     if apart.remove(&group_of(child)) {
         let _ = kill(-group_of(child), libc::SIGKILL);
         // A child that sleeps in the kernel may take long to end. Then the code that reaps foreign
@@ -479,9 +479,9 @@ pub fn kill_apart(child: &mut Child) {
     }
 }
 
-/// Kills all children of [`spawn_apart`], because this process is about to end.
-pub fn kill_all_apart() {
-    for group in all_apart().iter() {
+/// Kills all children of [`spawn_separate`], because this process is about to end.
+pub fn kill_all_separate() {
+    for group in separate_groups().iter() {
         let _ = kill(-group, libc::SIGKILL);
     }
 }

@@ -6,7 +6,7 @@ use super::key_operands::KeyOperands;
 use crate::cli::history::History;
 use crate::exit::Exit;
 use crate::output::columns::Width;
-use crate::output::history::{Style, Told, between, picture, refused, table, ticks};
+use crate::output::history::{HistoryEntry, Style, between, picture, refused, table, ticks};
 use crate::output::{self, Kind, What, describe, json};
 use crate::rules::{LOG_KEPT, LoggedEnd, Refusal, millis};
 use crate::store::{View, Which};
@@ -30,8 +30,8 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     }
     let all = chosen(&views, refusals, flags);
     let ends = all.iter().filter_map(|(key, told)| match told {
-        Told::End(end) => Some((key.clone(), end.clone())),
-        Told::Refusal(_) => None,
+        HistoryEntry::End(end) => Some((key.clone(), end.clone())),
+        HistoryEntry::Refusal(_) => None,
     });
     let (keys, log): (Vec<String>, Vec<LoggedEnd>) = ends.unzip();
     let shown = if wanted.single().is_some() { None } else { Some(&*keys) };
@@ -64,19 +64,20 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
 }
 
 /// The selected ends and refusals, newest first, each with its key.
-fn chosen(views: &[View], refusals: Vec<Vec<Refusal>>, flags: &History) -> Vec<(String, Told)> {
+fn chosen(views: &[View], refusals: Vec<Vec<Refusal>>, flags: &History) -> Vec<(String, HistoryEntry)> {
     let since = flags.since.map(millis);
     let mut refusals = refusals.into_iter();
     let of_one = |view: &View| {
         let (key, now) = (view.name.key().to_owned(), view.now);
         let ends = view.log.iter().filter(|end| !flags.failed || end.is_failure());
-        let ends = ends.map(|end| Told::End(end.clone()));
-        let refused = refusals.next().unwrap_or_default().into_iter().map(Told::Refusal);
-        let is_recent = |told: &Told| since.is_none_or(|since| now.saturating_sub(told.at()) <= since);
-        let told: Vec<Told> = ends.chain(refused).filter(is_recent).collect();
+        let ends = ends.map(|end| HistoryEntry::End(end.clone()));
+        let refused = refusals.next().unwrap_or_default().into_iter().map(HistoryEntry::Refusal);
+        let is_recent =
+            |told: &HistoryEntry| since.is_none_or(|since| now.saturating_sub(told.at()) <= since);
+        let told: Vec<HistoryEntry> = ends.chain(refused).filter(is_recent).collect();
         told.into_iter().map(move |told| (key.clone(), told))
     };
-    let mut all: Vec<(String, Told)> = views.iter().flat_map(of_one).collect();
+    let mut all: Vec<(String, HistoryEntry)> = views.iter().flat_map(of_one).collect();
     // The log of one lock is in order already, also if a clock was set back.
     if views.len() > 1 || flags.refused {
         all.sort_by_key(|(_, told)| std::cmp::Reverse(told.at()));

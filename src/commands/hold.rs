@@ -98,7 +98,7 @@ fn in_background(
             context.printer.say(Kind::Error, Event::of_failure(exit), &error::line(&error));
             exit
         });
-        sys::kill_all_apart();
+        sys::kill_all_separate();
         if let Exit::Signal(signal) = exit {
             supervise::die_of(signal);
         }

@@ -86,7 +86,7 @@ impl Source for Shell {
             if state.run.as_ref().is_some_and(|run| run.began.after(self.limit * 2).passed())
                 && let Some(mut run) = state.run.take()
             {
-                sys::kill_apart(&mut run.child);
+                sys::kill_separate(&mut run.child);
             }
             if state.run.is_none() {
                 state.run = Some(Run::begin(&self.text, self.limit)?);
@@ -138,7 +138,7 @@ impl Run {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        let mut child = sys::spawn_apart(&mut command, limit).map_err(|error| match error.kind() {
+        let mut child = sys::spawn_separate(&mut command, limit).map_err(|error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::PermissionDenied => failed(&error.to_string()),
             // There was no process, memory or descriptor to spare, which passes.
             _ => Error::Unavailable(format!("the password command cannot be run now: {error}")),
@@ -157,7 +157,7 @@ impl Run {
         if ended.is_none() {
             let is_over = self.began.after(limit).passed();
             return is_over.then(|| {
-                sys::kill_apart(&mut self.child);
+                sys::kill_separate(&mut self.child);
                 let limit = humantime::format_duration(limit);
                 Err(Error::Denied(format!(
                     "the password command has not ended within the connect timeout, {limit}, and was killed"

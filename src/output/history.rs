@@ -123,12 +123,12 @@ fn total_width(shown: &[Column]) -> usize {
 
 /// An entry of a lock's history.
 #[derive(Debug, Clone)]
-pub enum Told {
+pub enum HistoryEntry {
     End(LoggedEnd),
     Refusal(Refusal),
 }
 
-impl Told {
+impl HistoryEntry {
     fn refusal(&self) -> Option<&Refusal> {
         match self {
             Self::End(_) => None,
@@ -205,7 +205,7 @@ pub fn ticks(key: Option<&str>, refusals: &[&Refusal], now: u64, columns: usize,
 /// makes them from the refusals of one key between two ends.
 pub fn between(
     rows: Vec<String>,
-    all: &[(String, Told)],
+    all: &[(String, HistoryEntry)],
     lines_of: impl Fn(&str, &[&Refusal]) -> String,
 ) -> String {
     let mut rows = rows.into_iter();
@@ -215,7 +215,7 @@ pub fn between(
     {
         let refusals: Vec<&Refusal> = group.iter().filter_map(|(_, told)| told.refusal()).collect();
         match group {
-            [(key, Told::Refusal(_)), ..] => text.push_str(&(lines_of(key, &refusals) + "\n")),
+            [(key, HistoryEntry::Refusal(_)), ..] => text.push_str(&(lines_of(key, &refusals) + "\n")),
             _ => text.push_str(&rows.next().unwrap_or_default()),
         }
     }

@@ -5,7 +5,7 @@
 //! anything else a major one.
 
 use super::escape::acts;
-use super::history::Told;
+use super::history::HistoryEntry;
 use super::time::{millis, utc};
 use crate::error::Error;
 use crate::exit::Ended;
@@ -28,7 +28,7 @@ pub fn status(views: &[View], refused: &[Option<Refusal>]) -> Result<String, Err
 }
 
 /// The output of `history --json`: an array, newest end first, each with its key.
-pub fn history(all: &[(String, Told)]) -> Result<String, Error> {
+pub fn history(all: &[(String, HistoryEntry)]) -> Result<String, Error> {
     #[derive(Serialize)]
     #[serde(untagged)]
     enum Entry<'a> {
@@ -38,8 +38,8 @@ pub fn history(all: &[(String, Told)]) -> Result<String, Error> {
     let mut entries = Vec::with_capacity(all.len());
     for (key, told) in all {
         entries.push(match told {
-            Told::End(end) => Entry::End(Box::new(LastRun::of(key, end))),
-            Told::Refusal(refusal) => Entry::Refusal(Refused::of(key, refusal)),
+            HistoryEntry::End(end) => Entry::End(Box::new(LastRun::of(key, end))),
+            HistoryEntry::Refusal(refusal) => Entry::Refusal(Refused::of(key, refusal)),
         });
     }
     pretty(&entries)

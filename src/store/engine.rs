@@ -141,7 +141,7 @@ impl<A: Adapter> Engine<A> {
             let shown = front.unwrap_or_else(|| transaction.front(me, look));
             transaction.reveal(shown, me, look)?;
             transaction.reap(me, look)?;
-            transaction.drop_spent(me);
+            transaction.drop_tombstones(me);
             transaction.table.too_large = too_large;
             transaction.may_go_uncounted = conflicts >= UNCOUNTED_AFTER;
             let is_granted = me.is_some_and(|me| transaction.is_held_by(me));
@@ -240,7 +240,7 @@ impl<A: Adapter> Engine<A> {
     fn beat(&self, names: &Names, token: &Token) -> Option<Duration> {
         let now = self.adapter.now();
         let is_late = self.heard.is_none_or(|heard| now > heard + ABSENCE);
-        (!is_late && self.adapter.say_heard(names, token, now + SILENCE)).then_some(now)
+        (!is_late && self.adapter.publish_heartbeat(names, token, now + SILENCE)).then_some(now)
     }
 
     /// Sets the end of the lease. If this process has published another deadline (as a waiter, or
@@ -248,7 +248,7 @@ impl<A: Adapter> Engine<A> {
     /// and the later of the two decides.
     fn set_lease_end(&mut self, token: &Token, end: Duration) {
         if self.heard.take().is_some() || self.lease.is_some() {
-            self.adapter.say_lease(token, end);
+            self.adapter.publish_lease(token, end);
         }
         self.lease = Some(end);
     }
@@ -269,7 +269,8 @@ impl<A: Adapter> Engine<A> {
         let now = self.adapter.now();
         let until = now + ttl;
         // Publishing a new end never revives a lease that is over.
-        if now >= end || until < end || !self.adapter.say_lease(token, until) || self.adapter.now() >= end {
+        if now >= end || until < end || !self.adapter.publish_lease(token, until) || self.adapter.now() >= end
+        {
             return Ok(None);
         }
         let renewal = self.renewal_by_records(names, token, ttl)?;
@@ -487,7 +488,7 @@ impl<A: Adapter> Store for Engine<A> {
             let to_watch = match &mut answer {
                 Acquired::Waiting(waiting) => {
                     waiting.ahead = transaction.ahead(token);
-                    transaction.whom_to_watch(token, WATCHES_MAX)
+                    transaction.watch_targets(token, WATCHES_MAX)
                 }
                 _ => BTreeSet::new(),
             };

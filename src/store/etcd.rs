@@ -29,7 +29,7 @@ mod draft;
 mod entry;
 mod http;
 mod lease;
-mod mine;
+mod own_state;
 mod probe;
 mod read;
 mod subscription;
@@ -47,7 +47,7 @@ use client::Client;
 use draft::Draft;
 use entry::{Layout, Node};
 use lease::{LeaseOf, seconds};
-use mine::Mine;
+use own_state::OwnState;
 use read::{Depth, Question, Source, garbled};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -81,7 +81,7 @@ impl EtcdStore {
 /// The engine's adapter for etcd.
 pub struct Keys {
     client: Client,
-    mine: Option<Arc<Mine>>,
+    mine: Option<Arc<OwnState>>,
     /// The caller's token in the current operation.
     asker: RefCell<Option<Token>>,
     /// Leases that the caller is known to have.
@@ -281,7 +281,7 @@ impl Adapter for Keys {
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
         let mine =
-            Mine { token: token.clone(), is_given_up: AtomicBool::new(false), place: Mutex::new(None) };
+            OwnState { token: token.clone(), is_given_up: AtomicBool::new(false), place: Mutex::new(None) };
         self.mine = Some(Arc::new(mine));
         Ok(Vec::new())
     }
@@ -319,7 +319,7 @@ impl Adapter for Keys {
     }
 
     /// False: no end is published outside the record, for only etcd ends a lease.
-    fn say_lease(&self, _: &Token, _: Duration) -> bool {
+    fn publish_lease(&self, _: &Token, _: Duration) -> bool {
         false
     }
 
@@ -338,7 +338,7 @@ impl Adapter for Keys {
         self.move_to(names, token, ttl)
     }
 
-    fn say_heard(&self, _: &Names, token: &Token, _: Duration) -> bool {
+    fn publish_heartbeat(&self, _: &Names, token: &Token, _: Duration) -> bool {
         self.client.allow();
         let lease = LeaseOf::Waiter.id(token);
         match self.client.keep(lease) {

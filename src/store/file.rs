@@ -322,12 +322,12 @@ impl Adapter for Files {
         self.life_of(token).is_some_and(|life| !life.has_name())
     }
 
-    fn say_lease(&self, token: &Token, until: Duration) -> bool {
+    fn publish_lease(&self, token: &Token, until: Duration) -> bool {
         self.life_of(token).is_some_and(|life| life.say(until))
     }
 
-    fn say_heard(&self, _: &Names, token: &Token, until: Duration) -> bool {
-        self.say_lease(token, until)
+    fn publish_heartbeat(&self, _: &Names, token: &Token, until: Duration) -> bool {
+        self.publish_lease(token, until)
     }
 
     fn liveness(&self, token: &Token) -> Liveness<Watch> {

@@ -94,7 +94,7 @@ pub struct Tables {
     line: RefCell<Option<Line>>,
     /// Index of the server that the current transaction has read its rows and clock from.
     read_at: Cell<usize>,
-    mine: Option<Arc<Mine>>,
+    mine: Option<Arc<OwnState>>,
     /// Whether the server allows advisory locks.
     has_latches: Cell<bool>,
     /// Deadline of the current operation.
@@ -121,7 +121,7 @@ struct Line {
 }
 
 /// The token of this process.
-struct Mine {
+struct OwnState {
     token: Token,
     is_given_up: AtomicBool,
 }
@@ -423,13 +423,17 @@ impl Adapter for Tables {
             })
         });
         let holds =
-            |mine: &Arc<Mine>| entries.iter().all(|(row, _)| row.record.holds.contains_key(&mine.token));
+            |mine: &Arc<OwnState>| entries.iter().all(|(row, _)| row.record.holds.contains_key(&mine.token));
         let is_holder = self.mine.as_ref().is_some_and(holds);
         let change = Change::of(entries, now, woken, self.reserves.get())
             .map_err(|why| Error::Garbled(format!("{}: {why}", self.shown())))?;
         let dialect = self.database.dialect();
         let statement = dialect.write(&change);
-        match self.ask_latched(dialect.before_write(&change).to_owned() + &statement, is_alone, Again::No) {
+        match self.ask_with_advisory_lock(
+            dialect.before_write(&change).to_owned() + &statement,
+            is_alone,
+            Again::No,
+        ) {
             Ok(answers) => {
                 let is_done = answers.last().and_then(|answer| answer.rows.last()?.first()?.clone());
                 if is_done.as_deref() != Some(b"1") {
@@ -486,7 +490,7 @@ impl Adapter for Tables {
     }
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
-        self.mine = Some(Arc::new(Mine { token: token.clone(), is_given_up: AtomicBool::new(false) }));
+        self.mine = Some(Arc::new(OwnState { token: token.clone(), is_given_up: AtomicBool::new(false) }));
         Ok(Vec::new())
     }
 
@@ -512,22 +516,22 @@ impl Adapter for Tables {
     }
 
     /// The lease is only in the record.
-    fn say_lease(&self, _: &Token, _: Duration) -> bool {
+    fn publish_lease(&self, _: &Token, _: Duration) -> bool {
         false
     }
 
-    fn say_heard(&self, names: &Names, token: &Token, until: Duration) -> bool {
+    fn publish_heartbeat(&self, names: &Names, token: &Token, until: Duration) -> bool {
         let span = until.saturating_sub(self.now());
         self.allow();
         let heard = self.database.dialect().heard(names, token, millis(span));
-        let said = self.ask_latched(heard, true, Again::Yes);
+        let said = self.ask_with_advisory_lock(heard, true, Again::Yes);
         let waits = |answers: Vec<Answer>| {
             answers.last().is_some_and(|answer| answer.changed == names.as_slice().len() as u64)
         };
         said.is_ok_and(waits)
     }
 
-    fn watches_anybody(&self) -> bool {
+    fn has_watch_target(&self) -> bool {
         true
     }
 

@@ -48,7 +48,7 @@ use crate::store::{Endurance, Error, Listener, Subscription};
 use ask::Again;
 use cleanup::CLEANS_UP_EVERY;
 use jute::{Answer, Ask, Code};
-use life::{Life, Mine};
+use life::{Life, OwnState};
 use node::LockNode;
 use session::{Length, Session};
 use stamp::Stamp;
@@ -85,7 +85,7 @@ impl ZooKeeperStore {
 pub struct Znodes {
     target: Arc<Target>,
     session: RefCell<Session>,
-    mine: Option<Arc<Mine>>,
+    mine: Option<Arc<OwnState>>,
     /// The ttl of this process's lease, once it has asked for one.
     ttl: Option<Duration>,
     life: Cell<Option<Life>>,
@@ -241,7 +241,7 @@ impl Adapter for Znodes {
     }
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
-        self.mine = Some(Arc::new(Mine { token: token.clone(), is_given_up: AtomicBool::new(false) }));
+        self.mine = Some(Arc::new(OwnState { token: token.clone(), is_given_up: AtomicBool::new(false) }));
         Ok(Vec::new())
     }
 
@@ -279,11 +279,11 @@ impl Adapter for Znodes {
     }
 
     /// Always false: the record has to be written, too.
-    fn say_lease(&self, _: &Token, _: Duration) -> bool {
+    fn publish_lease(&self, _: &Token, _: Duration) -> bool {
         false
     }
 
-    fn say_heard(&self, names: &Names, token: &Token, _: Duration) -> bool {
+    fn publish_heartbeat(&self, names: &Names, token: &Token, _: Duration) -> bool {
         self.allow();
         self.forget_seen();
         self.is_own(token) && self.beat(names).unwrap_or(false)

@@ -127,7 +127,7 @@ impl Guard {
         }
         self.end_guard();
         let foreign = self.target.clone().map(|target| Foreign::new(target, [procfs::own_pid(), self.pid]));
-        let mut tree = ProcessTree::new(self.apart.clone(), foreign, self.limits);
+        let mut tree = ProcessTree::new(self.foreign_children.clone(), foreign, self.limits);
         let bound = self.bound();
         let reason = match self.kill_by {
             Some(_) => StopReason::Lost,
@@ -174,7 +174,7 @@ impl Guard {
         adopted.status = adopted.status.or(ended.filter_map(|(_, raw)| Ended::of(*raw)).next());
         // If dlock has children of its own, the kernel never reports that no child is left. Then
         // two empty checks in a row count as the end.
-        let empty = sweep.no_child || !self.apart.is_empty() && adopted.tree.is_empty();
+        let empty = sweep.no_child || !self.foreign_children.is_empty() && adopted.tree.is_empty();
         let last = empty && (sweep.no_child || adopted.was_empty);
         adopted.was_empty = empty;
         if last {

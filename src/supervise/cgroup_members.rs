@@ -36,9 +36,9 @@ impl CgroupMembers {
     /// Goes on until `until`, own children first: a chain of processes that fork and end is caught
     /// there. Returns whether all is done: a process forked by one in the group is in it from
     /// birth.
-    pub(super) fn go_on(&mut self, source: Source, apart: &[i32], until: Moment) -> bool {
+    pub(super) fn go_on(&mut self, source: Source, foreign_children: &[i32], until: Moment) -> bool {
         loop {
-            for pid in source.children_but(self.root, apart) {
+            for pid in source.children_but(self.root, foreign_children) {
                 // Only this process can reap its child, so the id stays the child's.
                 if self.seen.insert(pid) {
                     self.has_moved |= self.cgroup.take(pid) == Taken::Now;
@@ -51,7 +51,7 @@ impl CgroupMembers {
                 if !std::mem::take(&mut self.has_moved) {
                     return true;
                 }
-                let members = source.below(self.root, apart);
+                let members = source.below(self.root, foreign_children);
                 self.unseen.extend(members.into_iter().filter(|member| !self.seen.contains(&member.pid)));
             }
             for _ in 0..BATCH {

@@ -4,8 +4,8 @@
 //! before a look cannot be found any more.
 
 use super::bond::Pin;
+use super::pidfd::{Signalling, pinned};
 use super::procfs::{Entry, Source, read_entry};
-use super::strike::{Signalling, pinned};
 use crate::clock::Moment;
 use rustix::process::Signal;
 use std::collections::HashSet;

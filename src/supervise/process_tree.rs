@@ -12,8 +12,8 @@
 use super::cgroup_members::CgroupMembers;
 use super::foreign::Foreign;
 use super::limits::LimitsSender;
+use super::pidfd::{Signalling, pinned, send};
 use super::procfs::{Member, Source, name_of, own_pid, read_entry};
-use super::strike::{Signalling, pinned, send};
 use super::{GUARD_NAME, Process};
 use crate::clock::Moment;
 use crate::sys::{self, Waited};
@@ -57,9 +57,9 @@ pub(super) struct ProcessTree {
     root: i32,
     source: OnceCell<Source>,
     /// Processes that descend from the root but are not part of the job.
-    apart: Vec<i32>,
+    foreign_children: Vec<i32>,
     refused: HashSet<i32>,
-    gathering: CgroupMembers,
+    cgroup_members: CgroupMembers,
     /// The job of a `hold`: a process that is not below the root, and what descends from it.
     foreign: Option<Foreign>,
     /// Processes that got a KILL and may not have ended yet.
@@ -69,16 +69,16 @@ pub(super) struct ProcessTree {
 }
 
 impl ProcessTree {
-    /// The descendants of this process except `apart`; and a foreign process with what descends
+    /// The descendants of this process except `foreign_children`; and a foreign process with what descends
     /// from it.
-    pub(super) fn new(apart: Vec<i32>, foreign: Option<Foreign>, beat: LimitsSender) -> Self {
+    pub(super) fn new(foreign_children: Vec<i32>, foreign: Option<Foreign>, beat: LimitsSender) -> Self {
         let root = own_pid();
         Self {
             root,
             source: OnceCell::new(),
-            apart,
+            foreign_children,
             refused: HashSet::new(),
-            gathering: CgroupMembers::new(root),
+            cgroup_members: CgroupMembers::new(root),
             foreign,
             killed: HashSet::new(),
             beat,
@@ -92,18 +92,18 @@ impl ProcessTree {
     /// The processes of the job, and the estimated time to kill them all.
     pub(super) fn look(&mut self) -> (Vec<Member>, Duration) {
         let began = Moment::now();
-        let members = self.source().below(self.root, &self.apart);
-        self.look_abroad();
+        let members = self.source().below(self.root, &self.foreign_children);
+        self.look_at_foreign();
         (members, Moment::now().since(began) * DYING)
     }
 
     /// Whether there is a foreign process, whose descendants the kernel does not report.
-    pub(super) fn is_abroad(&self) -> bool {
+    pub(super) fn has_foreign(&self) -> bool {
         self.foreign.is_some()
     }
 
     /// Looks for new processes below the foreign one.
-    pub(super) fn look_abroad(&mut self) {
+    pub(super) fn look_at_foreign(&mut self) {
         let source = self.source();
         if let Some(foreign) = &mut self.foreign {
             foreign.look(source);
@@ -111,7 +111,7 @@ impl ProcessTree {
     }
 
     /// How many foreign processes are known.
-    pub(super) fn count_abroad(&self) -> usize {
+    pub(super) fn count_foreign(&self) -> usize {
         self.foreign.as_ref().map_or(0, Foreign::len)
     }
 
@@ -122,12 +122,12 @@ impl ProcessTree {
         let mut sweep = Sweep::default();
         for member in members {
             known.insert(member.pid);
-            let done = self.strike(member.pid, member.parent, &known, Signalling::Term);
+            let done = self.pidfd(member.pid, member.parent, &known, Signalling::Term);
             self.note(member.pid, done, &mut sweep);
         }
         let source = self.source();
-        let abroad = self.foreign.as_mut().map(|foreign| foreign.term(source, kill_at));
-        for (pid, done) in abroad.into_iter().flatten() {
+        let foreign_done = self.foreign.as_mut().map(|foreign| foreign.term(source, kill_at));
+        for (pid, done) in foreign_done.into_iter().flatten() {
             self.note(pid, done, &mut sweep);
         }
         sweep
@@ -140,7 +140,7 @@ impl ProcessTree {
     /// only until it is dead.
     pub(super) fn kill(&mut self, depth: Depth, until: Moment) -> Sweep {
         let mut sweep = Sweep::default();
-        self.kill_abroad(&mut sweep);
+        self.kill_foreign(&mut sweep);
         loop {
             self.beat.beat();
             self.reap(&mut sweep);
@@ -169,7 +169,7 @@ impl ProcessTree {
             match sys::wait_any() {
                 Waited::Child(pid, raw) => {
                     self.killed.remove(&pid);
-                    self.gathering.forget(pid);
+                    self.cgroup_members.forget(pid);
                     sweep.changed.push((pid, raw));
                 }
                 Waited::Nothing => return,
@@ -183,14 +183,14 @@ impl ProcessTree {
 
     /// Goes on moving the job into a control group until `until`. Returns whether all is done.
     pub(super) fn gather(&mut self, until: Moment) -> bool {
-        self.gathering.go_on(self.source(), &self.apart, until)
+        self.cgroup_members.go_on(self.source(), &self.foreign_children, until)
     }
 
     /// Moves processes that may not be signalled into the control group, where they can be killed.
     /// They no longer count as refused.
     pub(super) fn catch(&mut self, refused: &mut Vec<Process>) {
         refused.retain(|process| {
-            let caught = self.gathering.catch(process.pid);
+            let caught = self.cgroup_members.catch(process.pid);
             if caught {
                 self.refused.remove(&process.pid);
             }
@@ -207,15 +207,15 @@ impl ProcessTree {
 
     pub(super) fn kill_gathered(&mut self) {
         self.beat.beat();
-        self.gathering.kill();
+        self.cgroup_members.kill();
     }
 
     /// Removes the control group once the job has ended.
     pub(super) fn remove_cgroup(&mut self) {
-        self.gathering.remove();
+        self.cgroup_members.remove();
     }
 
-    fn kill_abroad(&mut self, sweep: &mut Sweep) {
+    fn kill_foreign(&mut self, sweep: &mut Sweep) {
         let source = self.source();
         let Self { foreign, beat, .. } = self;
         let done = foreign.as_mut().map(|foreign| foreign.kill(source, || beat.beat()));
@@ -227,9 +227,9 @@ impl ProcessTree {
 
     fn kill_children(&mut self, sweep: &mut Sweep) -> usize {
         let children = self.own_children();
-        let is_abroad = |foreign: &Foreign| !foreign.is_among(&self.refused);
+        let has_foreign = |foreign: &Foreign| !foreign.is_among(&self.refused);
         sweep.only_refused = children.iter().all(|pid| self.refused.contains(pid))
-            && !self.foreign.as_ref().is_some_and(is_abroad);
+            && !self.foreign.as_ref().is_some_and(has_foreign);
         let mut hit = 0;
         for pid in children {
             if !self.killed.contains(&pid) {
@@ -249,14 +249,14 @@ impl ProcessTree {
         while let Some(&parent) = members.get(at) {
             at += 1;
             for pid in source.children(parent) {
-                if self.apart.contains(&pid) || !known.insert(pid) {
+                if self.foreign_children.contains(&pid) || !known.insert(pid) {
                     continue;
                 }
                 members.push(pid);
                 if self.killed.contains(&pid) {
                     continue;
                 }
-                let done = self.strike(pid, parent, &known, Signalling::Kill);
+                let done = self.pidfd(pid, parent, &known, Signalling::Kill);
                 if self.note_kill(pid, done, sweep) {
                     hit += 1;
                     if hit % BATCH == 0 && self.kill_children(sweep) > 0 {
@@ -269,25 +269,25 @@ impl ProcessTree {
     }
 
     fn own_children(&self) -> Vec<i32> {
-        self.source().children_but(self.root, &self.apart)
+        self.source().children_but(self.root, &self.foreign_children)
     }
 
     /// Relays a signal to every descendant once, parents before children, except those in the
     /// process group `but`. A process forked meanwhile may be missed: a second look could not tell
     /// it from a child that a handler of this very signal has started.
     pub(super) fn relay(&self, signal: Signal, but: Option<i32>) {
-        let members = self.source().below(self.root, &self.apart);
+        let members = self.source().below(self.root, &self.foreign_children);
         let known = members.iter().map(|member| member.pid).chain([self.root]).collect();
         for member in members {
             if but.is_none() || read_entry(member.pid).is_some_and(|entry| Some(entry.group) != but) {
                 // If the guard may not signal a process, the signal's sender could not either.
-                let _ = self.strike(member.pid, member.parent, &known, Signalling::Relay(signal));
+                let _ = self.pidfd(member.pid, member.parent, &known, Signalling::Relay(signal));
             }
         }
     }
 
     /// Signals a descendant, a child of one of the `known`.
-    fn strike(&self, pid: i32, parent: i32, known: &HashSet<i32>, how: Signalling) -> io::Result<()> {
+    fn pidfd(&self, pid: i32, parent: i32, known: &HashSet<i32>, how: Signalling) -> io::Result<()> {
         if parent == self.root {
             // The root's own child: only this process can reap it.
             return send(pid, None, how);

@@ -69,33 +69,33 @@ impl Source {
         }
     }
 
-    /// The same, without those in `apart`.
-    pub(super) fn children_but(self, pid: i32, apart: &[i32]) -> Vec<i32> {
+    /// The same, without those in `foreign_children`.
+    pub(super) fn children_but(self, pid: i32, foreign_children: &[i32]) -> Vec<i32> {
         let mut children = self.children(pid);
-        children.retain(|pid| !apart.contains(pid));
+        children.retain(|pid| !foreign_children.contains(pid));
         children
     }
 
-    /// The descendants of `root`, each after its parent, without those in `apart` and their
+    /// The descendants of `root`, each after its parent, without those in `foreign_children` and their
     /// descendants.
-    pub(super) fn below(self, root: i32, apart: &[i32]) -> Vec<Member> {
+    pub(super) fn below(self, root: i32, foreign_children: &[i32]) -> Vec<Member> {
         match self {
-            Self::Lists => descend(root, apart, listed_children),
+            Self::Lists => descend(root, foreign_children, listed_children),
             Self::Walk => {
                 let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
                 for entry in processes() {
                     children.entry(entry.parent).or_default().push(entry.pid);
                 }
-                descend(root, apart, |pid| children.remove(&pid).unwrap_or_default())
+                descend(root, foreign_children, |pid| children.remove(&pid).unwrap_or_default())
             }
             Self::Nothing => Vec::new(),
         }
     }
 }
 
-fn descend(root: i32, apart: &[i32], mut children: impl FnMut(i32) -> Vec<i32>) -> Vec<Member> {
+fn descend(root: i32, foreign_children: &[i32], mut children: impl FnMut(i32) -> Vec<i32>) -> Vec<Member> {
     // A process that changes its parent between two reads may be found twice.
-    let mut seen: HashSet<i32> = apart.iter().copied().chain([root]).collect();
+    let mut seen: HashSet<i32> = foreign_children.iter().copied().chain([root]).collect();
     let mut found: Vec<Member> = Vec::new();
     let (mut parent, mut at) = (root, 0);
     loop {

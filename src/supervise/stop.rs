@@ -9,7 +9,7 @@ use crate::clock::Moment;
 use crate::sys::{self, Hurry};
 use std::time::Duration;
 use tuning::{
-    ABROAD, BURST, ENDS_WITHIN, GATHERING, GRACE_KEPT, LATE_KEPT, PAUSE, PAUSE_OF_ALL, PAUSES,
+    BURST, ENDS_WITHIN, FOREIGN, GATHERING, GRACE_KEPT, LATE_KEPT, PAUSE, PAUSE_OF_ALL, PAUSES,
     SHORTEST_PAUSE, SMALL, STEP,
 };
 
@@ -33,7 +33,7 @@ pub(super) struct Stop {
     /// Real-time priority, so that a busy machine does not delay the KILL.
     hurry: Option<Hurry>,
     /// When to look again at foreign processes, whose children and ends the kernel does not report.
-    abroad_at: Option<Moment>,
+    foreign_at: Option<Moment>,
 }
 
 impl Stop {
@@ -50,7 +50,7 @@ impl Stop {
             deep_at: kill_at,
             gather_at: None,
             hurry: None,
-            abroad_at: tree.is_abroad().then(|| began.after(ABROAD)),
+            foreign_at: tree.has_foreign().then(|| began.after(FOREIGN)),
         };
         if kill_at.passed() {
             // Already past the end: KILL at once.
@@ -63,7 +63,7 @@ impl Stop {
         // processes will not have.
         stop.hurry = Some(Hurry::begin());
         stop.patience = looked.since(began).max(SHORTEST_PAUSE);
-        let count = members.len() + tree.count_abroad();
+        let count = members.len() + tree.count_foreign();
         let most = longest_lead(count, kill_at.since(began));
         let until = kill_at.before(cost.min(most(kill_at.since(looked))));
         let mut sweep = tree.term(reached_in_time(&members, || until.passed()), until);
@@ -98,7 +98,7 @@ impl Stop {
     /// end while the job is stopped for another reason. `first` is a process, or a group if
     /// negative, that is known without /proc.
     pub(super) fn step(&mut self, tree: &mut ProcessTree, bound: Moment, first: Option<i32>) -> Sweep {
-        let sweep = if self.is_due(bound) { self.kill(tree, first) } else { self.look_abroad(tree) };
+        let sweep = if self.is_due(bound) { self.kill(tree, first) } else { self.look_at_foreign(tree) };
         if self.gather_at.is_some_and(Moment::passed) {
             let now = Moment::now();
             let done = !self.has_time_to_gather(now, bound) || tree.gather(now.after(STEP));
@@ -107,14 +107,14 @@ impl Stop {
         sweep
     }
 
-    fn look_abroad(&mut self, tree: &mut ProcessTree) -> Sweep {
+    fn look_at_foreign(&mut self, tree: &mut ProcessTree) -> Sweep {
         let mut sweep = Sweep::default();
-        if self.abroad_at.is_some_and(Moment::passed) {
+        if self.foreign_at.is_some_and(Moment::passed) {
             let began = Moment::now();
-            tree.look_abroad();
+            tree.look_at_foreign();
             tree.reap(&mut sweep);
             let now = Moment::now();
-            self.abroad_at = Some(now.after(PAUSE_OF_ALL.of(now.since(began)).max(ABROAD)));
+            self.foreign_at = Some(now.after(PAUSE_OF_ALL.of(now.since(began)).max(FOREIGN)));
         }
         sweep
     }
@@ -160,8 +160,8 @@ impl Stop {
     /// When to call [`Stop::step`] next, as things stand.
     pub(super) fn wake(&self, bound: Moment) -> Moment {
         let wake = self.kill_wake(bound);
-        let abroad_at = self.abroad_at.filter(|_| self.passes == 0);
-        [self.gather_at, abroad_at].into_iter().flatten().fold(wake, Moment::min)
+        let foreign_at = self.foreign_at.filter(|_| self.passes == 0);
+        [self.gather_at, foreign_at].into_iter().flatten().fold(wake, Moment::min)
     }
 }
 

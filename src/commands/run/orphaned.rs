@@ -39,7 +39,7 @@ pub fn orphaned<'a>(
                 &End { ran, job: status, once_per: run.once_per.is_some() },
                 deadline,
             );
-            sys::kill_all_apart();
+            sys::kill_all_separate();
             if started && reason.is_some() {
                 messages.orphaned(answer);
             }

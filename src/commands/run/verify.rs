@@ -13,9 +13,9 @@ type Proofs = Vec<Option<Proof>>;
 
 /// Calls `ask` in another process. The outer error means that this failed.
 pub fn in_another_process(ask: impl FnOnce() -> Result<Proofs, Error>) -> io::Result<Result<Proofs, Error>> {
-    let said = supervise::apart(|| {
+    let said = supervise::in_separate_process(|| {
         let said = serde_json::to_vec(&ask()).unwrap_or_default();
-        sys::kill_all_apart();
+        sys::kill_all_separate();
         said
     })?;
     serde_json::from_slice(&said).map_err(io::Error::other)

@@ -141,7 +141,7 @@ pub trait Adapter: Clone + Send {
 
     /// Publishes outside the record when the token's lease ends, by [`Adapter::now`]. Returns
     /// whether others can read it. They read the clock first and this end second.
-    fn say_lease(&self, token: &Token, until: Duration) -> bool;
+    fn publish_lease(&self, token: &Token, until: Duration) -> bool;
 
     /// Whether the session alone decides when a lease is over (etcd; in ZooKeeper the end in the
     /// record counts, too). Then the adapter returns the records as [`Record::judge`] leaves them,
@@ -158,12 +158,12 @@ pub trait Adapter: Clone + Send {
         Ok(false)
     }
 
-    /// Publishes, like [`Adapter::say_lease`], the time until which a waiter is not stale. Returns
+    /// Publishes, like [`Adapter::publish_lease`], the time until which a waiter is not stale. Returns
     /// whether that is enough: the token still waits, and others can read it.
-    fn say_heard(&self, names: &Names, token: &Token, until: Duration) -> bool;
+    fn publish_heartbeat(&self, names: &Names, token: &Token, until: Duration) -> bool;
 
     /// Whether the adapter can also watch a token that is not [tracked](Entry::tracked).
-    fn watches_anybody(&self) -> bool {
+    fn has_watch_target(&self) -> bool {
         false
     }
 

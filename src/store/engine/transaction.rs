@@ -393,7 +393,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     /// may arrive late. A dead process sends no more requests; without dropping its tokens, a busy
     /// lock would keep a long list. Of the tokens without liveness, which a script released, the
     /// newest are enough: nothing acquires with them after the hand-over.
-    pub fn drop_spent(&mut self, me: Option<&Token>) {
+    pub fn drop_tombstones(&mut self, me: Option<&Token>) {
         if self.confirms.is_some() {
             return;
         }
@@ -423,7 +423,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     /// The tokens that a waiter must watch, of those that the adapter can watch: its predecessor in
     /// each queue, and if it is the head, the holders that block it. At most `limit`, those whose
     /// leases end first; for the others the waiter relies on the `next` of the rules' answer.
-    pub fn whom_to_watch(&self, me: &Token, limit: usize) -> BTreeSet<Token> {
+    pub fn watch_targets(&self, me: &Token, limit: usize) -> BTreeSet<Token> {
         let mut whom = Vec::new();
         for record in self.asked() {
             let Some(waiter) = record.waiters.get(me) else { continue };
@@ -435,7 +435,7 @@ impl<'a, A: Adapter> Transaction<'a, A> {
                 );
             }
         }
-        whom.retain(|(_, token)| *token != me && (self.is_tracked(token) || self.adapter.watches_anybody()));
+        whom.retain(|(_, token)| *token != me && (self.is_tracked(token) || self.adapter.has_watch_target()));
         whom.sort_unstable();
         whom.into_iter().take(limit).map(|(_, token)| token.clone()).collect()
     }

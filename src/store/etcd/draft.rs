@@ -5,7 +5,7 @@ use super::Keys;
 use super::client::{Leased, grant, keep};
 use super::entry::{self, Layout, Node, Row};
 use super::lease::{Has, LeaseOf, seconds};
-use super::mine::Standing;
+use super::own_state::Standing;
 use super::words::{Act, Bytes, Compare, Number, Put, Span, Txn, bundled};
 use crate::clock::Moment;
 use crate::lock::Token;

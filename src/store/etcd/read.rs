@@ -3,7 +3,7 @@
 
 use super::Keys;
 use super::entry::{Layout, Node};
-use super::mine::Standing;
+use super::own_state::Standing;
 use super::words::{Act, Bytes, Number, Range, Span, Txn, TxnAnswer, bundled};
 use crate::lock::Token;
 use crate::rules::{LOG_KEPT, Time};

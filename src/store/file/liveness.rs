@@ -137,7 +137,7 @@ fn accessed(stat: &Stat) -> Option<Duration> {
 
 /// The deadline in a life file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Published {
     /// The deadline, as time since boot.
     Until(Duration),
     /// No deadline yet, or an impossible one.
@@ -147,16 +147,16 @@ pub(super) enum Told {
 }
 
 /// Reads the deadline that the owner of `token` has published. `now` is the time since boot.
-pub(super) fn told(directory: &Directory, token: &Token, now: Duration) -> Told {
+pub(super) fn published(directory: &Directory, token: &Token, now: Duration) -> Published {
     let file = FileName::of(token.secret(), FileRole::Life);
     match statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
-        Err(Errno::NOENT) => Told::Missing,
+        Err(Errno::NOENT) => Published::Missing,
         Ok(stat) if kind_of(&stat) == FileType::Fifo => match accessed(&stat) {
             // A new FIFO has the wall clock's time, decades after any boot.
-            Some(until) if until <= now + Ttl::MAX => Told::Until(until),
-            _ => Told::Nothing,
+            Some(until) if until <= now + Ttl::MAX => Published::Until(until),
+            _ => Published::Nothing,
         },
-        _ => Told::Nothing,
+        _ => Published::Nothing,
     }
 }
 

@@ -26,7 +26,7 @@ use crate::store::engine::queue::{Queue, Waiting};
 use crate::store::engine::{CatchUp, Tracked};
 use crate::store::file::boot::{Boot, micros};
 use crate::store::file::directory::{Directory, FileName, FileRole};
-use crate::store::file::liveness::{Told, told};
+use crate::store::file::liveness::{Published, published};
 use crate::store::file::queue::{self, How, Part, Room, Times};
 use crate::store::file::slot::{Content, Draft, FORMAT, RECORD_MOST, Slot, unwritten};
 use serde::{Deserialize, Serialize};
@@ -151,15 +151,15 @@ impl RecordFile {
             if whom == CatchUp::Due && !hold.until.passed(now) {
                 continue;
             }
-            match told(directory, token, boot.now()) {
-                Told::Until(at) => longer.push((token.clone(), due(at, self.offset))),
+            match published(directory, token, boot.now()) {
+                Published::Until(at) => longer.push((token.clone(), due(at, self.offset))),
                 // Somebody removed the file. The holder may have renewed its lease in it just
                 // before; it notices at the next renewal, and then renews in the record.
-                Told::Missing if hold.until.passed(now) => {
+                Published::Missing if hold.until.passed(now) => {
                     longer.push((token.clone(), Due::after(now, Duration::from_millis(alive.ttl))));
                     missing.push(token.clone());
                 }
-                Told::Missing | Told::Nothing => {}
+                Published::Missing | Published::Nothing => {}
             }
         }
         for (token, until) in longer {
@@ -177,7 +177,9 @@ impl RecordFile {
                 }
                 // A holder's life file has the end of its lease.
                 let token = waiting.token().filter(|token| !record.holds.contains_key(token));
-                if let Some(Told::Until(at)) = token.map(|token| told(directory, &token, boot.now())) {
+                if let Some(Published::Until(at)) =
+                    token.map(|token| published(directory, &token, boot.now()))
+                {
                     heard = heard.max(due(at.saturating_sub(SILENCE), self.offset));
                 }
             }
@@ -209,7 +211,7 @@ impl RecordFile {
             if holds || !waiter.silent.passed(now) {
                 return;
             }
-            if let Told::Until(until) = told(directory, token, boot.now()) {
+            if let Published::Until(until) = published(directory, token, boot.now()) {
                 waiter.silent = waiter.silent.max(due(until, offset));
                 let forget = due(until.saturating_sub(SILENCE) + TICKET_KEPT, offset);
                 waiter.forget = waiter.forget.max(forget);

@@ -382,7 +382,7 @@ impl Dialect for MysqlDialect {
         vec![left, idle]
     }
 
-    fn has_bells(&self) -> bool {
+    fn has_channels(&self) -> bool {
         false
     }
 

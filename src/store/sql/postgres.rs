@@ -333,7 +333,7 @@ impl Dialect for PostgresDialect {
         )]
     }
 
-    fn has_bells(&self) -> bool {
+    fn has_channels(&self) -> bool {
         true
     }
 

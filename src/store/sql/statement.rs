@@ -143,7 +143,7 @@ pub trait Dialect {
     fn clean_up(&self) -> Vec<String>;
 
     /// Whether the database has notification channels.
-    fn has_bells(&self) -> bool;
+    fn has_channels(&self) -> bool;
 
     /// Subscribes this connection to the token's notification channel, if there are channels.
     fn wake_channel(&self, token: &Token) -> Option<String>;

@@ -51,7 +51,7 @@ impl RequestSubscription {
             }
         }
         let Some(mut line) = self.tables.line.take() else { return Ok(false) };
-        if line.is_direct != Some(false) && self.tables.database.dialect().has_bells() {
+        if line.is_direct != Some(false) && self.tables.database.dialect().has_channels() {
             let heard = line.link.listen(until)?;
             self.tables.line.replace(Some(line));
             return Ok(heard);

@@ -58,7 +58,7 @@ impl Tables {
 
     /// Like [`Tables::ask`], with [`Tables::advisory_lock`] before the statement. If the server
     /// refuses it, the statement is sent without.
-    pub(super) fn ask_latched(
+    pub(super) fn ask_with_advisory_lock(
         &self,
         statement: String,
         is_wanted: bool,
@@ -141,7 +141,7 @@ impl Tables {
                 return Ok(true);
             }
             let Some(mut line) = self.line.take() else { return Ok(true) };
-            let is_listening = line.is_direct != Some(false) && self.database.dialect().has_bells();
+            let is_listening = line.is_direct != Some(false) && self.database.dialect().has_channels();
             // The predecessor may take its advisory lock in a moment.
             let ahead = if before.is_some() { ahead.min((1 << looks.min(16)) - 1) } else { ahead };
             looks += 1;

@@ -10,7 +10,7 @@ use crate::store::Error;
 use std::sync::atomic::AtomicBool;
 
 /// This process's token.
-pub(super) struct Mine {
+pub(super) struct OwnState {
     pub(super) token: Token,
     pub(super) is_given_up: AtomicBool,
 }

@@ -75,4 +75,4 @@ pub const PAUSE_OF_ALL: Times = Times(4);
 // Foreign processes, whose children and ends the kernel does not report.
 
 /// Shortest pause between two looks at them; [`PAUSE_OF_ALL`], if that is longer.
-pub const ABROAD: Duration = millis(20);
+pub const FOREIGN: Duration = millis(20);

@@ -19,12 +19,12 @@ impl Guard {
             return Ok(());
         }
         let cmd = self.limits.cmd();
-        let mut strangers = procfs::own_children();
+        let mut foreign_children = procfs::own_children();
         // CMD is a child of dlock only if the guard has just died. Adopting the job needs its
         // status.
-        strangers.retain(|&pid| pid != self.pid && Some(pid) != cmd && !sys::reap(pid));
+        foreign_children.retain(|&pid| pid != self.pid && Some(pid) != cmd && !sys::reap(pid));
         let Some(guard) = procfs::read_entry(self.pid).filter(|guard| !guard.ended) else { return Ok(()) };
-        self.apart = strangers;
+        self.foreign_children = foreign_children;
         // Before the start nothing can be overdue: no limits are set yet, and they would count as
         // passed.
         let has_begun = self.limits.get().kill_at > Moment::from_boot(Duration::ZERO);

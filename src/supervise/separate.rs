@@ -13,7 +13,7 @@ use std::os::fd::IntoRawFd as _;
 
 /// Runs `work` in another process and returns its output, empty or cut short if it ended early.
 /// This process must have one thread.
-pub fn apart(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
+pub fn in_separate_process(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
     match sys::fork()? {
         Fork::Child => {

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 
 /// This process's token.
-pub struct Mine {
+pub struct OwnState {
     pub token: Token,
     pub is_given_up: AtomicBool,
     /// Its place in the queue at its last heartbeat.
@@ -38,7 +38,7 @@ impl Standing {
 }
 
 impl Keys {
-    pub(super) fn mine(&self, token: &Token) -> Option<&Mine> {
+    pub(super) fn mine(&self, token: &Token) -> Option<&OwnState> {
         self.mine.as_deref().filter(|mine| mine.token == *token)
     }
 
