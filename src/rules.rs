@@ -15,17 +15,21 @@
 //! deadlock (I9). For the same reason a stale waiter leaves all its queues at once and returns to
 //! all at once.
 
-use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
-use record::{Granted, left};
+use crate::lock::{Fence, Name, Names, Owner, Token};
+use record::left;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 pub mod schedule;
 
 mod answer;
+mod grant;
+mod once;
 mod operation;
+mod queue;
 mod record;
 mod refusal;
+mod replace;
 pub mod stat;
 #[cfg(test)]
 mod tests;
@@ -259,17 +263,6 @@ impl LockTable {
         }
     }
 
-    /// Forgets the success that `--once-per` counts from, so that the job is due again. Returns
-    /// whether there was one.
-    pub fn forget_success(&mut self, now: Time, name: &Name) -> bool {
-        let record = self.record(name.as_str());
-        record.expire(now);
-        record.forget(now);
-        let was = record.success.take().is_some();
-        self.grant_next(now, VecDeque::from([name.as_str().to_owned()]));
-        was
-    }
-
     /// Records a refusal, in a record beside that of the lock ([`Name::of_refusals`]).
     pub fn refuse(&mut self, now: Time, beside: &Name, refusal: &Refusal) {
         let refusals = &mut self.record(beside.as_str()).refusals;
@@ -285,23 +278,6 @@ impl LockTable {
         let was = record.pause(now, pause);
         self.grant_next(now, VecDeque::from([name.as_str().to_owned()]));
         was
-    }
-
-    /// The success because of which `--once-per` skips this run, at the lock that is due first.
-    /// None unless every lock has one.
-    fn done<'n>(&mut self, now: Time, names: impl Iterator<Item = &'n str>, terms: &Terms) -> Option<Done> {
-        let span = terms.once_per?;
-        let mut first: Option<Done> = None;
-        for (at, name) in names.enumerate() {
-            let record = self.record(name);
-            let due = record.done_for(now, span)?;
-            if first.as_ref().is_none_or(|first| due < first.due) {
-                let success = record.success.clone()?;
-                let ago = Duration::from_millis(now.millis().saturating_sub(success.since));
-                first = Some(Done { at, success, ago, due });
-            }
-        }
-        first
     }
 
     fn record(&mut self, name: &str) -> &mut Record {
@@ -340,297 +316,6 @@ impl LockTable {
             self.record(name.as_str()).drop_hold_of(token);
         }
         true
-    }
-
-    /// When the caller came: by its place in a queue. If that is forgotten and the caller replaces
-    /// others, by how long it says that it has waited.
-    fn came(&mut self, now: Time, names: &Names, ask: &Ask) -> Time {
-        let waiting = |name: &Name| Some(self.record(name.as_str()).waiters.get(&ask.token)?.since);
-        let waited = if ask.terms.replaces { millis(ask.waited).saturating_mul(1000) } else { 0 };
-        names.iter().find_map(waiting).unwrap_or(Time(now.0.saturating_sub(waited)))
-    }
-
-    /// The newest run with `--replace` wins. If a newer one than the caller has come, the caller is
-    /// superseded. Otherwise the caller becomes the newest, and supersedes the one before it if
-    /// that still waits or has not confirmed its grant.
-    fn supersede(
-        &mut self,
-        now: Time,
-        names: &Names,
-        ask: &Ask,
-        came: Time,
-        work: &mut VecDeque<String>,
-    ) -> Option<Superseded> {
-        let mut later =
-            |name: &Name| self.record(name.as_str()).superseded_by(now, &ask.token, came).cloned();
-        if let Some((at, newest)) = names.iter().enumerate().find_map(|(at, name)| Some((at, later(name)?))) {
-            for name in names {
-                self.record(name.as_str()).remove_waiter(&ask.token);
-            }
-            self.record(names.as_slice()[at].as_str()).mark_superseded(now, ask.token.clone());
-            return Some(Superseded { at, by: newest.owner });
-        }
-        for name in names {
-            let record = self.record(name.as_str());
-            let is_other = record.newest.as_ref().is_none_or(|newest| newest.token != ask.token);
-            if !is_other {
-                continue;
-            }
-            let new = Newest { token: ask.token.clone(), came, owner: ask.owner.clone() };
-            let Some(old) = record.newest.replace(new) else { continue };
-            let Some(waiter) = record.waiters.get(&old.token).filter(|waiter| waiter.terms.replaces) else {
-                continue;
-            };
-            for other in waiter.names.clone() {
-                let record = self.record(&other);
-                record.expire(now);
-                record.remove_waiter(&old.token);
-                if record.holds.get(&old.token).is_some_and(|hold| !hold.confirmed) {
-                    record.drop_hold(&old.token);
-                }
-                work.push_back(other);
-            }
-            self.record(name.as_str()).mark_superseded(now, old.token);
-        }
-        None
-    }
-
-    /// Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.
-    fn record_heartbeat(&mut self, now: Time, names: &Names, ask: &Ask, came: Time) {
-        let known = names.iter().find_map(|name| {
-            self.record(name.as_str()).waiters.get(&ask.token).map(|waiter| (waiter.ticket, waiter.since))
-        });
-        let (ticket, since) = known.unwrap_or_else(|| {
-            let last = names
-                .iter()
-                .filter_map(|name| self.record(name.as_str()).queue.last().map(|(ticket, _)| *ticket));
-            let after_the_last = last.max().map_or(0, |ticket| ticket.saturating_add(1));
-            (now.0.max(after_the_last), came)
-        });
-        for name in names {
-            let waiter = Waiter {
-                ticket,
-                since,
-                silent: Due::after(now, SILENCE),
-                forget: Due::after(now, TICKET_KEPT),
-                mode: ask.mode,
-                names: names.iter().map(|name| name.as_str().to_owned()).collect(),
-                owner: ask.owner.clone(),
-                terms: ask.terms.clone(),
-            };
-            let record = self.record(name.as_str());
-            record.notice_absence(now);
-            record.absence.heard = Due::after(now, Duration::ZERO);
-            if record.waiters.insert(ask.token.clone(), waiter).is_none() {
-                // Its place may still be there, with a ticket that was forgotten.
-                record.queue.retain(|(_, token)| *token != ask.token);
-            }
-            record.queue.insert((ticket, ask.token.clone()));
-        }
-    }
-
-    /// Suspends the stale waiters directly before this one; else nobody would notice them before
-    /// they are the head.
-    fn suspend_stale_before(&mut self, now: Time, names: &Names, token: &Token, work: &mut VecDeque<String>) {
-        for name in names {
-            loop {
-                let record = self.record(name.as_str());
-                let Some(ticket) = record.waiters.get(token).map(|waiter| waiter.ticket) else { break };
-                let Some(before) = record.queue.range(..(ticket, token.clone())).next_back().cloned() else {
-                    break;
-                };
-                record.notice_absence(now);
-                if record.is_heard(now, &before.1) {
-                    break;
-                }
-                self.suspend(name.as_str(), &before, work);
-            }
-        }
-    }
-
-    /// Takes a waiter out of all its queues, and retains its ticket. Its other locks go on the
-    /// worklist.
-    fn suspend(&mut self, at: &str, (ticket, token): &(u64, Token), work: &mut VecDeque<String>) {
-        let place = (*ticket, token.clone());
-        self.record(at).queue.remove(&place);
-        let names = self.record(at).waiters.get(token).map(|waiter| waiter.names.clone()).unwrap_or_default();
-        for name in names.into_iter().filter(|name| name != at) {
-            self.record(&name).queue.remove(&place);
-            work.push_back(name);
-        }
-    }
-
-    /// Ends what has run out, suspends stale waiters at the head, and grants the locks to the
-    /// waiters that are next.
-    fn grant_next(&mut self, now: Time, mut work: VecDeque<String>) {
-        let most = GRANTED_AT_ONCE.checked_shr(3 * self.too_large).unwrap_or(0);
-        let mut granted_here = BTreeMap::<String, usize>::new();
-        while let Some(name) = work.pop_front() {
-            self.record(&name).expire(now);
-            while self.record(&name).is_open() {
-                let Some(head) = self.head(now, &name, &mut work) else { break };
-                let Some(waiter) = self.record(&name).waiters.get(&head.1).cloned() else { break };
-                let is_enough = |name: &String| granted_here.get(name).copied().unwrap_or(0) >= most;
-                if waiter.names.iter().any(is_enough)
-                    || !self.grant_head(now, &name, &head, &waiter, &mut work)
-                {
-                    break;
-                }
-                waiter.names.into_iter().for_each(|name| *granted_here.entry(name).or_default() += 1);
-            }
-        }
-    }
-
-    /// The first waiter in the queue that is not stale. Suspends the stale ones before it.
-    fn head(&mut self, now: Time, name: &str, work: &mut VecDeque<String>) -> Option<(u64, Token)> {
-        loop {
-            let record = self.record(name);
-            let head = record.queue.first()?.clone();
-            record.notice_absence(now);
-            if record.is_heard(now, &head.1) {
-                return Some(head);
-            }
-            self.suspend(name, &head, work);
-        }
-    }
-
-    /// Grants the head of one queue its locks, if it is the head of all its queues and all its
-    /// locks admit it. Returns whether it left the queue.
-    fn grant_head(
-        &mut self,
-        now: Time,
-        at: &str,
-        head: &(u64, Token),
-        waiter: &Waiter,
-        work: &mut VecDeque<String>,
-    ) -> bool {
-        // The job is done already; the waiter learns that when it asks. Until then it keeps its
-        // ticket, because the success may be forgotten before.
-        let is_open = self.record(at).is_open();
-        if is_open && self.done(now, waiter.names.iter().map(String::as_str), &waiter.terms).is_some() {
-            self.suspend(at, head, work);
-            return true;
-        }
-        for name in &waiter.names {
-            if name != at {
-                self.record(name).expire(now);
-                let first = self.head(now, name, work);
-                if first.as_ref() != Some(head) {
-                    // Go on only to an earlier ticket, so that this ends. If this waiter's place in
-                    // that queue was lost, it is never the first there, and two such waiters would
-                    // send each other round.
-                    if first.is_some_and(|first| first < *head) {
-                        work.push_back(name.clone());
-                    }
-                    return false;
-                }
-            }
-            if !self.record(name).admits(waiter.mode) {
-                return false;
-            }
-        }
-        let Some(slot) = self.slot(&waiter.names, waiter.mode) else { return false };
-        let waited = now.millis().saturating_sub(waiter.since.millis());
-        for name in &waiter.names {
-            self.record(name).queue.remove(head);
-            if name != at {
-                work.push_back(name.clone());
-            }
-        }
-        let (token, mode, owner, stays) =
-            (head.1.clone(), waiter.mode, waiter.owner.clone(), waiter.terms.stays);
-        self.grant(now, &waiter.names, Granted { token, mode, slot, fence: 0, waited, stays, owner });
-        true
-    }
-
-    /// Grants the locks to a caller that stands in no queue, if these queues are empty and each
-    /// lock admits it.
-    fn grant_to_newcomer(&mut self, now: Time, names: &Names, ask: &Ask) {
-        let names: Vec<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
-        let admitted = names.iter().all(|name| {
-            let record = self.record(name);
-            record.queue.is_empty() && record.admits(ask.mode)
-        });
-        if !admitted {
-            return;
-        }
-        let Some(slot) = self.slot(&names, ask.mode) else { return };
-        let (token, mode, owner, stays) = (ask.token.clone(), ask.mode, ask.owner.clone(), ask.terms.stays);
-        self.grant(now, &names, Granted { token, mode, slot, fence: 0, waited: 0, stays, owner });
-    }
-
-    /// The lowest slot that is free in all of the locks, or None. `Some(None)` if the mode has no
-    /// slots.
-    #[expect(
-        clippy::option_option,
-        reason = "whether one may be had, and which: a mode without slots needs none"
-    )]
-    fn slot(&mut self, names: &[String], mode: Mode) -> Option<Option<u32>> {
-        let Mode::Slots(slots) = mode else { return Some(None) };
-        let mut taken: Vec<u32> =
-            names.iter().flat_map(|name| self.record(name).taken().collect::<Vec<_>>()).collect();
-        taken.sort_unstable();
-        taken.dedup();
-        (0..slots).find(|slot| taken.binary_search(slot).is_err()).map(Some)
-    }
-
-    /// Grants all of these locks under one fence, greater than every earlier one of each.
-    fn grant(&mut self, now: Time, names: &[String], granted: Granted) {
-        let last = names.iter().map(|name| self.record(name).fence).max().unwrap_or_default();
-        let granted = Granted { fence: now.0.max(last.saturating_add(1)), ..granted };
-        for name in names {
-            self.record(name).grant(now, CONFIRM_WITHIN, &granted);
-        }
-    }
-
-    fn confirm(&mut self, now: Time, names: &Names, ask: &Ask) -> Grant {
-        let mut grant = Grant { fence: Fence(0), waited: Duration::ZERO, slot: None };
-        for name in names {
-            let record = self.record(name.as_str());
-            record.remove_waiter(&ask.token);
-            record.confirm(now, ask);
-            if let Some(hold) = record.holds.get(&ask.token) {
-                let (fence, waited) = (Fence(hold.fence), Duration::from_millis(hold.waited));
-                grant = Grant { fence, waited, slot: hold.slot };
-            }
-        }
-        grant
-    }
-
-    /// How many waiters stand before this one (the most in any of its queues), and when it should
-    /// ask again. At the head: when what blocks it may be over. Elsewhere: when the waiter before
-    /// it becomes stale.
-    fn place(&mut self, now: Time, names: &Names, ask: &Ask) -> (u64, Duration) {
-        let (mut most, mut next) = (0, HEARTBEAT);
-        for name in names {
-            let record = self.record(name.as_str());
-            let Some(ticket) = record.waiters.get(&ask.token).map(|waiter| waiter.ticket) else { continue };
-            let mine = (ticket, ask.token.clone());
-            let ahead = record.queue.range(..&mine).count();
-            let before =
-                record.queue.range(..&mine).next_back().and_then(|(_, token)| record.waiters.get(token));
-            let event = match (before, &record.lock) {
-                (Some(before), _) => record.silent_at(before).left(now),
-                (None, Lock::Foreign { .. }) => FOREIGN_LOOK,
-                // A lock that admits the waiter may lack a slot in common with its other locks.
-                (None, Lock::Slots { .. }) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),
-                (None, _) if record.admits(ask.mode) => HEARTBEAT,
-                (None, _) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),
-            };
-            most = most.max(u64::try_from(ahead).unwrap_or(u64::MAX));
-            next = next.min(event);
-        }
-        (most, next)
-    }
-
-    /// What blocks the caller, at the first lock that does not admit it or has other waiters; if
-    /// there is none, at the first lock.
-    fn blocker(&mut self, now: Time, names: &Names, ask: &Ask) -> Blocker {
-        let waits = |record: &Record| record.queue.first().is_some_and(|(_, token)| *token != ask.token);
-        let blocks = |record: &Record| !record.admits(ask.mode) || waits(record);
-        let at = names.iter().position(|name| blocks(self.record(name.as_str()))).unwrap_or(0);
-        let name = names.as_slice()[at].as_str();
-        Blocker { at, ..self.record(name).blocker(now, ask.mode) }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::view::View;
 use super::*;
-use crate::lock::{Key, Owner};
+use crate::lock::{Key, Mode, Owner};
 use std::ops::Range;
 
 mod explored;

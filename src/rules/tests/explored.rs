@@ -5,7 +5,7 @@
 
 use super::super::*;
 use super::{name, token};
-use crate::lock::Owner;
+use crate::lock::{Mode, Owner};
 use crate::rules::record::{Hold, Lock};
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

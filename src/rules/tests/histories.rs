@@ -7,6 +7,7 @@ use super::super::*;
 use super::observer::{Asker, Check, Observer};
 use super::{name, token};
 use crate::exit::Ended;
+use crate::lock::Mode;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestError, TestRunner};
 

@@ -6,6 +6,7 @@
 use super::super::*;
 use super::{View, name};
 use crate::exit::Ended;
+use crate::lock::Mode;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 

@@ -1,0 +1,197 @@
+//! Who is next: waiters join the queue and send heartbeats, stale ones are passed over, and the head
+//! of each queue is granted the lock.
+
+use super::record::Granted;
+use super::{
+    Ask, Due, FOREIGN_LOOK, GRANTED_AT_ONCE, HEARTBEAT, Lock, LockTable, SILENCE, TICKET_KEPT, Time, Waiter,
+};
+use crate::lock::{Names, Token};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+impl LockTable {
+    /// Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.
+    pub(super) fn record_heartbeat(&mut self, now: Time, names: &Names, ask: &Ask, came: Time) {
+        let known = names.iter().find_map(|name| {
+            self.record(name.as_str()).waiters.get(&ask.token).map(|waiter| (waiter.ticket, waiter.since))
+        });
+        let (ticket, since) = known.unwrap_or_else(|| {
+            let last = names
+                .iter()
+                .filter_map(|name| self.record(name.as_str()).queue.last().map(|(ticket, _)| *ticket));
+            let after_the_last = last.max().map_or(0, |ticket| ticket.saturating_add(1));
+            (now.0.max(after_the_last), came)
+        });
+        for name in names {
+            let waiter = Waiter {
+                ticket,
+                since,
+                silent: Due::after(now, SILENCE),
+                forget: Due::after(now, TICKET_KEPT),
+                mode: ask.mode,
+                names: names.iter().map(|name| name.as_str().to_owned()).collect(),
+                owner: ask.owner.clone(),
+                terms: ask.terms.clone(),
+            };
+            let record = self.record(name.as_str());
+            record.notice_absence(now);
+            record.absence.heard = Due::after(now, Duration::ZERO);
+            if record.waiters.insert(ask.token.clone(), waiter).is_none() {
+                // Its place may still be there, with a ticket that was forgotten.
+                record.queue.retain(|(_, token)| *token != ask.token);
+            }
+            record.queue.insert((ticket, ask.token.clone()));
+        }
+    }
+
+    /// Suspends the stale waiters directly before this one; else nobody would notice them before
+    /// they are the head.
+    pub(super) fn suspend_stale_before(
+        &mut self,
+        now: Time,
+        names: &Names,
+        token: &Token,
+        work: &mut VecDeque<String>,
+    ) {
+        for name in names {
+            loop {
+                let record = self.record(name.as_str());
+                let Some(ticket) = record.waiters.get(token).map(|waiter| waiter.ticket) else { break };
+                let Some(before) = record.queue.range(..(ticket, token.clone())).next_back().cloned() else {
+                    break;
+                };
+                record.notice_absence(now);
+                if record.is_heard(now, &before.1) {
+                    break;
+                }
+                self.suspend(name.as_str(), &before, work);
+            }
+        }
+    }
+
+    /// Takes a waiter out of all its queues, and retains its ticket. Its other locks go on the
+    /// worklist.
+    pub(super) fn suspend(&mut self, at: &str, (ticket, token): &(u64, Token), work: &mut VecDeque<String>) {
+        let place = (*ticket, token.clone());
+        self.record(at).queue.remove(&place);
+        let names = self.record(at).waiters.get(token).map(|waiter| waiter.names.clone()).unwrap_or_default();
+        for name in names.into_iter().filter(|name| name != at) {
+            self.record(&name).queue.remove(&place);
+            work.push_back(name);
+        }
+    }
+
+    /// Ends what has run out, suspends stale waiters at the head, and grants the locks to the
+    /// waiters that are next.
+    pub(super) fn grant_next(&mut self, now: Time, mut work: VecDeque<String>) {
+        let most = GRANTED_AT_ONCE.checked_shr(3 * self.too_large).unwrap_or(0);
+        let mut granted_here = BTreeMap::<String, usize>::new();
+        while let Some(name) = work.pop_front() {
+            self.record(&name).expire(now);
+            while self.record(&name).is_open() {
+                let Some(head) = self.head(now, &name, &mut work) else { break };
+                let Some(waiter) = self.record(&name).waiters.get(&head.1).cloned() else { break };
+                let is_enough = |name: &String| granted_here.get(name).copied().unwrap_or(0) >= most;
+                if waiter.names.iter().any(is_enough)
+                    || !self.grant_head(now, &name, &head, &waiter, &mut work)
+                {
+                    break;
+                }
+                waiter.names.into_iter().for_each(|name| *granted_here.entry(name).or_default() += 1);
+            }
+        }
+    }
+
+    /// The first waiter in the queue that is not stale. Suspends the stale ones before it.
+    pub(super) fn head(
+        &mut self,
+        now: Time,
+        name: &str,
+        work: &mut VecDeque<String>,
+    ) -> Option<(u64, Token)> {
+        loop {
+            let record = self.record(name);
+            let head = record.queue.first()?.clone();
+            record.notice_absence(now);
+            if record.is_heard(now, &head.1) {
+                return Some(head);
+            }
+            self.suspend(name, &head, work);
+        }
+    }
+
+    /// Grants the head of one queue its locks, if it is the head of all its queues and all its
+    /// locks admit it. Returns whether it left the queue.
+    pub(super) fn grant_head(
+        &mut self,
+        now: Time,
+        at: &str,
+        head: &(u64, Token),
+        waiter: &Waiter,
+        work: &mut VecDeque<String>,
+    ) -> bool {
+        // The job is done already; the waiter learns that when it asks. Until then it keeps its
+        // ticket, because the success may be forgotten before.
+        let is_open = self.record(at).is_open();
+        if is_open && self.done(now, waiter.names.iter().map(String::as_str), &waiter.terms).is_some() {
+            self.suspend(at, head, work);
+            return true;
+        }
+        for name in &waiter.names {
+            if name != at {
+                self.record(name).expire(now);
+                let first = self.head(now, name, work);
+                if first.as_ref() != Some(head) {
+                    // Go on only to an earlier ticket, so that this ends. If this waiter's place in
+                    // that queue was lost, it is never the first there, and two such waiters would
+                    // send each other round.
+                    if first.is_some_and(|first| first < *head) {
+                        work.push_back(name.clone());
+                    }
+                    return false;
+                }
+            }
+            if !self.record(name).admits(waiter.mode) {
+                return false;
+            }
+        }
+        let Some(slot) = self.slot(&waiter.names, waiter.mode) else { return false };
+        let waited = now.millis().saturating_sub(waiter.since.millis());
+        for name in &waiter.names {
+            self.record(name).queue.remove(head);
+            if name != at {
+                work.push_back(name.clone());
+            }
+        }
+        let (token, mode, owner, stays) =
+            (head.1.clone(), waiter.mode, waiter.owner.clone(), waiter.terms.stays);
+        self.grant(now, &waiter.names, Granted { token, mode, slot, fence: 0, waited, stays, owner });
+        true
+    }
+
+    /// How many waiters stand before this one (the most in any of its queues), and when it should
+    /// ask again. At the head: when what blocks it may be over. Elsewhere: when the waiter before
+    /// it becomes stale.
+    pub(super) fn place(&mut self, now: Time, names: &Names, ask: &Ask) -> (u64, Duration) {
+        let (mut most, mut next) = (0, HEARTBEAT);
+        for name in names {
+            let record = self.record(name.as_str());
+            let Some(ticket) = record.waiters.get(&ask.token).map(|waiter| waiter.ticket) else { continue };
+            let mine = (ticket, ask.token.clone());
+            let ahead = record.queue.range(..&mine).count();
+            let before =
+                record.queue.range(..&mine).next_back().and_then(|(_, token)| record.waiters.get(token));
+            let event = match (before, &record.lock) {
+                (Some(before), _) => record.silent_at(before).left(now),
+                (None, Lock::Foreign { .. }) => FOREIGN_LOOK,
+                // A lock that admits the waiter may lack a slot in common with its other locks.
+                (None, Lock::Slots { .. }) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),
+                (None, _) if record.admits(ask.mode) => HEARTBEAT,
+                (None, _) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),
+            };
+            most = most.max(u64::try_from(ahead).unwrap_or(u64::MAX));
+            next = next.min(event);
+        }
+        (most, next)
+    }
+}

@@ -1,0 +1,60 @@
+//! `--replace`: the newest run supersedes the one before it.
+
+use super::{Ask, LockTable, Newest, Superseded, Time, millis};
+use crate::lock::{Name, Names};
+use std::collections::VecDeque;
+
+impl LockTable {
+    /// When the caller came: by its place in a queue. If that is forgotten and the caller replaces
+    /// others, by how long it says that it has waited.
+    pub(super) fn came(&mut self, now: Time, names: &Names, ask: &Ask) -> Time {
+        let waiting = |name: &Name| Some(self.record(name.as_str()).waiters.get(&ask.token)?.since);
+        let waited = if ask.terms.replaces { millis(ask.waited).saturating_mul(1000) } else { 0 };
+        names.iter().find_map(waiting).unwrap_or(Time(now.0.saturating_sub(waited)))
+    }
+
+    /// The newest run with `--replace` wins. If a newer one than the caller has come, the caller is
+    /// superseded. Otherwise the caller becomes the newest, and supersedes the one before it if
+    /// that still waits or has not confirmed its grant.
+    pub(super) fn supersede(
+        &mut self,
+        now: Time,
+        names: &Names,
+        ask: &Ask,
+        came: Time,
+        work: &mut VecDeque<String>,
+    ) -> Option<Superseded> {
+        let mut later =
+            |name: &Name| self.record(name.as_str()).superseded_by(now, &ask.token, came).cloned();
+        if let Some((at, newest)) = names.iter().enumerate().find_map(|(at, name)| Some((at, later(name)?))) {
+            for name in names {
+                self.record(name.as_str()).remove_waiter(&ask.token);
+            }
+            self.record(names.as_slice()[at].as_str()).mark_superseded(now, ask.token.clone());
+            return Some(Superseded { at, by: newest.owner });
+        }
+        for name in names {
+            let record = self.record(name.as_str());
+            let is_other = record.newest.as_ref().is_none_or(|newest| newest.token != ask.token);
+            if !is_other {
+                continue;
+            }
+            let new = Newest { token: ask.token.clone(), came, owner: ask.owner.clone() };
+            let Some(old) = record.newest.replace(new) else { continue };
+            let Some(waiter) = record.waiters.get(&old.token).filter(|waiter| waiter.terms.replaces) else {
+                continue;
+            };
+            for other in waiter.names.clone() {
+                let record = self.record(&other);
+                record.expire(now);
+                record.remove_waiter(&old.token);
+                if record.holds.get(&old.token).is_some_and(|hold| !hold.confirmed) {
+                    record.drop_hold(&old.token);
+                }
+                work.push_back(other);
+            }
+            self.record(name.as_str()).mark_superseded(now, old.token);
+        }
+        None
+    }
+}
