@@ -46,7 +46,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The loc
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l slots -d 'Up to N holders at a time, 1 to 1000, each with a slot number of its own' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait for the lock, first come first served; without DUR for ever [default: do not wait]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l min-hold -d 'Keep the lock at least this long after it was granted' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l once-per -d 'Skip CMD, and exit 0, if a run with --once-per succeeded under this key within the last DUR' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l once-per -d 'Skip CMD, and exit 0, if a run with --once-per that succeeded was granted within the last DUR' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-run -d 'Stop CMD when it has run this long, and exit 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s t -l ttl -d 'The length of the lease, 500ms to 24h [default: 30s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-lease -d 'The longest lease on redis+quorum:// masters; the same on every machine [default: 5m]' -r
@@ -153,7 +153,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand history" -l failed -d 'Show only runs that failed: a status other than 0, a signal, a timeout, a lost lock, or an operator\'s stop'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l failed -d 'Show only runs that failed: a status other than 0, a signal, or an end that the job did not choose'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l refused -d 'Also show runs that did not get the lock, and why: busy, done, paused, superseded, or gave up waiting'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print a JSON array, one object a run, the newest first'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'

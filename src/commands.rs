@@ -43,7 +43,6 @@ pub mod watch;
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let exit = execute(&std::env::args_os().collect::<Vec<_>>());
-    sys::kill_all_separate();
     if let Exit::Signal(signal) = exit {
         supervise::die_of(signal);
     }
@@ -69,6 +68,7 @@ pub fn execute(arguments: &[OsString]) -> Exit {
         printer.say(Kind::Error, Event::of_failure(exit), &error::line(&error));
         exit
     });
+    sys::kill_all_separate();
     if evaluated && exit != Exit::Ok {
         // Printed instead of variables; `set -e` then stops the shell.
         let _said = output::print(&format!("(exit {})\n", exit.code()));

@@ -10,7 +10,7 @@
 //! | [`config`] | the settings in force, and their sources |
 //! | [`exit`], [`error`] | exit statuses; errors and their statuses |
 //! | [`lock`] | basic types: key, name, token, fence, ttl, owner |
-//! | [`rules`] | the lock rules: when a store grants a lock, and when a holder renews or stops; pure |
+//! | [`rules`] | the lock rules: when a store grants a lock (`queue`, `grant`, `once`, `replace`, `record`), and when a holder renews or stops (`schedule`); pure |
 //! | [`clock`] | the clock of every lease |
 //! | [`store`] | the interface of a store |
 //! | `store::*` | `redis`, `quorum` (several masters), `sql`, `etcd`, `zookeeper`, `file` |

@@ -100,12 +100,12 @@ impl LockTable {
             return Acquired::Superseded(Superseded { at, by });
         }
         if names.iter().any(|name| self.record(name.as_str()).spent.contains_key(&ask.token)) {
-            return Acquired::Released;
+            return Acquired::TokenEnded;
         }
         self.expire(now, names);
         if !self.is_held_by(names, &ask.token) {
             if !self.may_start_anew(names, &ask.token) {
-                return Acquired::Released;
+                return Acquired::TokenEnded;
             }
             let mut work = worklist(names);
             if let Some(done) = self.done(now, names.iter().map(Name::as_str), &ask.terms) {

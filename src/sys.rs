@@ -412,10 +412,10 @@ fn close_range(first: RawFd, last: RawFd) {
 }
 
 /// Living children of [`spawn_separate`]. Their own code waits for them, so [`reap`] does not.
-static APART: Mutex<BTreeSet<c_int>> = Mutex::new(BTreeSet::new());
+static SEPARATE: Mutex<BTreeSet<c_int>> = Mutex::new(BTreeSet::new());
 
 fn separate_groups() -> MutexGuard<'static, BTreeSet<c_int>> {
-    APART.lock().unwrap_or_else(PoisonError::into_inner)
+    SEPARATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs a command in its own session, without a terminal, with descriptors 0, 1 and 2 only. After
@@ -461,7 +461,7 @@ pub fn spawn_separate(command: &mut Command, limit: Duration) -> io::Result<Chil
 
 /// Whether a child of [`spawn_separate`] has ended. The inner `None` means that its status is unknown:
 /// a wait for any child may have reaped it.
-pub fn ended_apart(child: &mut Child) -> Option<Option<ExitStatus>> {
+pub fn ended_separate(child: &mut Child) -> Option<Option<ExitStatus>> {
     let mut apart = separate_groups();
     let status = child.try_wait().map_or(Some(None), |status| status.map(Some))?;
     apart.remove(&group_of(child));

@@ -10,7 +10,7 @@ Examples:
   # Tonight's backup turned out to be empty; the next tick runs it again:
   dlock forget backup
 
-A run that is under way goes on, and if it succeeds, that counts again.
+A run that is under way goes on. If it has --once-per and succeeds, that counts.
 
 A KEY with * or ? means the keys that the store knows at that moment: those in
 use, and those with a history. \\* and \\? stand for the characters themselves.

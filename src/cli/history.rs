@@ -53,7 +53,7 @@ pub struct History {
     #[arg(short = 'n', long, value_name = "N")]
     pub lines: Option<usize>,
 
-    /// Show only runs that failed: a status other than 0, a signal, a timeout, a lost lock, or an operator's stop
+    /// Show only runs that failed: a status other than 0, a signal, or an end that the job did not choose
     #[arg(long)]
     pub failed: bool,
 

@@ -44,7 +44,8 @@ pub struct Common {
     /// Read FILE in place of the configuration files (or DLOCK_CONFIG)
     ///
     /// TOML; the settings are the long flags without the dashes, also those of `run`. Without this option
-    /// /etc/dlock.toml is read, then ~/.config/dlock.toml, whose settings win.
+    /// /etc/dlock.toml is read, then ~/.config/dlock.toml; a setting that is in both
+    /// is taken from the second.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<OsString>,
 

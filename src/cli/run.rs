@@ -114,7 +114,7 @@ pub struct Run {
     #[arg(long, value_name = "DUR", value_parser = duration::parse, help_heading = "Once")]
     pub min_hold: Option<Duration>,
 
-    /// Skip CMD, and exit 0, if a run with --once-per succeeded under this key within the last DUR
+    /// Skip CMD, and exit 0, if a run with --once-per that succeeded was granted within the last DUR
     ///
     /// For a job that must run once per tick, on any machine. Success is status 0, and the time of the grant counts, by the
     /// store's clock. Only runs with --once-per count: a run without it, such as a test by hand, never does. With --wait one

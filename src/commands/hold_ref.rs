@@ -89,6 +89,9 @@ impl HoldRef {
 
     /// The error for a hold that the store does not confirm.
     pub fn is_over(&self) -> Error {
-        Error::NotHeld(format!("{} is not held any more; this process runs without the lock", self.place()))
+        Error::NotHeld(format!(
+            "{} is not held any more; what runs under it now runs without the lock",
+            self.place()
+        ))
     }
 }

@@ -153,7 +153,7 @@ impl Run {
     /// Reads what it has printed. Returns the result if it has ended or reached its limit.
     fn step(&mut self, limit: Duration) -> Option<Result<String, Error>> {
         self.take();
-        let ended = sys::ended_apart(&mut self.child);
+        let ended = sys::ended_separate(&mut self.child);
         if ended.is_none() {
             let is_over = self.began.after(limit).passed();
             return is_over.then(|| {

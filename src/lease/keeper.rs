@@ -213,7 +213,8 @@ impl Keeper {
                 self.stores.lock().subscribe(names.as_slice(), token, Listener::Holder).ok();
             self.listens.store(listening.subscription.is_some(), Ordering::Release);
         }
-        while !until.passed() {
+        // The subscription of some stores does not fail on an interrupt, but returns early.
+        while !until.passed() && !self.stores.is_closed() {
             let Some(subscription) = &mut listening.subscription else { return clock::sleep_until(until) };
             match interrupt::unless(self.over.as_fd(), || subscription.sleep(until)) {
                 Some(Ok(true)) => return,

@@ -222,7 +222,7 @@ impl Obtaining<'_> {
             Ok(Acquired::Busy(blocker)) => self.over(Report::Busy(blocker)),
             Ok(Acquired::Done(done)) => self.over(Report::Done(done)),
             Ok(Acquired::Superseded(superseded)) => self.over(Report::Superseded(superseded)),
-            Ok(Acquired::Released) => self.over(Report::TakenAway),
+            Ok(Acquired::TokenEnded) => self.over(Report::TakenAway),
             Ok(Acquired::Waiting(waiting)) => self.queued(waiting),
             // The request may have arrived all the same; it is sent again.
             Err(_) if interrupt::is_raised() => {

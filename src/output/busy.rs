@@ -207,8 +207,9 @@ fn blocker_text(blocker: &Blocker, asked: Mode) -> String {
         ),
         (State::Held, None) if blocker.mode.is_some() => "others hold it".into(),
         (State::Held, None) => match blocker.left {
-            Some(left) => format!("another program holds it, for {} more", span(left)),
-            None => "another program holds it and it never expires; look at that key in the store".into(),
+            Some(left) => format!("a program other than dlock holds it, for {} more", span(left)),
+            None => "a program other than dlock holds it and it never expires; look at that key in the store"
+                .into(),
         },
         (State::Cooling, _) => format!("the last run is over and its --min-hold keeps the lock{left}"),
         (State::Revoked, holder) => format!(

@@ -33,8 +33,8 @@ pub fn state(view: &View) -> String {
             )
         }
         (State::Held, []) => match view.left {
-            Some(_) => format!("is held by another program,{left}"),
-            None => "is held by another program and never expires".into(),
+            Some(_) => format!("is held by a program other than dlock,{left}"),
+            None => "is held by a program other than dlock and never expires".into(),
         },
         (State::Held, [holder, others @ ..]) => {
             let others = and_others(others.len() as u64, "and");

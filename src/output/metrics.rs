@@ -121,7 +121,7 @@ impl Exposition {
         });
         let success = "When a job last ended by itself with status 0.";
         family("last_success_timestamp_seconds", "gauge", success, &|lock| time(lock.stat.last_success));
-        let failure = "When a job last failed.";
+        let failure = "When a job last ended otherwise than by itself with status 0.";
         family("last_failure_timestamp_seconds", "gauge", failure, &|lock| time(lock.stat.last_failure));
         // A sum of these is of no use.
         let (lease, shown) = ("Time left of the lease; of several holders the longest.", self.shown.values());

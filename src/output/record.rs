@@ -84,7 +84,7 @@ fn state(lines: &mut Lines, view: &View, coloured: Coloured) {
         Some(Mode::Exclusive) | None => {}
     }
     if let Some(foreign) = &view.foreign {
-        lines.add(0, "holder", &format!("another program, a value of the type {}", foreign.kind));
+        lines.add(0, "holder", &format!("a program other than dlock, a value of the type {}", foreign.kind));
     }
     for holder in &view.holders {
         held(lines, view, holder);

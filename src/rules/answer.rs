@@ -20,7 +20,7 @@ pub enum Acquired {
     /// A newer run replaces it ([`super::Terms::replaces`]). The token has no place in the queue.
     Superseded(Superseded),
     /// The token was given back or revoked earlier: the answer to a request that arrives late (I4).
-    Released,
+    TokenEnded,
 }
 
 /// The success because of which `--once-per` skips a run.

@@ -419,7 +419,7 @@ fn a_hold_without_one_of_its_locks_neither_renews_nor_proves_anything() {
             assert_eq!(scene.table.prove(scene.now, &Scene::names("ab"), &token(1)), None);
             assert_eq!(scene.renew(1, "ab"), Renewal::NotHeld, "{mode}");
             assert!(!scene.ask(2, "b", X), "its job may still run");
-            assert_eq!(scene.acquire(1, "ab", mode, Patience::Queue), Acquired::Released);
+            assert_eq!(scene.acquire(1, "ab", mode, Patience::Queue), Acquired::TokenEnded);
             assert_eq!((scene.leave(1, "ab"), scene.leave(1, "ab")), (GONE, Left::Already));
             assert!(scene.ask(2, "b", X));
         }
@@ -467,7 +467,7 @@ fn a_safe_revocation_waits_for_the_job_and_no_renewal_undoes_it() {
         assert!(matches!(scene.revoke("a", When::Safe), Revoked::Holds { left: TTL, .. }));
         assert!(matches!(scene.revoke("a", When::Safe), Revoked::AlreadyRevoked { left: TTL, .. }));
         assert_eq!(scene.renew(1, "ab"), Renewal::Revoked);
-        assert_eq!(scene.acquire(1, "ab", mode, Patience::Queue), Acquired::Released);
+        assert_eq!(scene.acquire(1, "ab", mode, Patience::Queue), Acquired::TokenEnded);
         assert!(!scene.queue(2, "ab", X), "{mode}");
         assert_eq!((scene.leave(1, "ab"), scene.leave(1, "ab")), (GONE, Left::Already));
         assert!(scene.queue(2, "ab", X), "{mode}");
@@ -516,9 +516,9 @@ fn when_the_server_lost_the_holds_the_key_still_counts() {
 fn a_released_token_is_refused_for_ten_minutes_at_any_of_its_locks() {
     let mut scene = Scene::new();
     assert_eq!((scene.leave(1, "ab"), scene.leave(1, "ab")), (Left::NotHeld, Left::NotHeld));
-    assert_eq!(scene.acquire(1, "ab", X, Patience::Queue), Acquired::Released);
+    assert_eq!(scene.acquire(1, "ab", X, Patience::Queue), Acquired::TokenEnded);
     scene.pass(599_999);
-    assert_eq!(scene.acquire(1, "ab", X, Patience::Queue), Acquired::Released);
+    assert_eq!(scene.acquire(1, "ab", X, Patience::Queue), Acquired::TokenEnded);
     scene.pass(2);
     assert!(scene.queue(1, "ab", X));
 }

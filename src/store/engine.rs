@@ -244,8 +244,8 @@ impl<A: Adapter> Engine<A> {
     }
 
     /// Sets the end of the lease. If this process has published another deadline (as a waiter, or
-    /// of an earlier lease), publishes the new one: the old one would count beside the record's,
-    /// and the later of the two decides.
+    /// of an earlier lease), publishes the new one: the later of the
+    /// record's and a published end counts.
     fn set_lease_end(&mut self, token: &Token, end: Duration) {
         if self.heard.take().is_some() || self.lease.is_some() {
             self.adapter.publish_lease(token, end);
@@ -440,7 +440,7 @@ fn named(record: &Record) -> Vec<Token> {
 impl<A: Adapter> Store for Engine<A> {
     /// Begins the liveness of the token. It ends with [`Store::leave`], with [`Store::hand_over`]
     /// (not in etcd), and when `acquire` answers [`Acquired::Busy`], [`Acquired::Done`],
-    /// [`Acquired::Superseded`] or [`Acquired::Released`] and no record names the token any more. A
+    /// [`Acquired::Superseded`] or [`Acquired::TokenEnded`] and no record names the token any more. A
     /// token that asks again after that has none. Its hold or place then ends only when its lease
     /// is over, or when it misses its heartbeats.
     fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
@@ -476,7 +476,7 @@ impl<A: Adapter> Store for Engine<A> {
             // token, and its liveness has ended.
             let is_known = transaction.is_named(token);
             if self.adapter.is_given_up(token) || (!is_known && self.adapter.was_ended(token)) {
-                return (Acquired::Released, BTreeSet::new(), false);
+                return (Acquired::TokenEnded, BTreeSet::new(), false);
             }
             if self.adapter.is_mine(token) {
                 transaction.track(token, ask.ttl);
@@ -513,12 +513,12 @@ impl<A: Adapter> Store for Engine<A> {
             // start now.
             Acquired::Granted(_) => self.set_lease_end(token, began + ask.ttl),
             // A revoked holder keeps its liveness, because its job may still run.
-            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Released
+            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::TokenEnded
                 if !is_named =>
             {
                 self.end_liveness(token);
             }
-            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Released => {}
+            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::TokenEnded => {}
         }
         if is_first {
             self.adapter.clean_up();

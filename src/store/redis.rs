@@ -219,7 +219,7 @@ impl RedisStore {
             if until.passed() || size > NAMES_MAX {
                 let (names, shown) = (found.len(), &self.target.shown);
                 return Err(Error::Garbled(format!(
-                    "{shown} has too many keys to list ({names} so far); name keys instead"
+                    "{shown} has too many keys to list in time ({names} so far); name keys instead"
                 )));
             }
             cursor = next;
@@ -277,7 +277,7 @@ impl Store for RedisStore {
                 let at = reply.lock(names.as_slice().len())?;
                 Ok(Acquired::Superseded(Superseded { at, by: reply.owner()? }))
             }
-            "spent" => Ok(Acquired::Released),
+            "spent" => Ok(Acquired::TokenEnded),
             _ => Err(reply.unknown()),
         }
     }

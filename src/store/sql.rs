@@ -172,7 +172,12 @@ impl Tables {
             };
             let answer = line.link.ask(statements, by);
             match answer {
-                Err(failure) if self.is_elsewhere(&failure, is_new) && !interrupt::is_raised() => {
+                Err(failure) if self.is_elsewhere(&failure, is_new) => {
+                    // An interrupted request says nothing of its server, only that the server is
+                    // a standby.
+                    if interrupt::is_raised() && !matches!(failure, Failure::ReadOnly(_)) {
+                        return Err(failure);
+                    }
                     if again == Again::No {
                         self.server.store(line.server + 1, Ordering::Relaxed);
                         return Err(failure);

@@ -122,7 +122,7 @@ impl ProcessTree {
         let mut sweep = Sweep::default();
         for member in members {
             known.insert(member.pid);
-            let done = self.pidfd(member.pid, member.parent, &known, Signalling::Term);
+            let done = self.signal_one(member.pid, member.parent, &known, Signalling::Term);
             self.note(member.pid, done, &mut sweep);
         }
         let source = self.source();
@@ -256,7 +256,7 @@ impl ProcessTree {
                 if self.killed.contains(&pid) {
                     continue;
                 }
-                let done = self.pidfd(pid, parent, &known, Signalling::Kill);
+                let done = self.signal_one(pid, parent, &known, Signalling::Kill);
                 if self.note_kill(pid, done, sweep) {
                     hit += 1;
                     if hit % BATCH == 0 && self.kill_children(sweep) > 0 {
@@ -281,13 +281,13 @@ impl ProcessTree {
         for member in members {
             if but.is_none() || read_entry(member.pid).is_some_and(|entry| Some(entry.group) != but) {
                 // If the guard may not signal a process, the signal's sender could not either.
-                let _ = self.pidfd(member.pid, member.parent, &known, Signalling::Relay(signal));
+                let _ = self.signal_one(member.pid, member.parent, &known, Signalling::Relay(signal));
             }
         }
     }
 
     /// Signals a descendant, a child of one of the `known`.
-    fn pidfd(&self, pid: i32, parent: i32, known: &HashSet<i32>, how: Signalling) -> io::Result<()> {
+    fn signal_one(&self, pid: i32, parent: i32, known: &HashSet<i32>, how: Signalling) -> io::Result<()> {
         if parent == self.root {
             // The root's own child: only this process can reap it.
             return send(pid, None, how);

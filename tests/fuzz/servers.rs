@@ -247,7 +247,11 @@ fn one_holder(backend: Backend, seed: u64) {
         since(&stat) == since(&born)
     });
     assert!(!is_same || !proc::alive(pid), "the job outlives what ran it: {case}");
-    assert_eq!(output.end() == End::Status(0), world.lines("done") == 1, "{case}");
+    let is_done = world.lines("done") == 1;
+    assert!(is_done || output.end() == End::Status(79), "{case}");
+    // The job ended by itself, and the lease before the release reached the server.
+    let is_late = output.stderr.contains("was lost before the command ended");
+    assert!(!is_done || is_late || output.end() == End::Status(0), "{case}");
     assert!(output.stderr.lines().all(|line| line.starts_with("dlock: ")), "{case}");
     let said = waiter.output_within(OUTAGE);
     assert_eq!(said.end(), End::Status(0), "{case}, and whoever waits: {}", said.stderr);

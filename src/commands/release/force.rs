@@ -95,7 +95,9 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
                 When::Safe => format!("{from}; {}", then(&holders, &span(left))),
                 When::Now => {
                     let jobs = if holders.len() == 1 { "job" } else { "jobs" };
-                    format!("{from} and is free now; the old {jobs} may still run beside the next one")
+                    format!(
+                        "{from} and is free now; the old {jobs} may still run beside the next one, until its next renewal"
+                    )
                 }
             }
         }

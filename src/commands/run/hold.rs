@@ -94,7 +94,7 @@ impl Holding {
             None => Subject {
                 command: "hold",
                 job: "the program on stdin",
-                stopped: "is told by closing stdout",
+                stopped: "is told to end, by closing stdout",
                 orphaned: "closed stdout",
                 unrun: "nothing is held",
             },

@@ -108,7 +108,7 @@ fn suffices(held: Mode, wanted: Mode) -> bool {
 
 fn conflict(context: &Context, key: &Key, held: Mode, wanted: Mode, unrun: &str) -> Error {
     Error::Usage(format!(
-        "this dlock runs inside a job that holds {key} in {} ({held}), and would wait for that job to take it in another mode ({wanted}); use the same mode outside and inside; {unrun}",
+        "this dlock runs inside a job that holds {key} in {} ({held}), and to take it as {wanted} it would have to wait for that job; use the same mode outside and inside; {unrun}",
         context.settings.store,
     ))
 }

@@ -275,7 +275,7 @@ impl State {
                 let ask = ask(&wishes[who], former, Patience::Queue);
                 let answer = rules.acquire(&mut self.table, self.now, &names, &ask, former);
                 // I4
-                if !matches!(answer, Acquired::Released | Acquired::Superseded(_) | Acquired::Done(_)) {
+                if !matches!(answer, Acquired::TokenEnded | Acquired::Superseded(_) | Acquired::Done(_)) {
                     return Err(format!("a late request is answered {answer:?}"));
                 }
             }
@@ -334,7 +334,7 @@ impl State {
             }
             // A granted caller has had its turn, whether it knows or not.
             Acquired::Granted(_) | Acquired::Busy(_) | Acquired::Done(_) => asker.waits = None,
-            Acquired::Superseded(_) | Acquired::Released => self.reborn(who),
+            Acquired::Superseded(_) | Acquired::TokenEnded => self.reborn(who),
         }
         Ok(())
     }

@@ -211,7 +211,7 @@ impl World {
             Step::Acquire { who, patience, ttl, min_hold } => {
                 let asker = self.askers[who].clone();
                 let answer = self.acquire(&asker, &Self::ask(&asker, patience, ttl, min_hold))?;
-                if matches!(answer, Acquired::Superseded(_) | Acquired::Released) {
+                if matches!(answer, Acquired::Superseded(_) | Acquired::TokenEnded) {
                     self.reborn(who);
                 }
             }
@@ -241,7 +241,7 @@ impl World {
                     self.former[who].clone().filter(|asker| self.observer.is_spent(now, asker))
                 {
                     let ask = Self::ask(&asker, Patience::Queue, 30_000, 0);
-                    prop_assert_eq!(self.acquire(&asker, &ask)?, Acquired::Released);
+                    prop_assert_eq!(self.acquire(&asker, &ask)?, Acquired::TokenEnded);
                     self.leave(&asker, Ran::Yes, None)?;
                 }
             }
@@ -321,7 +321,7 @@ impl World {
                     due.push((Time(self.now.0 + millis(waiting.next) * 1000), asker))
                 }
                 Acquired::Granted(_) | Acquired::Done(_) => {}
-                Acquired::Superseded(_) | Acquired::Released => {}
+                Acquired::Superseded(_) | Acquired::TokenEnded => {}
                 Acquired::Busy(busy) => prop_assert!(false, "a waiter was told busy: {:?}", busy),
             }
         }

@@ -146,7 +146,7 @@ impl Observer {
         let spent = self.is_spent(now, asker) || remains;
         prop_assert_eq!(
             spent,
-            *answer == Acquired::Released,
+            *answer == Acquired::TokenEnded,
             "a spent token, and no other, is refused: {:?}",
             answer
         );
@@ -161,7 +161,7 @@ impl Observer {
         if !held && !spent && !self.is_called(asker) {
             prop_assert_eq!(done, matches!(answer, Acquired::Done(_)), "is it done: {:?}", answer);
         }
-        if asker.terms.replaces && !held && !matches!(answer, Acquired::Done(_) | Acquired::Released) {
+        if asker.terms.replaces && !held && !matches!(answer, Acquired::Done(_) | Acquired::TokenEnded) {
             self.replaces(now, asker);
         }
         match answer {
@@ -191,7 +191,7 @@ impl Observer {
                 prop_assert!(!alone, "busy with nobody in the way");
                 Ok(())
             }
-            Acquired::Superseded(_) | Acquired::Released => Ok(()),
+            Acquired::Superseded(_) | Acquired::TokenEnded => Ok(()),
         }
     }
 

@@ -233,7 +233,9 @@ impl Client {
                 let login: Login = self.parse(&good.body)?;
                 let is_plain = login.token.bytes().all(|byte| byte.is_ascii_graphic());
                 if login.token.is_empty() || !is_plain {
-                    return Err(Failure::Refused(self.garbled("its answer to the login has no token")));
+                    return Err(Failure::Refused(
+                        self.garbled("its answer to the login has no usable token"),
+                    ));
                 }
                 self.pass.replace(Some(login.token));
                 Ok(())
@@ -250,7 +252,7 @@ impl Client {
         }
     }
 
-    fn read(&self, answer: Answer) -> Reply {
+    pub(super) fn read(&self, answer: Answer) -> Reply {
         let Answer { status, date, body } = answer;
         if status == 200 {
             return Ok(Good { body, now: time(date) });
@@ -277,7 +279,7 @@ impl Client {
     }
 
     /// The failure for an error that says that this member cannot serve now. None for other errors.
-    fn unable(&self, said: &Said) -> Option<Failure> {
+    pub(super) fn unable(&self, said: &Said) -> Option<Failure> {
         let shown = self.shown();
         // UNAVAILABLE and DEADLINE_EXCEEDED (4): no leader, a new leader, a member that stops or
         // is a learner. CANCELLED (1): a member that shuts down closes its own connections.

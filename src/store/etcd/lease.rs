@@ -134,7 +134,7 @@ impl Keys {
 
     fn unproved(&self) -> Error {
         Error::Unavailable(format!(
-            "{}: its leader or the lease changed during the renewal",
+            "{}: its leader or the lease changed while etcd confirmed the lease",
             self.client.shown()
         ))
     }

@@ -12,6 +12,7 @@ use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::Phase;
 use crate::store::net::failure::plain;
+use crate::store::net::interrupt;
 use crate::store::{Error, Listener, Subscription};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -56,7 +57,10 @@ impl Watches {
         let request = Request { path: "watch", body };
         match connection.begin_lines(&request, client.pass().as_deref(), by)? {
             None => Ok(Self { connection, member: client.member(), keys }),
-            Some(_) => Err(Failure::Unable(ended(client, None))),
+            Some(answer) => {
+                let said = client.read(answer).err().unwrap_or_default();
+                Err(client.unable(&said).unwrap_or_else(|| Failure::Refused(client.meaning(&said))))
+            }
         }
     }
 
@@ -85,7 +89,7 @@ impl Watches {
     }
 }
 
-/// A watch that etcd refused or ended is opened anew: the member may be shutting down.
+/// A watch that etcd ended is opened anew: the member may be shutting down.
 fn ended(client: &Client, error: Option<Said>) -> Error {
     let why = error.map(|error| format!(": {}", plain(&error.message))).unwrap_or_default();
     Error::Unavailable(format!("{} ended a watch{why}", client.shown()))
@@ -160,7 +164,7 @@ impl RequestSubscription {
 impl Subscription for RequestSubscription {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
         crate::clock::sleep_until(until.min(self.backoff_until));
-        while !until.passed() {
+        while !until.passed() && !interrupt::is_raised() {
             match self.hear(until) {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}

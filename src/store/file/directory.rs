@@ -389,10 +389,7 @@ impl Unopened<'_> {
     }
 
     fn unfit(&self, why: &str) -> Error {
-        Error::Unfit(format!(
-            "{}: this directory cannot hold locks: {why}; name one on a disk of this machine",
-            self.shown
-        ))
+        Error::Unfit(format!("{} cannot hold locks: {why}; name one on a disk of this machine", self.shown))
     }
 
     fn error(&self, doing: &str, errno: Errno) -> Error {

@@ -512,7 +512,7 @@ fn a_revoked_hold_wakes_the_head() -> Result<()> {
     assert!(matches!(place.store()?.revoke(&name()?, &revoke, by())?, Revoked::Holds { .. }));
     waiter.served()?;
     assert_ne!(holder.renew()?, Renewal::Renewed);
-    assert_eq!(holder.acquire(Patience::Queue)?, Acquired::Released);
+    assert_eq!(holder.acquire(Patience::Queue)?, Acquired::TokenEnded);
     Ok(())
 }
 
@@ -793,7 +793,7 @@ fn a_token_that_the_guard_released_is_refused_by_its_dlock() -> Result<()> {
     Process::of(place.store()?, waiter.token.clone())?.leave()?;
     std::fs::remove_file(place.life_of(&waiter))?;
     place.process()?.waits()?;
-    assert_eq!(waiter.acquire(Patience::Queue)?, Acquired::Released);
+    assert_eq!(waiter.acquire(Patience::Queue)?, Acquired::TokenEnded);
     Ok(())
 }
 
@@ -805,7 +805,7 @@ fn a_token_that_one_thread_released_is_refused_in_another() -> Result<()> {
     process.leave()?;
     // The life file is gone, so the record forgets the token. This process must not.
     place.process()?.granted()?;
-    assert_eq!(thread.acquire(Patience::Queue)?, Acquired::Released);
+    assert_eq!(thread.acquire(Patience::Queue)?, Acquired::TokenEnded);
     Ok(())
 }
 
@@ -939,7 +939,10 @@ fn play(events: &[Event]) -> Result<()> {
                         holder = Some((*who, before + TTL - Duration::from_millis(1)));
                     }
                     // The process ends, and with it what it held: a revoked holder may get Busy.
-                    Acquired::Released | Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) => {
+                    Acquired::TokenEnded
+                    | Acquired::Busy(_)
+                    | Acquired::Done(_)
+                    | Acquired::Superseded(_) => {
                         processes[*who] = fresh(ahead)?;
                         holder = holder.filter(|(holder, _)| holder != who);
                     }

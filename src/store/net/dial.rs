@@ -54,7 +54,7 @@ fn check_local(host: &str, addresses: &[SocketAddr]) -> io::Result<()> {
     let other = addresses.iter().find(is_other).filter(|_| host == "localhost");
     other.map_or(Ok(()), |other| {
         let why = format!(
-            "the name localhost leads to {}, which is another machine, and without TLS the password would be sent there unencrypted; correct /etc/hosts or the name service, or write 127.0.0.1",
+            "the name localhost leads to {}, which is another machine, and without TLS a password would be sent there unencrypted; correct /etc/hosts or the name service, or write 127.0.0.1",
             other.ip()
         );
         Err(io::Error::new(ErrorKind::InvalidInput, why))

@@ -26,7 +26,7 @@ const AGREED_WITHIN: Duration = Duration::from_secs(2);
 
 enum Tried {
     Won(Grant),
-    Released,
+    TokenEnded,
     Done(Done),
     Superseded(Superseded),
     Blocked {
@@ -52,7 +52,7 @@ impl QuorumStore {
                     let _ = self.leave_as("superseded-waiting", names, &ask.token, "", false, by);
                     return Ok(Acquired::Superseded(superseded));
                 }
-                Tried::Released => return Ok(Acquired::Released),
+                Tried::TokenEnded => return Ok(Acquired::TokenEnded),
                 Tried::Blocked { joined, ahead } => (joined, ahead),
             };
             let blocker = joined.blocker();
@@ -129,7 +129,7 @@ impl QuorumStore {
             return Ok(Tried::Done(done));
         }
         if answers.count("spent") > 0 {
-            return Ok(Tried::Released);
+            return Ok(Tried::TokenEnded);
         }
         let majority = self.masters.majority();
         // Each master orders two runs that came at the same time, and no two majorities can do so

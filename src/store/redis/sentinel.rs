@@ -455,9 +455,7 @@ fn answer(
         value => match redis::from_redis_value::<(String, u16)>(value) {
             Ok((host, port)) if !host.is_empty() => Address::Tcp { host, port },
             _ => {
-                return Err(Error::Garbled(format!(
-                    "{shown} names an address that dlock does not understand"
-                )));
+                return Err(Error::Garbled(format!("{shown} names no address that dlock understands")));
             }
         },
     };

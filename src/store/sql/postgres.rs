@@ -416,7 +416,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
         "22P02" if guard::found(&text).is_some() => {
             let found = guard::found(&text).unwrap_or_default();
             denied(format!(
-                "{store}: dlock does not use {found}: code of its owner could run with the rights of this user; have an administrator look at it, and make the tables as docs/stores.md says"
+                "{store}: dlock does not use {found}: code of another user could run with the rights of this user; have an administrator look at it, and make the tables as docs/stores.md says"
             ))
         }
         "42703" | "42804" | "42809" => {

@@ -7,6 +7,7 @@ use super::{Failure, LockRow, Tables};
 use crate::clock::Moment;
 use crate::lock::{Name, Token};
 use crate::rules::Phase;
+use crate::store::net::interrupt;
 use crate::store::{Error, Listener, Subscription};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -94,7 +95,8 @@ impl RequestSubscription {
 impl Subscription for RequestSubscription {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
         crate::clock::sleep_until(until.min(self.backoff_until));
-        while !until.passed() {
+        // Listening does not fail on an interrupt, but returns early.
+        while !until.passed() && !interrupt::is_raised() {
             match self.hear(until) {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}

@@ -40,7 +40,7 @@ pub(super) fn of_database(database: &Database, criteria: &Criteria) -> Vec<Findi
         by => warn(
             "persistence",
             format!("{by}: a crash of the server forgets the last locks while their jobs run"),
-            "set these to their defaults, at least for the user of dlock",
+            "have each commit written to disk before it is answered: fsync and synchronous_commit on, in MySQL sync_binlog and innodb_flush_log_at_trx_commit = 1",
         ),
     });
     findings.push(match &database.tried {

@@ -64,7 +64,7 @@ fn the_guard_finishes_a_release_that_is_cut_off() -> Result<()> {
         if record > 0 {
             assert_eq!(
                 late.acquire(Patience::Queue)?,
-                Acquired::Released,
+                Acquired::TokenEnded,
                 "a request that was still on its way"
             );
         }
@@ -323,7 +323,7 @@ impl World<'_> {
                     }
                     self.believe(who, grant.slot, before)?;
                 }
-                Acquired::Released | Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) => {
+                Acquired::TokenEnded | Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) => {
                     self.end(who)?;
                 }
                 Acquired::Waiting(_) => self.beliefs[who] = None,

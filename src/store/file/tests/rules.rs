@@ -149,7 +149,7 @@ impl<'a> Sides<'a> {
                 // Then the process ends.
                 if matches!(
                     answer,
-                    Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::Released
+                    Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::TokenEnded
                 ) {
                     let _ = self.rules.leave(now, &process.names, &process.token, &ended());
                     process.leave()?;

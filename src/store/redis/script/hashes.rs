@@ -1,12 +1,12 @@
 //! The SHA-1 of each script as it is sent. Generated: DLOCK_REGENERATE=1 cargo test generated
 
-pub const ACQUIRE: &str = "a7d954586f87bffc3bbf0195811f2e7047f93668";
-pub const RENEW: &str = "159ca053f7a0f57f29dd028bdcfd641ddcf7a07c";
-pub const LEAVE: &str = "c91d7d7359f00f7da167af176861c0df64929b83";
-pub const FORGET: &str = "f6b4548db02d431eb21034e30745af149713694e";
-pub const PAUSE: &str = "7b6e280be3a547645282dfeb4f43d32a34902d7a";
-pub const REVOKE: &str = "1408f614f059c37a55f4b06e1f4a21595f446fea";
-pub const REQUEST: &str = "dd78e7350864bc5f56cefeb25c42bd35cd0db219";
+pub const ACQUIRE: &str = "3e2c60a491bc6b273465f891d642a6ad2c57066b";
+pub const RENEW: &str = "7d9ecdb8438dc24e61f263ef0a14d1b758a4e494";
+pub const LEAVE: &str = "35ab4c0ba78300de55194110aa7bebec60086156";
+pub const FORGET: &str = "2191e131ca088aaf462bf8c7d767eb5a5570ff67";
+pub const PAUSE: &str = "332db4b93ec9b830e40a679e1a2a867fd3c29a25";
+pub const REVOKE: &str = "8e73eeab41953d8c2861491aba31be4013e6f7f6";
+pub const REQUEST: &str = "202cb0fc54baaa6261163af5208091805e35855d";
 pub const PROVE: &str = "3b2da9cc5160e6f738ef41667c6bbfb7145e929b";
 pub const WATCH: &str = "05e825ad36c8cd40245f1746a5679e11ffa5a60a";
 pub const ENDS: &str = "f59286b13aa928dcc14ae981ac3752cee056ebad";

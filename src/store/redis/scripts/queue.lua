@@ -70,9 +70,9 @@ local function grant(locks, mode, token, hold)
   end
 end
 
-local function wake(superseded, token, connection)
+local function wake(first, token, connection)
   if not connection then return end
-  local key = 'dlock.wake:' .. superseded .. ':' .. token .. ':' .. connection
+  local key = 'dlock.wake:' .. first .. ':' .. token .. ':' .. connection
   redis.call('LPUSH', key, '1')
   redis.call('PEXPIRE', key, 2 * SILENCE)
 end
