@@ -100,8 +100,7 @@ impl KeyOperands {
             let how = if at < self.named.len() { Meant::ByName } else { Meant::ByPattern };
             act(store, name, how).map_err(|error| {
                 if names.len() > 1 {
-                    let text =
-                        format!("{} failed, after {at} of {} locks were done", name.key(), names.len());
+                    let text = format!("{at} of {} locks were done before {}", names.len(), name.key());
                     context.printer.say(Kind::Warning, What::Trouble, &text);
                 }
                 origin(error)

@@ -1,5 +1,5 @@
-//! The words for what happened, and who is named with it; output.rs writes them
-//! (`--log-format json`). docs/messages.md explains them; a new word is a minor change.
+//! The words for what happened, and the holder or operator that a message names. output.rs writes
+//! them (`--log-format json`). docs/messages.md explains them; a new word is a minor change.
 
 use crate::exit::Exit;
 use crate::lock::Owner;

@@ -1,5 +1,5 @@
-//! Who is next: waiters join the queue and send heartbeats, stale ones are passed over, and the head
-//! of each queue is granted the lock.
+//! Decides which waiter is next: waiters join the queue and send heartbeats, stale waiters are
+//! passed over, and the head of each queue is granted the lock.
 
 use super::record::Granted;
 use super::{

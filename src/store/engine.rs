@@ -1,6 +1,6 @@
 //! Runs the lock rules for the stores that cannot run them, over records that a coordinator keeps.
 //! The engine decides which records an operation needs, which processes are dead, what is written
-//! and who is woken. What the coordinator must do for that is an [`Adapter`].
+//! and which waiters are woken. An [`Adapter`] is what the coordinator must do for that.
 //!
 //! An operation on one or several locks is a [`Transaction`]. A renewal or a heartbeat that only
 //! moves a deadline needs none: the holder or waiter publishes its new deadline outside the record,
@@ -244,8 +244,8 @@ impl<A: Adapter> Engine<A> {
     }
 
     /// Sets the end of the lease. If this process has published another deadline (as a waiter, or
-    /// of an earlier lease), publishes the new one: the later of the
-    /// record's and a published end counts.
+    /// of an earlier lease), it publishes the new one. Otherwise the lease would end at the old
+    /// deadline if that is after the one in the record.
     fn set_lease_end(&mut self, token: &Token, end: Duration) {
         if self.heard.take().is_some() || self.lease.is_some() {
             self.adapter.publish_lease(token, end);

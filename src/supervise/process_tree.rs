@@ -1,5 +1,5 @@
-//! Finds the processes of the job and signals each of them without ever hitting another. The caller
-//! decides when.
+//! Keeps the processes of the job, which procfs.rs finds, and signals each of them without ever
+//! hitting another. The caller decides when.
 //!
 //! The job is what descends from the process that watches it. The watching process is a subreaper,
 //! so a descendant stays one whatever group, session or parent it takes: while it lives, it is a

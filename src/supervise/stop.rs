@@ -1,6 +1,6 @@
 //! Stops a job: TERM to all of it, then KILL, again and again until nothing is left. The guard runs
-//! this, or dlock if the guard is gone. Who is part of the job, and why it must stop, is decided
-//! elsewhere.
+//! this, or dlock if the guard is gone. process_tree.rs finds the job's processes; the guard decides
+//! when and why the job must stop.
 
 use super::process_tree::{Depth, ProcessTree, Sweep};
 use super::procfs::Member;

@@ -1,5 +1,5 @@
-//! The messages of a run or a hold from the request on. Each is for the person who is woken by it:
-//! which key, which store, what happened to the command, what comes next. `loss` has those about a
+//! The messages of a run or a hold from the request on. Each names the key and the store, says what
+//! happened to the command, and what comes next. `loss` has those about a
 //! lease that cannot be renewed, and a job that is stopped.
 
 use super::parent_hold::ParentHold;

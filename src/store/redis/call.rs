@@ -187,14 +187,15 @@ impl Caller {
             said = self.call(request, names, by)?;
         }
         let is_failing_over = request.replicas != Replicas::None && self.is_failing_over(began, answered, by);
-        if request.replicas != Replicas::None && interrupt::is_raised() {
-            // A signal also ends the wait for the sentinels, so a failover may be unnoticed. The
-            // caller asks again.
-            return Err(Error::Unreachable(format!("{}: interrupted by a signal", self.shown)));
-        }
+        // A signal also ends the wait for the sentinels, so a failover may be unnoticed.
+        let is_unchecked = request.replicas != Replicas::None && interrupt::is_raised();
         let (what, reply) = Reply::open(said.value, &self.shown)?;
         if DONE.contains(&what.as_str()) {
             said.acknowledged?;
+            if is_unchecked {
+                // The caller asks again.
+                return Err(Error::Unreachable(format!("{}: interrupted by a signal", self.shown)));
+            }
             if is_failing_over {
                 let text =
                     "the sentinels are making another server the master, and that may not have this change";

@@ -1,5 +1,5 @@
-//! Tests what a user can do who may write the directory or has put something there: nothing to
-//! files elsewhere, and nothing to other locks than those whose files he changed.
+//! Tests what another user with write access to the directory can do: nothing to files elsewhere,
+//! and nothing to locks whose files that user did not change.
 
 use super::*;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
