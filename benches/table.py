@@ -288,15 +288,17 @@ def looking(redis):
     # Held by nobody in particular: what is looked at is the same.
     made = '''
         local now = redis.call('TIME')[1]
-        local owner = '{"host":"h","pid":7,"user":"u","command":"c"}'
+        local owner = { host = 'h', pid = 7, user = 'u', command = 'c' }
         for at = 0, 9999 do
             local name, token = 'dlock:n' .. at, string.format('%032x', at)
             local rest = '{' .. name .. '}:' .. name
             redis.call('SET', name, token, 'EX', 9000)
             redis.call('SET', 'dlock.fence:' .. rest, '7')
             redis.call('HSET', 'dlock.hold:' .. rest, token,
-                cjson.encode({ 'held', '', '7', now .. '000000', (now + 9000) .. '000', '0', '1', '0', owner, '' }))
-            local ended = cjson.encode({ 'released', owner, '6', now .. '000000', now .. '000', '0', '{"status":0}', '' })
+                cjson.encode({ phase = 'held', fence = '7', since = now .. '000000', ['until'] = (now + 9000) * 1000, cool = 0,
+                    confirmed = true, waited = 0, owner = owner }))
+            local ended = cjson.encode({ outcome = 'released', owner = owner, fence = '6', since = now * 1000, ended = now * 1000,
+                waited = 0, job = { status = 0 } })
             for _ = 1, ARGV[1] do redis.call('LPUSH', 'dlock.log:' .. rest, ended) end
             for field in string.gmatch(ARGV[2], '%S+') do redis.call('HSET', 'dlock.stat:' .. rest, field, '7') end
         end'''

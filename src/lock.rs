@@ -350,8 +350,18 @@ impl fmt::Debug for Token {
 
 /// The number of a grant, greater than that of every earlier grant of the same key (I5). Roughly
 /// the store's clock in microseconds since 1970.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Fence(pub u64);
+
+/// A number, or text: the scripts of Redis write long numbers as text, because their JSON library
+/// cuts a number after 14 digits.
+impl<'de> Deserialize<'de> for Fence {
+    fn deserialize<D: Deserializer<'de>>(source: D) -> Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(source)?;
+        let fence = value.as_u64().or_else(|| value.as_str()?.parse().ok());
+        fence.map(Self).ok_or_else(|| serde::de::Error::custom("a fence that is no number"))
+    }
+}
 
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -423,6 +433,13 @@ pub struct Owner {
     /// holds nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl: Option<Duration>,
+}
+
+/// Deserializes an owner on which nothing depends: an unknown one if it is not understood.
+pub fn owner_or_unknown<'de, D: Deserializer<'de>>(source: D) -> Result<Owner, D::Error> {
+    let unknown = |_| Owner { host: "?".into(), user: "?".into(), ..Owner::default() };
+    let value = serde_json::Value::deserialize(source)?;
+    Ok(serde_json::from_value(value).unwrap_or_else(unknown))
 }
 
 /// Longest name of a host or a user, in bytes.

@@ -43,7 +43,7 @@ pub use answer::{
 pub use operation::{Ask, End, NewPause, Patience, Ran, Revoke, Terms, When};
 pub use record::{Absence, Hold, Lock, Newest, Phase, Record, Tombstone, Waiter};
 pub use refusal::{REFUSALS_KEPT, Refusal, Why};
-pub use time::{Due, Time, millis};
+pub use time::{Due, NUMBERS_END, Time, millis, ms};
 pub use view::LastSuccess;
 
 /// A waiter without a heartbeat for this long is stale: it is passed over.

@@ -1,13 +1,15 @@
 //! The answers of the operations, as the lock rules give them, the stores pass them on and the
 //! commands and the output read them. Times are the store's own clock, in milliseconds since 1970
-//! where not said otherwise.
+//! where not said otherwise. The scripts of Redis answer with the same fields, as JSON.
 
+use super::time::ms;
 use crate::exit::Ended;
-use crate::lock::{Fence, Mode, Owner};
+use crate::lock::{Fence, Mode, Owner, owner_or_unknown};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Acquired {
     /// The token holds the lock, for the ttl asked for, counted from before the call.
     Granted(Grant),
@@ -24,19 +26,21 @@ pub enum Acquired {
 }
 
 /// The success because of which `--once-per` skips a run.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Done {
     /// Index of the lock in the request, in order of name. Of several, the one that is due first.
     pub at: usize,
     pub success: Success,
     /// Time since that hold was granted.
+    #[serde(with = "ms")]
     pub ago: Duration,
     /// Time until the next run is due.
+    #[serde(with = "ms")]
     pub due: Duration,
 }
 
 /// The newer run that superseded a caller.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Superseded {
     /// Index of the lock in the request, in order of name.
     pub at: usize,
@@ -47,6 +51,7 @@ pub struct Superseded {
 /// A hold whose job ended by itself with status 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Success {
+    #[serde(deserialize_with = "owner_or_unknown")]
     pub owner: Owner,
     /// The fence of the grant.
     pub fence: Fence,
@@ -55,11 +60,12 @@ pub struct Success {
     pub ended: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct Grant {
     /// The fence of this grant.
     pub fence: Fence,
     /// How long the token waited in the queue.
+    #[serde(with = "ms")]
     pub waited: Duration,
     /// Its slot, if the lock has slots: no other live hold of any of its locks has the same.
     pub slot: Option<u32>,
@@ -74,26 +80,30 @@ pub struct Proof {
     /// The fence of the grant.
     pub fence: Fence,
     /// What is left of the lease.
+    #[serde(with = "ms")]
     pub lease: Duration,
 }
 
 /// A place in the queue.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Waiting {
     /// How many live waiters are before this one.
     pub ahead: u64,
     /// Time until the earliest event that can advance this waiter.
+    #[serde(with = "ms")]
     pub next: Duration,
     /// What blocks it.
     pub blocker: Blocker,
     /// Estimated time until its grant, if known.
+    #[serde(skip)]
     pub turn: Option<Duration>,
 }
 
 /// What blocks a grant.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Blocker {
     /// Index of the blocking lock in the request, in order of name.
+    #[serde(default)]
     pub at: usize,
     /// What the lock key says.
     pub state: State,
@@ -107,12 +117,14 @@ pub struct Blocker {
     pub others: u64,
     /// Time until the first event that may end the blocking; none if it has no end (a foreign key
     /// without TTL).
+    #[serde(default, with = "ms")]
     pub left: Option<Duration>,
     /// The pause, if the lock is paused, whether it is held or not.
     pub paused: Option<Pause>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Renewal {
     /// Held, for the ttl asked for, counted from before the call.
     Renewed,
@@ -126,11 +138,13 @@ pub enum Renewal {
     NotHeld,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Left {
     /// The hold is given back. A min-hold keeps the lock for `cooling` longer.
     Released {
         /// What is left of the min-hold.
+        #[serde(with = "ms")]
         cooling: Duration,
     },
     /// The place in the queue is given up.
@@ -141,7 +155,15 @@ pub enum Left {
     NotHeld,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+impl Left {
+    /// What is left of the min-hold; none if there was no hold.
+    pub const fn cooling(self) -> Option<Duration> {
+        if let Self::Released { cooling } = self { Some(cooling) } else { None }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Requested {
     /// The holder will learn of it.
     Asked,
@@ -150,7 +172,8 @@ pub enum Requested {
 }
 
 /// The answer to `revoke`: what was there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Revoked {
     Free,
     /// Holds, whose renewals fail from now on; the next grant comes after `left` at the latest.
@@ -158,6 +181,7 @@ pub enum Revoked {
         /// The former holders, the oldest first.
         holders: Vec<Holder>,
         /// What is left of their leases; zero if the lock is free now.
+        #[serde(with = "ms")]
         left: Duration,
     },
     /// The rest of a min-hold, with no job under it; free now.
@@ -165,8 +189,10 @@ pub enum Revoked {
     /// It was revoked before, and the old job may live for `left` longer.
     AlreadyRevoked {
         /// The former holders, where they are known.
+        #[serde(default)]
         holders: Vec<Holder>,
         /// What is left of their leases.
+        #[serde(with = "ms")]
         left: Duration,
     },
     /// Not a lock of dlock's; left alone.
@@ -205,6 +231,7 @@ impl State {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pause {
     /// The operator, with the reason.
+    #[serde(deserialize_with = "owner_or_unknown")]
     pub by: Owner,
     pub since: u64,
     /// When it ends by itself.
@@ -212,16 +239,17 @@ pub struct Pause {
 }
 
 /// A value under the lock's name that dlock did not write.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Foreign {
     /// The type of the value, as Redis names it: `string`, `hash`, …
     pub kind: String,
     /// What is left of its TTL; none without one.
+    #[serde(default, with = "ms")]
     pub left: Option<Duration>,
 }
 
 /// A hold, as `status` shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Holder {
     pub owner: Owner,
     /// The fence of the grant.
@@ -229,14 +257,17 @@ pub struct Holder {
     /// When it was granted.
     pub since: u64,
     /// Time since the grant.
+    #[serde(with = "ms")]
     pub held: Duration,
     /// What is left of the lease.
+    #[serde(with = "ms")]
     pub lease: Duration,
     /// Its slot, if the lock has slots.
     pub slot: Option<u32>,
     /// Who asked it to end.
     pub asked: Option<Owner>,
     /// Whether a newer run with `--replace` asked, not an operator.
+    #[serde(default)]
     pub superseded: bool,
     /// Whether the grant was confirmed. If not, its waiter was woken and has not answered yet.
     pub confirmed: bool,

@@ -1,20 +1,24 @@
-//! The arguments of the operations on a lock, for the lock rules, the stores and the commands.
+//! The arguments of the operations on a lock, for the lock rules, the stores and the commands. The
+//! scripts of Redis get them as JSON.
 
 use super::answer::Outcome;
+use super::time::ms;
 use crate::exit::Ended;
 use crate::lock::{Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// The arguments of `acquire`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Ask {
     /// Names the hold, from the first request to the last.
     pub token: Token,
     /// Exclusive, shared, or slots.
     pub mode: Mode,
+    #[serde(with = "ms")]
     pub ttl: Duration,
     /// The shortest time for which the lock is kept after the grant.
+    #[serde(with = "ms")]
     pub min_hold: Duration,
     pub owner: Owner,
     /// Whether to wait in the queue if the lock cannot be granted now.
@@ -22,6 +26,7 @@ pub struct Ask {
     pub terms: Terms,
     /// How long the caller has been asking. With [`Terms::replaces`] the newest caller is found by
     /// it, also on a store that was away.
+    #[serde(with = "ms")]
     pub waited: Duration,
 }
 
@@ -31,7 +36,7 @@ pub struct Ask {
 pub struct Terms {
     /// Grant only if no hold that was granted within this time has succeeded: one run per tick of a
     /// timetable.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(with = "ms", skip_serializing_if = "Option::is_none")]
     pub once_per: Option<Duration>,
     /// The newest wins: holders are asked to end, and the older waiter with `--replace` is
     /// superseded.
@@ -55,7 +60,8 @@ impl Terms {
 }
 
 /// Whether to wait in the queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Patience {
     /// Do not wait.
     None,
@@ -97,15 +103,16 @@ impl Ran {
 }
 
 /// A pause that begins now.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub struct NewPause<'a> {
     /// The operator, with the reason.
     pub by: &'a Owner,
+    #[serde(with = "ms")]
     pub lasts: Duration,
 }
 
 /// How to take a lock away.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Revoke {
     /// When the next grant may come.
     pub when: When,
@@ -114,7 +121,8 @@ pub struct Revoke {
 }
 
 /// When the next grant may come after a revocation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum When {
     /// When the old job is known to be dead, or its lease ends.
     Safe,

@@ -1,8 +1,11 @@
 //! The times of the lock rules: readings of the store's clock, and deadlines on it. No clock is
 //! read here.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::time::Duration;
+
+/// Numbers in answers of a store are less than this: greater ones are not exact everywhere.
+pub const NUMBERS_END: u64 = 1 << 53;
 
 /// A reading of the store's clock: microseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -39,6 +42,25 @@ impl Due {
     /// Time left.
     pub const fn left(self, now: Time) -> Duration {
         Duration::from_millis(self.0.saturating_sub(now.millis()))
+    }
+}
+
+/// Spans in whole milliseconds, as JSON has them: a `Duration`, or an `Option` that is left out if
+/// it is none.
+pub mod ms {
+    use super::{Deserialize, Deserializer, Duration, NUMBERS_END, Serialize, Serializer, millis};
+
+    pub fn serialize<S: Serializer>(
+        span: &(impl Into<Option<Duration>> + Copy),
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        (*span).into().map(millis).serialize(to)
+    }
+
+    pub fn deserialize<'de, T: From<Duration>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+        let ms = Some(u64::deserialize(from)?).filter(|ms| *ms < NUMBERS_END);
+        let ms = ms.ok_or_else(|| serde::de::Error::custom("a time that dlock does not write"))?;
+        Ok(Duration::from_millis(ms).into())
     }
 }
 

@@ -3,8 +3,9 @@
 use super::answer::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success};
 use super::record::{Hold, Lock, Phase, Record};
 use super::stat::Stat;
-use super::time::{Due, Time, millis};
+use super::time::{Due, Time, millis, ms};
 use crate::lock::{Fence, Mode, Name, ONCE_PER_MOST, Owner, Token};
+use serde::Deserialize;
 use std::time::Duration;
 
 /// Everything known of one lock.
@@ -100,7 +101,7 @@ impl View {
 }
 
 /// A waiter, as seen from outside.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Waiter {
     pub owner: Owner,
     /// The mode that it wants.
@@ -108,6 +109,7 @@ pub struct Waiter {
     /// Whether it waits with `--replace`. The next one with `--replace` supersedes it.
     pub replaces: bool,
     /// How long it has been waiting.
+    #[serde(with = "ms")]
     pub waiting: Duration,
 }
 

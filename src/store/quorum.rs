@@ -18,24 +18,27 @@
 //! Shared locks, slots, and several locks at once are refused: each master would be right by
 //! itself, and the majorities would not add up to one decision.
 
+use super::redis::reply::Refusals;
 use super::redis::script::Code;
-use super::redis::{RedisStore, Target, pause_to};
+use super::redis::{RedisStore, Target, argument};
 use super::{Error, Found, Listener, Slept, Store, Subscription, View, Which, json};
 use crate::clock::{Moment, sleep_until};
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use crate::rules::schedule::deadline;
 use crate::rules::{
-    self, Acquired, Ask, End, Left, NewPause, Outcome, Proof, Refusal, Renewal, Requested, Revoke, Revoked,
-    State, When,
+    self, Acquired, Ask, End, Left, NewPause, Proof, Ran, Refusal, Renewal, Requested, Revoke, Revoked, State,
 };
 use crate::store::net::interrupt;
-use masters::{Answers, Call, Master, Masters, Order};
+use exchange::{Argument, Inspected, Lease, Leave, Renewed, TakenAway, Vouched, WinBack};
+use masters::{Answer, Answers, Call, Master, Masters, Order};
+use serde::Serialize;
 use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
 use view::{Clock, Firmness, Joined, MasterView};
 
 mod attempt;
+mod exchange;
 mod masters;
 pub(super) mod scripts;
 mod trouble;
@@ -161,7 +164,7 @@ impl QuorumStore {
         }
         for at in 0..self.masters.len() {
             match &answers.0[at] {
-                Some(Ok(answer)) if answer.what == "seen" => {}
+                Some(Ok(answer)) if answer.head.outcome == "seen" => {}
                 Some(answer) => self.note(at, self.masters.why_uncounted(at, answer)),
                 None => {}
             }
@@ -181,37 +184,15 @@ impl QuorumStore {
         self.masters.targets.first().map_or(STRAGGLERS, |target| target.connect_timeout + target.op_timeout)
     }
 
-    fn longest(&self) -> String {
-        rules::millis(self.max_lease).to_string()
+    fn call(&self, code: &'static Code, name: &Name, argument: &impl Serialize) -> Result<Call, Error> {
+        let argument = json(&Argument { longest: self.max_lease, argument })?.into();
+        Ok(Call { code, keys: scripts::MASTER.keys(name).into(), argument })
     }
 
     /// Gives the hold to masters that have lost it. Returns how many took it, if the answers are
     /// waited for.
-    fn win_back(
-        &mut self,
-        name: &Name,
-        token: &Token,
-        ttl: Duration,
-        hold: &Vouched,
-        missing: &[usize],
-        until: Deadline,
-    ) -> usize {
-        let (ttl, longest) = (rules::millis(ttl).to_string(), self.longest());
-        let cooling = rules::millis(hold.cooling).to_string();
-        let win = call(
-            &scripts::WIN_BACK,
-            name,
-            &[
-                token.secret(),
-                &ttl,
-                &longest,
-                &hold.fence.to_string(),
-                &hold.held_us,
-                &cooling,
-                &hold.owner,
-                &hold.stays,
-            ],
-        );
+    fn win_back(&mut self, name: &Name, win: &WinBack<'_>, missing: &[usize], until: Deadline) -> usize {
+        let Ok(win) = self.call(&scripts::WIN_BACK, name, win) else { return 0 };
         match until {
             Deadline::Heard(by) => self.ask(missing, &win, by, STRAGGLERS).count("won"),
             Deadline::Sent(by) => {
@@ -220,16 +201,6 @@ impl QuorumStore {
             }
         }
     }
-}
-
-/// What a master that has the hold knows of it, for others to record.
-struct Vouched {
-    fence: u64,
-    held_us: String,
-    cooling: Duration,
-    owner: String,
-    /// `stays` if a run with `--replace` may not ask it to end, or empty.
-    stays: String,
 }
 
 /// How far a request is followed.
@@ -252,12 +223,11 @@ impl Store for QuorumStore {
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
         let (name, sent) = (names.first(), Moment::now());
         let (masters, majority) = (self.masters.len(), self.masters.majority());
-        let millis = rules::millis(ttl).to_string();
         // The fence of a hold that another process won is known to the masters only.
         let old = self.hold.take().filter(|hold| hold.token == *token);
-        let fence = old.as_ref().map_or(0, |hold| hold.fence);
-        let renew =
-            call(&scripts::RENEW, name, &[token.secret(), &millis, &self.longest(), &fence.to_string()]);
+        let known = old.as_ref().map(|hold| hold.fence).filter(|fence| *fence > 0);
+        let argument = argument::Renew { token, ttl, fence: known.map(|fence| fence.to_string()) };
+        let renew = self.call(&scripts::RENEW, name, &argument)?;
         let wins_back = old.as_ref().is_some_and(|old| !old.until.passed());
         let is_decided = |answers: &Answers| {
             let (renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
@@ -270,56 +240,44 @@ impl Store for QuorumStore {
             };
             renewed + won_back >= majority || lost > masters - majority
         };
-        let mut answers = self.decide(&renew, by, is_decided);
+        let answers = self.decide(&renew, by, is_decided);
         let (mut renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
         let mut lost = revoked + answers.count("not-held") + answers.count("missing");
         let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
-        let mut asked = None;
-        let mut hold = Vouched {
-            fence,
-            held_us: "0".into(),
-            cooling: Duration::ZERO,
-            owner: "{}".into(),
-            stays: String::new(),
-        };
+        let (mut asked, mut hold, mut fence) = (None, Vouched::default(), known.unwrap_or_default());
         let mut untold = Vec::new();
         for at in 0..masters {
-            let Some(reply) = answers.reply(at, "renewed") else { continue };
-            match reply.number()? {
-                0 => untold.push(at),
-                fence => hold.fence = hold.fence.max(fence),
+            let Some(answer) = answers.of(at, "renewed") else { continue };
+            let told: Renewed = answer.reply.read()?;
+            match told.fence {
+                None => untold.push(at),
+                Some(known) => fence = fence.max(known.0),
             }
-            hold.held_us = reply.text()?;
-            hold.cooling = hold.cooling.max(reply.span()?);
-            hold.owner = reply.text()?;
-            let (is_asked, word) = (!reply.text()?.is_empty(), reply.text()?);
-            match word.as_str() {
-                "superseded" => asked = asked.or(Some(Renewal::Superseded)),
-                _ if is_asked => asked = Some(Renewal::Asked),
-                _ => {}
+            if told.superseded {
+                asked = asked.or(Some(Renewal::Superseded));
+            } else if told.asked {
+                asked = Some(Renewal::Asked);
             }
-            if word == "stays" {
-                hold.stays = word;
-            }
+            let (cooling, stays) = (hold.cooling.max(told.hold.cooling), hold.stays || told.hold.stays);
+            hold = Vouched { cooling, stays, ..told.hold };
         }
-        if hold.fence > 0 && !untold.is_empty() {
-            let until = Deadline::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
-            self.win_back(name, token, ttl, &hold, &untold, until);
+        let win = WinBack { token, ttl, fence: fence.to_string(), hold: &hold };
+        let until = Deadline::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
+        if fence > 0 && !untold.is_empty() {
+            self.win_back(name, &win, &untold, until);
         }
         // A hold that no master has is lost: nobody confirms it. And a hold that an operator has
         // begun to revoke is not won back.
         if renewed > 0 && revoked == 0 && !missing.is_empty() {
             if renewed >= majority {
-                let until = Deadline::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
-                self.win_back(name, token, ttl, &hold, &missing, until);
+                self.win_back(name, &win, &missing, until);
             } else if let Some(old) = old.as_ref().filter(|old| !old.until.passed()) {
                 lost = lost.saturating_sub(missing.len());
-                renewed +=
-                    self.win_back(name, token, ttl, &hold, &missing, Deadline::Heard(by.min(old.until)));
+                renewed += self.win_back(name, &win, &missing, Deadline::Heard(by.min(old.until)));
             }
         }
         if renewed >= majority {
-            self.hold = Some(Held { token: token.clone(), until: deadline(sent, ttl), fence: hold.fence });
+            self.hold = Some(Held { token: token.clone(), until: deadline(sent, ttl), fence });
             Ok(asked.unwrap_or(Renewal::Renewed))
         } else if lost > masters - majority {
             Ok(if revoked > 0 { Renewal::Revoked } else { Renewal::NotHeld })
@@ -330,14 +288,13 @@ impl Store for QuorumStore {
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
-        let ran = end.ran.outcome().map_or("not-run", Outcome::word);
-        let job = end.job.as_ref().map(json).transpose()?.unwrap_or_default();
-        self.leave_as(ran, names, token, &job, end.once_per, by)
+        self.leave_as(end, None, names, token, by)
     }
 
     /// The holder learns of it by its next renewal; one master that has the hold is enough.
     fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
-        let request = call(&scripts::REQUEST, name, &[&fence.to_string(), &json(who)?]);
+        let argument = argument::Request { fence: fence.to_string(), by: who };
+        let request = self.call(&scripts::REQUEST, name, &argument)?;
         let answers = self.look(&request, by);
         if answers.count("asked") > 0 {
             Ok(Requested::Asked)
@@ -368,22 +325,17 @@ impl Store for QuorumStore {
             return Ok(None);
         }
         let (masters, majority) = (self.masters.len(), self.masters.majority());
-        let prove = call(&scripts::PROVE, names.first(), &[token.secret(), &self.longest()]);
+        let prove = self.call(&scripts::PROVE, names.first(), &argument::OfToken { token })?;
         let mut answers = Answers(self.masters.targets.iter().map(|_| None).collect());
         for (at, target) in self.masters.targets.iter().enumerate() {
             let share = by.left() / u32::try_from(masters - at).unwrap_or(u32::MAX);
             answers.0[at] = Some(Master::new(target.clone()).call(&prove, Moment::now().after(share)));
             if answers.count("held") >= majority {
-                let (mut fence, mut lease) = (0, Duration::MAX);
-                for reply in answers.replies("held") {
-                    fence = fence.max(reply.number()?);
-                    lease = lease.min(reply.span()?);
-                }
-                if fence == 0 {
-                    // It is being acquired: no master was told of a majority yet.
-                    return Ok(None);
-                }
-                return Ok(Some(Proof { mode: Mode::Exclusive, slot: None, fence: Fence(fence), lease }));
+                let leases = answers.read::<Lease>("held")?;
+                let lease = leases.iter().map(|told| told.lease).min().unwrap_or_default();
+                // Without a fence it is being acquired: no master was told of a majority yet.
+                let fence = leases.iter().filter_map(|told| told.fence).max();
+                return Ok(fence.map(|fence| Proof { mode: Mode::Exclusive, slot: None, fence, lease }));
             }
             if answers.count("not-held") > masters - majority {
                 return Ok(None);
@@ -394,7 +346,7 @@ impl Store for QuorumStore {
 
     /// Every master must forget, because one that remembers is enough to skip a run.
     fn forget(&mut self, name: &Name, by: Moment) -> Result<bool, Error> {
-        let answers = self.look(&call(&scripts::FORGET, name, &[]), by);
+        let answers = self.look(&self.call(&scripts::FORGET, name, &argument::Nothing {})?, by);
         let forgotten = answers.count("forgotten");
         if forgotten + answers.count("nothing") < self.masters.len() {
             return Err(self.short(&answers).map(|text| {
@@ -408,8 +360,7 @@ impl Store for QuorumStore {
 
     /// A majority is enough: every grant needs one of these masters.
     fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, by: Moment) -> Result<bool, Error> {
-        let args = pause_to(pause)?;
-        let answers = self.look(&call(&scripts::PAUSE, name, &args.each_ref().map(String::as_str)), by);
+        let answers = self.look(&self.call(&scripts::PAUSE, name, &argument::Pause { pause })?, by);
         let (paused, majority) = (answers.count("paused"), self.masters.majority());
         if paused + answers.count("open") < majority {
             return Err(self.short(&answers));
@@ -418,9 +369,7 @@ impl Store for QuorumStore {
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
-        let when = if revoke.when == When::Now { "now" } else { "safe" };
-        let revoke = call(&scripts::REVOKE, name, &[when, &json(&revoke.by)?]);
-        let mut answers = self.look(&revoke, by);
+        let answers = self.look(&self.call(&scripts::REVOKE, name, revoke)?, by);
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let heard = answers.0.iter().flatten().flatten().count();
         if heard < majority {
@@ -435,13 +384,17 @@ impl Store for QuorumStore {
         let now = answers.now();
         let (mut seen, mut left, mut deleted) = (Vec::new(), Vec::new(), false);
         for at in 0..masters {
-            let Some(Some(Ok(answer))) = answers.0.get_mut(at) else { continue };
-            left.push(answer.rest.span()?);
+            let Some(Ok(answer)) = &answers.0[at] else { continue };
+            let told: TakenAway = answer.reply.read()?;
+            left.push(told.left);
             // An attempt without a majority is no hold.
-            let clock = Clock::of(answer.rest.now, now);
-            let one = MasterView::read(&mut answer.rest, clock)?;
-            seen.push(if answer.what == "free" { MasterView::FREE } else { one });
-            deleted |= answer.what == "foreign-deleted";
+            let is_free = answer.head.outcome == "free";
+            seen.push(if is_free {
+                MasterView::FREE
+            } else {
+                told.seen.timed_by(Clock::of(answer.head.now, now))
+            });
+            deleted |= answer.head.outcome == "foreign-deleted";
         }
         left.sort_unstable();
         // The time until a majority is free.
@@ -459,20 +412,19 @@ impl Store for QuorumStore {
     }
 
     fn refuse(&mut self, name: &Name, refusal: &Refusal, by: Moment) -> Result<(), Error> {
-        let answers = self.look(&call(&scripts::REFUSE, name, &[&json(refusal)?]), by);
+        let answers = self.look(&self.call(&scripts::REFUSE, name, &argument::Refuse { refusal })?, by);
         if answers.count("noted") == 0 { Err(self.short(&answers)) } else { Ok(()) }
     }
 
     /// Each master records a refusal with the time of its own clock, so copies are found by all
     /// fields but the time.
     fn refusals(&mut self, name: &Name, by: Moment) -> Result<Vec<Refusal>, Error> {
-        let mut answers = self.look(&call(&scripts::REFUSED, name, &[]), by);
+        let answers = self.look(&self.call(&scripts::REFUSED, name, &argument::Nothing {})?, by);
         let now = answers.now();
         let mut all: Vec<Refusal> = Vec::new();
-        for reply in answers.replies("seen") {
-            let ahead = reply.now;
-            for refusal in reply.refusals()? {
-                let at = refusal.at.saturating_add(now).saturating_sub(ahead);
+        for answer in (0..self.masters.len()).filter_map(|at| answers.of(at, "seen")) {
+            for refusal in answer.reply.read::<Refusals>()?.read() {
+                let at = refusal.at.saturating_add(now).saturating_sub(answer.head.now);
                 let is_known = |known: &Refusal| Refusal { at: refusal.at, ..known.clone() } == refusal;
                 if !all.iter().any(is_known) {
                     all.push(Refusal { at, ..refusal });
@@ -485,8 +437,7 @@ impl Store for QuorumStore {
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
-        let inspect = call(&scripts::INSPECT, name, &[&self.longest()]);
-        let mut answers = self.look(&inspect, by);
+        let answers = self.look(&self.call(&scripts::INSPECT, name, &argument::Nothing {})?, by);
         if answers.count("seen") < self.masters.majority() {
             return Err(self.short(&answers));
         }
@@ -495,20 +446,18 @@ impl Store for QuorumStore {
         let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
         let mut successes = Vec::new();
         for at in 0..self.masters.len() {
-            let Some(reply) = answers.reply(at, "seen") else { continue };
-            let clock = Clock::of(reply.now, now);
-            seen.push((at, MasterView::read(&mut reply.nested()?, clock)?));
-            fences.extend(reply.fence()?);
-            let mut ends = reply.nested()?;
-            while !ends.is_empty() {
-                log.extend(ends.logged_end()?.map(|end| clock.of_end(end)));
-            }
-            stats.push(clock.of_stat(reply.stat()?));
-            successes.extend(reply.last_success()?.map(|success| clock.of_success(success)));
-            whys.push((at, reply.text()?, reply.span()?));
+            let Some(Answer { head, reply }) = answers.of(at, "seen") else { continue };
+            let clock = Clock::of(head.now, now);
+            let Inspected { seen: one, unfit, history } = reply.read()?;
+            log.extend(history.log().into_iter().map(|end| clock.of_end(end)));
+            stats.push(clock.of_stat(history.stat()));
+            seen.push((at, one.timed_by(clock)));
+            fences.extend(history.fence);
+            successes.extend(history.success.map(|success| clock.of_success(success)));
+            whys.push(unfit.and_then(|why| self.masters.why_unfit(at, &why, head.counts_in)));
         }
-        for (at, why, counts_in) in whys {
-            self.note(at, self.masters.why_unfit(at, &why, counts_in));
+        for ((at, _), why) in seen.iter().zip(whys) {
+            self.note(*at, why);
         }
         let all: Vec<_> = seen.iter().map(|(_, seen)| seen.clone()).collect();
         let joined = Joined::of(&all, self.masters.len());
@@ -589,23 +538,20 @@ impl Store for QuorumStore {
 }
 
 impl QuorumStore {
+    /// Leaves for good. `counts` is the total that counts a caller that did not get the lock.
     fn leave_as(
         &mut self,
-        ran: &str,
+        end: &End,
+        counts: Option<&'static str>,
         names: &Names,
         token: &Token,
-        job: &str,
-        once_per: bool,
         by: Moment,
     ) -> Result<Left, Error> {
-        let longest = self.longest();
-        let once_per = if once_per { "1" } else { "" };
-        let args = [token.secret(), ran, job, "for-good", &longest, once_per];
-        let leave = call(&scripts::LEAVE, names.first(), &args);
+        let argument = Leave { end: argument::Leave::new(token, end), counts, attempt: None };
+        let leave = self.call(&scripts::LEAVE, names.first(), &argument)?;
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let given_back = |answers: &Answers| answers.count("released") + answers.count("already");
-        // In leave.lua any other word is the outcome of a job.
-        let has_run = !matches!(ran, "not-run" | "refused");
+        let has_run = end.ran != Ran::No;
         let is_gone = |answers: &Answers| match has_run {
             true => answers.count("not-held") > masters - majority,
             // No job ran, so nothing depended on the hold.
@@ -616,7 +562,7 @@ impl QuorumStore {
             false => given_back(answers) + answers.count("not-held") >= majority,
         };
         let pending = self.masters.send(&self.masters.everybody(), &leave, Order::Leaving, by);
-        let mut answers = self.masters.collect(pending, by, STRAGGLERS, is_decided);
+        let answers = self.masters.collect(pending, by, STRAGGLERS, is_decided);
         self.listen(&answers);
         if !is_decided(&answers) {
             return Err(self.short(&answers));
@@ -626,10 +572,8 @@ impl QuorumStore {
         if is_gone(&answers) {
             Ok(Left::NotHeld)
         } else if answers.count("released") > 0 {
-            let mut cooling = Vec::new();
-            for reply in answers.replies("released") {
-                cooling.push(reply.span()?);
-            }
+            let left = answers.read("released")?.into_iter();
+            let mut cooling: Vec<Duration> = left.filter_map(Left::cooling).collect();
             // The lock is kept until a majority is free.
             cooling.sort_unstable();
             let kept = cooling.len().checked_sub(majority).and_then(|kept| cooling.get(kept));
@@ -638,9 +582,4 @@ impl QuorumStore {
             Ok(Left::Already)
         }
     }
-}
-
-fn call(code: &'static Code, name: &Name, args: &[&str]) -> Call {
-    let keys = scripts::MASTER.keys(name).into();
-    Call { code, keys, args: args.iter().map(|arg| (*arg).to_owned()).collect() }
 }

@@ -10,20 +10,19 @@
 //! | [`ahead`] | how many locks are read |
 //! | [`subscription`] | how a holder or a watcher learns that something happened |
 //! | [`call`] | how a script is run: by hash or with its text, acknowledged by replicas ([`acknowledge`]) |
-//! | [`script`], [`reply`] | what is sent, and how the answer is read |
+//! | [`script`], [`argument`], [`reply`] | what is sent, and how the answer is read |
 //! | [`route`] | which server a request goes to: one, the master that sentinels name ([`sentinel`]), or a node of a cluster ([`cluster`]) |
 //! | [`connection`], [`failure`] | requests in bounded time, and what an error reply means |
 //! | [`probe`] | what `doctor` asks |
 
 use super::net::failure::silent;
 use super::net::{Address, interrupt};
-use super::{Endurance, Error, Found, Listener, Slept, Store, View, Which, json};
+use super::{Endurance, Error, Found, Listener, Slept, Store, View, Which};
 use crate::clock::Moment;
-use crate::lock::{Fence, Key, Mode, Name, Names, Owner, Replicas, Token};
+use crate::lock::{Fence, Key, Name, Names, Owner, Replicas, Token};
 use crate::rules;
 use crate::rules::{
-    Acquired, Ask, End, Foreign, Grant, Left, LoggedEnd, NewPause, Outcome, Patience, Proof, Refusal,
-    Renewal, Requested, Revoke, Revoked, Superseded, Terms, Waiting, When,
+    Acquired, Ask, End, Left, LoggedEnd, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked,
 };
 use crate::store;
 use call::Caller;
@@ -31,7 +30,7 @@ use cluster::Nodes;
 use connection::Connection;
 use prefetch::Prefetch;
 use redis::{Value, cmd};
-use reply::garbled;
+use reply::{History, Refusals, garbled};
 use route::{Limit, Server, Topology, Whom};
 use sentinel::Sentinels;
 use std::collections::BTreeSet;
@@ -41,6 +40,7 @@ pub use cluster::apart;
 pub use target::Target;
 
 mod acknowledge;
+pub(super) mod argument;
 pub(super) mod call;
 mod cluster;
 pub(super) mod connection;
@@ -232,69 +232,27 @@ impl Store for RedisStore {
         if let Some(why) = self.caller.route.topology.part(names.as_slice()) {
             return Err(Error::Unfit(format!("{}: {why}", self.target.shown)));
         }
-        let (ttl, min_hold) = (rules::millis(ask.ttl).to_string(), rules::millis(ask.min_hold).to_string());
-        let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
-        let number = self.wake_number.to_string();
-        let turn = if self.asked { "again" } else { "first" };
-        let (mode, owner) = (mode_to(ask.mode), json(&ask.owner)?);
-        let once_per = rules::millis(ask.terms.once_per.unwrap_or_default()).to_string();
-        let waited = rules::millis(ask.waited).to_string();
-        let terms = terms_to(&ask.terms);
-        let token = ask.token.secret();
-        let args =
-            [token, &ttl, &min_hold, patience, &number, turn, &mode, &owner, &once_per, terms, &waited];
+        let argument = argument::Acquire { ask, connection: self.wake_number, again: self.asked };
         let said =
-            self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &args, Limit::OpTimeout, by);
+            self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &argument, Limit::OpTimeout, by);
         // A refused newcomer has no record on the server. If it asks again and the server is out of
         // memory, it must still count as a newcomer.
         self.asked |= !matches!(said, Err(Error::Unavailable(_)));
-        let (what, mut reply) = said?;
-        match what.as_str() {
-            "granted" => {
-                // The wait is over, and servers limit the number of clients.
-                self.wake = None;
-                let (fence, waited, slot) = (Fence(reply.number()?), reply.span()?, reply.slot()?);
-                Ok(Acquired::Granted(Grant { fence, waited, slot }))
+        let mut acquired = said?.read()?;
+        match &mut acquired {
+            // The wait is over, and servers limit the number of clients.
+            Acquired::Granted(_) => self.wake = None,
+            Acquired::Waiting(waiting) if waiting.ahead > CROWD && waiting.next == rules::HEARTBEAT => {
+                waiting.next = FAR_HEARTBEAT;
             }
-            "waiting" => {
-                let (ahead, mut next) = (reply.number()?, reply.span()?);
-                if ahead > CROWD && next == rules::HEARTBEAT {
-                    next = FAR_HEARTBEAT;
-                }
-                Ok(Acquired::Waiting(Waiting {
-                    ahead,
-                    next,
-                    blocker: reply.blocker(names.as_slice().len())?,
-                    turn: None,
-                }))
-            }
-            "busy" => Ok(Acquired::Busy(reply.blocker(names.as_slice().len())?)),
-            "done" => {
-                let at = reply.lock(names.as_slice().len())?;
-                Ok(Acquired::Done(reply.done(at)?))
-            }
-            "superseded" => {
-                let at = reply.lock(names.as_slice().len())?;
-                Ok(Acquired::Superseded(Superseded { at, by: reply.owner()? }))
-            }
-            "spent" => Ok(Acquired::TokenEnded),
-            _ => Err(reply.unknown()),
+            _ => {}
         }
+        Ok(acquired)
     }
 
     fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
-        let span = rules::millis(ttl).to_string();
-        let args = [token.secret(), &span];
-        let (what, reply) =
-            self.caller.run_replicated(&script::RENEW, names.as_slice(), &args, Limit::Deadline, by)?;
-        match what.as_str() {
-            "renewed" => Ok(Renewal::Renewed),
-            "asked" => Ok(Renewal::Asked),
-            "superseded" => Ok(Renewal::Superseded),
-            "revoked" => Ok(Renewal::Revoked),
-            "not-held" => Ok(Renewal::NotHeld),
-            _ => Err(reply.unknown()),
-        }
+        let argument = argument::Renew { token, ttl, fence: None };
+        self.caller.run_replicated(&script::RENEW, names.as_slice(), &argument, Limit::Deadline, by)?.read()
     }
 
     /// With `--replicas` a late answer does not tell whether the replicas have the renewal, so
@@ -310,49 +268,23 @@ impl Store for RedisStore {
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
-        let ran = end.ran.outcome().map_or("not-run", Outcome::word);
-        let job = end.job.as_ref().map(json).transpose()?.unwrap_or_default();
-        let once_per = if end.once_per { "1" } else { "" };
-        let (what, mut reply) = self.caller.leave(
-            &script::LEAVE,
-            names.as_slice(),
-            &[token.secret(), ran, &job, once_per],
-            by,
-        )?;
-        match what.as_str() {
-            "released" => Ok(Left::Released { cooling: reply.span()? }),
-            "dequeued" => Ok(Left::Dequeued),
-            "already" => Ok(Left::Already),
-            "not-held" => Ok(Left::NotHeld),
-            _ => Err(reply.unknown()),
-        }
+        self.caller.leave(&script::LEAVE, names.as_slice(), &argument::Leave::new(token, end), by)?.read()
     }
 
     fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error> {
-        let (what, mut reply) = self.caller.run(&script::PROVE, names.as_slice(), &[token.secret()], by)?;
-        match what.as_str() {
-            "held" => {
-                let mode = reply.mode()?.ok_or_else(|| reply.unknown())?;
-                let (slot, fence, lease) = (reply.slot()?, Fence(reply.number()?), reply.span()?);
-                Ok(Some(Proof { mode, slot, fence, lease }))
-            }
-            "not-held" => Ok(None),
-            _ => Err(reply.unknown()),
-        }
+        let reply = self.caller.run(&script::PROVE, names.as_slice(), &argument::OfToken { token }, by)?;
+        if reply.is("not-held")? { Ok(None) } else { reply.read().map(Some) }
     }
 
     fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
-        let args = [&*fence.to_string(), &json(who)?];
-        let (what, reply) = self.caller.run(&script::REQUEST, std::slice::from_ref(name), &args, by)?;
-        match what.as_str() {
-            "asked" => Ok(Requested::Asked),
-            "gone" => Ok(Requested::Gone),
-            _ => Err(reply.unknown()),
-        }
+        let argument = argument::Request { fence: fence.to_string(), by: who };
+        self.caller.run(&script::REQUEST, std::slice::from_ref(name), &argument, by)?.read()
     }
 
     fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error> {
-        self.caller.run(&script::WATCH, std::slice::from_ref(name), &[token.secret()], by).map(drop)
+        self.caller
+            .run(&script::WATCH, std::slice::from_ref(name), &argument::OfToken { token }, by)
+            .map(drop)
     }
 
     fn subscribe(
@@ -374,56 +306,36 @@ impl Store for RedisStore {
     }
 
     fn forget(&mut self, name: &Name, by: Moment) -> Result<bool, Error> {
-        let (what, reply) = self.caller.run(&script::FORGET, std::slice::from_ref(name), &[], by)?;
-        match what.as_str() {
-            "forgotten" => Ok(true),
-            "nothing" => Ok(false),
-            _ => Err(reply.unknown()),
-        }
+        self.caller
+            .run(&script::FORGET, std::slice::from_ref(name), &argument::Nothing {}, by)?
+            .is("forgotten")
     }
 
     fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, by: Moment) -> Result<bool, Error> {
-        let args = pause_to(pause)?;
-        let args = args.each_ref().map(String::as_str);
-        let (what, reply) = self.caller.run(&script::PAUSE, std::slice::from_ref(name), &args, by)?;
-        match what.as_str() {
-            "paused" => Ok(true),
-            "open" => Ok(false),
-            _ => Err(reply.unknown()),
-        }
+        let argument = argument::Pause { pause };
+        self.caller.run(&script::PAUSE, std::slice::from_ref(name), &argument, by)?.is("paused")
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
-        let when = if revoke.when == When::Now { "now" } else { "safe" };
-        let args = [when, &json(&revoke.by)?];
-        let (what, mut reply) = self.caller.run(&script::REVOKE, std::slice::from_ref(name), &args, by)?;
-        match what.as_str() {
-            "free" => Ok(Revoked::Free),
-            "cooling" => Ok(Revoked::Cooling),
-            "holds" => Ok(Revoked::Holds { left: reply.span()?, holders: reply.holders()? }),
-            "revoked" => Ok(Revoked::AlreadyRevoked { left: reply.span()?, holders: reply.holders()? }),
-            "foreign" => {
-                let left = reply.span_if_any()?;
-                Ok(Revoked::Foreign(Foreign { kind: reply.text()?, left }))
-            }
-            "foreign-deleted" => Ok(Revoked::ForeignDeleted),
-            _ => Err(reply.unknown()),
-        }
+        self.caller.run(&script::REVOKE, std::slice::from_ref(name), revoke, by)?.read()
     }
 
     /// Without the waiters: if many waiters called this, each answer would list all of them.
     fn ends(&mut self, name: &Name, _: &Token, by: Moment) -> Result<Vec<LoggedEnd>, Error> {
-        let (_, mut reply) = self.caller.run(&script::ENDS, std::slice::from_ref(name), &[], by)?;
-        reply.log()
+        let reply = self.caller.run(&script::ENDS, std::slice::from_ref(name), &argument::Nothing {}, by)?;
+        Ok(reply.read::<History>()?.log())
     }
 
     fn refuse(&mut self, name: &Name, refusal: &Refusal, by: Moment) -> Result<(), Error> {
-        self.caller.run(&script::REFUSE, std::slice::from_ref(name), &[&json(refusal)?], by).map(drop)
+        self.caller
+            .run(&script::REFUSE, std::slice::from_ref(name), &argument::Refuse { refusal }, by)
+            .map(drop)
     }
 
     fn refusals(&mut self, name: &Name, by: Moment) -> Result<Vec<Refusal>, Error> {
-        let (_, mut reply) = self.caller.run(&script::REFUSED, std::slice::from_ref(name), &[], by)?;
-        reply.refusals()
+        let reply =
+            self.caller.run(&script::REFUSED, std::slice::from_ref(name), &argument::Nothing {}, by)?;
+        Ok(reply.read::<Refusals>()?.read())
     }
 
     fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
@@ -533,32 +445,6 @@ impl RedisStore {
     fn drop_wake(&mut self) {
         self.wake = None;
         self.wake_number += 1;
-    }
-}
-
-/// The arguments of a pause script: owner and length.
-pub(super) fn pause_to(pause: Option<NewPause<'_>>) -> Result<[String; 2], Error> {
-    let Some(NewPause { by, lasts }) = pause else {
-        return Ok([String::new(), "0".into()]);
-    };
-    Ok([json(by)?, rules::millis(lasts).to_string()])
-}
-
-/// The argument for the terms of an acquire, without `--once-per`.
-pub(super) const fn terms_to(terms: &Terms) -> &'static str {
-    match (terms.replaces, terms.stays) {
-        (false, false) => "",
-        (true, false) => "replaces",
-        (false, true) => "stays",
-        (true, true) => "replaces stays",
-    }
-}
-
-fn mode_to(mode: Mode) -> String {
-    match mode {
-        Mode::Exclusive => "exclusive".into(),
-        Mode::Shared => "shared".into(),
-        Mode::Slots(slots) => format!("slots/{slots}"),
     }
 }
 

@@ -245,8 +245,8 @@ fn a_pattern_shortens_no_pause(backend: Backend) {
 fn an_invalid_pause_stops_nobody() {
     let world = World::new(Backend::Redis);
     let now: u64 = world.redis().ask::<Vec<u64>>(&["TIME"])[0] * 1000;
-    let by = "{\\\"host\\\":\\\"h\\\"}";
-    let forged = |by: &str, until: &str| format!("[\"{by}\",\"1\",\"{until}\"]");
+    let by = r#"{"host":"h"}"#;
+    let forged = |by: &str, until: &str| format!(r#"{{"by":{by},"since":1,"until":"{until}"}}"#);
     let long = (now + 41 * 24 * 3_600_000).to_string();
     for until in ["99999999999999", "1e308", "nan", "-1", "", &long] {
         world.redis().ask::<()>(&["SET", "dlock.pause:{dlock:k}:dlock:k", &forged(by, until)]);
@@ -254,7 +254,7 @@ fn an_invalid_pause_stops_nobody() {
         assert_eq!(world.state("k"), "free", "{until}");
     }
     let soon = (now + 60_000).to_string();
-    world.redis().ask::<()>(&["SET", "dlock.pause:{dlock:k}:dlock:k", &forged("nobody", &soon)]);
+    world.redis().ask::<()>(&["SET", "dlock.pause:{dlock:k}:dlock:k", &forged("\"nobody\"", &soon)]);
     let said = "dlock: k in .* is busy: paused by \\?@\\? .*\n";
     world.run("k", &[], "true").stderr_like(said).status(75).run();
     assert_eq!(world.state("k"), "paused");

@@ -58,7 +58,8 @@ fn an_invalid_record_of_success_skips_no_run() {
     let world = World::new(Backend::Redis);
     let now = (world.redis().ask::<Vec<u64>>(&["TIME"])[0] * 1000).to_string();
     let forged = |fence: &str, since: &str, ended: &str| {
-        let success = format!("[\"nobody\",\"{fence}\",\"{since}\",\"{ended}\"]");
+        let success =
+            format!(r#"{{"owner":{{"host":5}},"fence":"{fence}","since":"{since}","ended":"{ended}"}}"#);
         world.redis().ask::<()>(&["SET", "dlock.done:{dlock:k}:dlock:k", &success]);
     };
     let cases = [("1", "nan", &*now), ("1", &*now, "9e99"), ("1.5", &*now, &*now), ("1", "1e400", &*now)];

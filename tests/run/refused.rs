@@ -151,10 +151,10 @@ fn foreign_entries_are_skipped() {
     for other in [
         "",
         "1",
-        "1 {}",
-        "x {}",
-        &format!(r#"1 {{"owner":{owner},"why":"busy"}}"#),
-        "99999999999999999999 {}",
+        "{}",
+        r#"{"at":1,"why":"busy"}"#,
+        &format!(r#"{{"at":1,"owner":{owner},"why":"busy"}}"#),
+        r#"{"at":18446744073709551615,"owner":{},"why":"busy"}"#,
     ] {
         world.redis().ask::<()>(&["LPUSH", list, other]);
     }

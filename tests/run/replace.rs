@@ -95,7 +95,8 @@ fn masters_that_disagree_who_is_newest_keep_nobody_waiting() {
     let first = masters.at(0);
     let newest = first.keys().into_iter().find(|key| key.starts_with("dlock.newest")).expect("who came last");
     let now: (u64, u64) = first.ask(&["TIME"]);
-    let other = format!("[\"{{}}\",{},\"{}\"]", now.0 * 1_000_000 + now.1, "f".repeat(32));
+    let came = now.0 * 1_000_000 + now.1;
+    let other = format!(r#"{{"owner":{{}},"came":"{came}","token":"{}"}}"#, "f".repeat(32));
     let _: () = first.ask(&["SET", &newest, &other]);
     world.write("end", "");
     assert_eq!(holder.output().end(), End::Status(0));

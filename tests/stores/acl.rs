@@ -172,6 +172,7 @@ fn a_command_that_is_missing_is_named() {
         grant(&world, &line);
         as_user(world.run("k", &["--min-hold", "1h"], "true")).run();
         as_user(world.run("again", &[], "true")).run();
+        as_user(world.run("slots", &["-n", "2", "--min-hold", "1h"], "true")).run();
         let waiter = world.run("k", &["-w"], "exec sleep 1000").dies_of(15).any_stderr().spawn();
         world.wait_for_waiters("k", 1);
         grant(&world, &line.iter().filter(|word| *word != right).cloned().collect::<Vec<_>>());

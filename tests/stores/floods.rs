@@ -37,7 +37,12 @@ fn a_waiter_whose_subscription_is_flooded_keeps_its_place() {
     let token: String =
         redis.ask::<Vec<String>>(&["ZRANGE", "dlock.queue:{dlock:k}:dlock:k", "0", "0"]).remove(0);
     let waiter = format!("dlock.waiter:{{dlock:k}}:dlock:k:{token}");
-    let ear = || redis.ask::<Option<String>>(&["HGET", &waiter, "wake"]).expect("it waits");
+    let ear = || {
+        let waiter = redis.get(&waiter).expect("it waits");
+        serde_json::from_str::<serde_json::Value>(&waiter).expect("JSON")["connection"]
+            .as_u64()
+            .expect("a number")
+    };
     for _ in 0..2 {
         let before = ear();
         flood(&world, &format!("dlock.wake:{{dlock:k}}:dlock:k:{token}:{before}"));
@@ -119,16 +124,20 @@ fn a_listing_without_an_end_is_given_up() {
 fn a_foreign_value_in_place_of_the_heartbeats_is_replaced() {
     let world = World::new(Backend::Redis);
     let heard = "dlock.heard:{dlock:k}:dlock:k";
-    world.redis().ask::<()>(&["SET", heard, "somebody's"]);
+    let intrude = || {
+        world.redis().ask::<()>(&["DEL", heard]);
+        world.redis().ask::<()>(&["RPUSH", heard, "somebody's"]);
+    };
+    intrude();
     world.dlock(["status", "k"]).any_stdout().run();
     world.run("k", &[], "true").run();
     let holder = world.run("k", &["-t", "1m"], HOLD).spawn();
     world.wait_for_log("up");
     let waiter = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
-    world.redis().ask::<()>(&["SET", heard, "somebody's"]);
+    intrude();
     wait_for("the waiter is heard of", || {
-        Some(world.redis().ask::<String>(&["TYPE", heard])).filter(|kind| kind == "hash")
+        Some(world.redis().ask::<String>(&["TYPE", heard])).filter(|kind| kind == "string")
     });
     world.write("go", "");
     holder.finish();

@@ -265,20 +265,23 @@ fn forged_waiters_are_not_served() {
     let forge = |mode: &str, names: &str| {
         let (queue, waiter) = ("dlock.queue:{dlock:k}:dlock:k", "dlock.waiter:{dlock:k}:dlock:k:evil");
         world.redis().ask::<()>(&["ZADD", queue, "1", "evil"]);
-        let fields = ["ticket", "1", "since", "1", "silent", "99999999999999", "wake", "0", "owner", "{}"];
-        let forged = [&["HSET", waiter, "mode", mode, "names", names][..], &fields].concat();
-        world.redis().ask::<i64>(&forged);
+        let forged = format!(
+            r#"{{"ticket":"1","since":"1","silent":99999999999999,"connection":0,"owner":{{}},"terms":{{}},"mode":{mode},"names":{names}}}"#
+        );
+        world.redis().ask::<()>(&["SET", waiter, &forged]);
     };
     let own = r#"["{dlock:k}:dlock:k"]"#;
     for (mode, names) in [
-        ("slots/2147483647", own),
-        ("exclusive", r#"["{dlock:k}:dlock:k","{victim}:victim"]"#),
-        ("exclusive", r#"["{dlock:k}:dlock:k","{dlock:k}:victim"]"#),
-        ("exclusive", r#"["{dlock:k}:dlock:k","{dlock.hold:x}:dlock.hold:x"]"#),
-        ("exclusive", r#"["{dlock:k}:dlock:k",{"a":1}]"#),
-        ("exclusive", "[]"),
-        ("exclusive", "{"),
-        ("everything", own),
+        (r#""slots/2147483647""#, own),
+        (r#""exclusive""#, r#"["{dlock:k}:dlock:k","{victim}:victim"]"#),
+        (r#""exclusive""#, r#"["{dlock:k}:dlock:k","{dlock:k}:victim"]"#),
+        (r#""exclusive""#, r#"["{dlock:k}:dlock:k","{dlock.hold:x}:dlock.hold:x"]"#),
+        (r#""exclusive""#, r#"["{dlock:k}:dlock:k",{"a":1}]"#),
+        (r#""exclusive""#, "[]"),
+        (r#""exclusive""#, "{"),
+        (r#""everything""#, own),
+        ("5", own),
+        (r#"{"slots":2}"#, own),
     ] {
         forge(mode, names);
         world.run("k", &["-w", "20s"], "true").any_stderr().run();

@@ -2,16 +2,16 @@
 //! and everything that does not become a majority in time is given back everywhere. A caller that
 //! does not wait also repeats the attempt here, within its time.
 
+use super::exchange::{Attempt, Blocked, Candidate, Leave};
 use super::masters::Order;
 use super::view::{Clock, Firmness, Joined, MasterView};
-use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, call, scripts};
+use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, scripts};
 use crate::clock::{Moment, sleep_until};
-use crate::lock::{Fence, Name, Names};
+use crate::lock::{Fence, Name, Names, Token};
 use crate::rules::schedule::deadline;
-use crate::rules::{self, Acquired, Ask, Done, Grant, Patience, Superseded, Terms, Waiting};
-use crate::store::redis::reply::Reply;
-use crate::store::redis::terms_to;
-use crate::store::{Error, json};
+use crate::rules::{Acquired, Ask, Done, End, Grant, Patience, Ran, Superseded, Terms, Waiting};
+use crate::store::Error;
+use crate::store::redis::argument;
 use std::time::Duration;
 
 /// Pause after an attempt in which nobody got a majority.
@@ -23,6 +23,9 @@ const TAKE_BACK: Duration = Duration::from_millis(250);
 /// a majority. After this long, the one that is older on some masters goes on without `--replace`:
 /// both run, one after the other.
 const AGREED_WITHIN: Duration = Duration::from_secs(2);
+
+/// What nothing ran under.
+const NOT_RUN: End = End { ran: Ran::No, job: None, once_per: false };
 
 enum Tried {
     Won(Grant),
@@ -49,7 +52,7 @@ impl QuorumStore {
                 Tried::Superseded(superseded) => {
                     // A failure does no harm: the lease is short, and the token is refused wherever
                     // this arrives.
-                    let _ = self.leave_as("superseded-waiting", names, &ask.token, "", false, by);
+                    let _ = self.leave_as(&NOT_RUN, Some("superseded"), names, &ask.token, by);
                     return Ok(Acquired::Superseded(superseded));
                 }
                 Tried::TokenEnded => return Ok(Acquired::TokenEnded),
@@ -79,7 +82,7 @@ impl QuorumStore {
             if is_held || by.left() < next * 2 {
                 // A failure does no harm: what was not taken back ends with its lease, and the
                 // token is refused wherever this arrives.
-                let _ = self.leave_as("refused", names, &ask.token, "", false, by);
+                let _ = self.leave_as(&NOT_RUN, Some("busy"), names, &ask.token, by);
                 return Ok(Acquired::Busy(blocker));
             }
             sleep_until(Moment::now().after(next));
@@ -96,60 +99,49 @@ impl QuorumStore {
         };
         self.asked = Some((ask.token.clone(), began));
         // Later attempts on this machine have greater numbers.
-        let attempt = sent.since_boot().as_micros().to_string();
-        let (token, longest) = (ask.token.secret(), self.longest());
-        let owner = json(&ask.owner)?;
-        let ttl = rules::millis(ask.ttl).to_string();
+        let attempt = &*sent.since_boot().as_micros().to_string();
         let waited = sent.since(began);
-        let waited_ms = rules::millis(waited).to_string();
-        let once_per = rules::millis(ask.terms.once_per.unwrap_or_default()).to_string();
         let disputed =
             self.disputed.as_ref().filter(|(token, _)| *token == ask.token).map(|(_, since)| *since);
         let gives_in = disputed.is_some_and(|since| since.after(AGREED_WITHIN).passed());
-        let terms = terms_to(&Terms { replaces: ask.terms.replaces && !gives_in, ..ask.terms.clone() });
-        let patience = if ask.patience == Patience::Queue { "queue" } else { "none" };
-        let first = call(
-            &scripts::ACQUIRE,
-            name,
-            &[token, &ttl, &owner, &attempt, &longest, &waited_ms, patience, &once_per, terms],
-        );
+        let terms = Terms { replaces: ask.terms.replaces && !gives_in, ..ask.terms.clone() };
+        let asked = Ask { waited, terms, ..ask.clone() };
+        let token = &ask.token;
+        let first = self.call(&scripts::ACQUIRE, name, &Attempt { ask: &asked, attempt, fence: None })?;
         // A third of the time is left for phase two, or for giving back.
         let first_by = sent.after((by.left() * 2 / 3).min(ask.ttl / 2));
         let everybody = self.masters.everybody();
-        let mut answers = self.ask(&everybody, &first, first_by, STRAGGLERS);
+        let answers = self.ask(&everybody, &first, first_by, STRAGGLERS);
         if let Some(error) = self.misfit(&answers) {
-            self.take_back(name, token, &attempt, &everybody, by);
+            self.take_back(name, token, attempt, &everybody, by);
             return Err(error);
         }
         // One master that remembers the success is enough: the majority that was told has a master
         // in common with every other majority.
-        if let Some(reply) = answers.replies("done").next() {
-            let done = reply.done(0)?;
-            self.take_back(name, token, &attempt, &everybody, by);
+        if let Some(done) = answers.read("done")?.pop() {
+            self.take_back(name, token, attempt, &everybody, by);
             return Ok(Tried::Done(done));
         }
-        if answers.count("spent") > 0 {
+        if answers.count("token-ended") > 0 {
             return Ok(Tried::TokenEnded);
         }
         let majority = self.masters.majority();
         // Each master orders two runs that came at the same time, and no two majorities can do so
         // differently.
-        if answers.count("superseded") >= majority {
-            let by_whom = answers.replies("superseded").next().map(Reply::owner).transpose()?;
-            return Ok(Tried::Superseded(Superseded { at: 0, by: by_whom.unwrap_or_default() }));
+        if answers.count("superseded") >= majority
+            && let Some(superseded) = answers.read("superseded")?.pop()
+        {
+            return Ok(Tried::Superseded(superseded));
         }
         if !gives_in {
             let disagree = answers.count("superseded") > 0;
             self.disputed = disagree.then(|| (ask.token.clone(), disputed.unwrap_or(sent)));
         }
         if answers.count("granted") >= majority {
-            let mut fence = 0;
-            for reply in answers.replies("granted") {
-                fence = fence.max(reply.number()?);
-            }
-            let (number, min_hold) = (fence.to_string(), rules::millis(ask.min_hold).to_string());
-            let second =
-                call(&scripts::CONFIRM, name, &[token, &number, &min_hold, &longest, &waited_ms, terms]);
+            let fences = answers.read::<Candidate>("granted")?;
+            let fence = fences.iter().map(|granted| granted.fence.0).max().unwrap_or_default();
+            let confirm = Attempt { ask: &asked, attempt, fence: Some(fence.to_string()) };
+            let second = self.call(&scripts::CONFIRM, name, &confirm)?;
             let told = self.decide(&second, by.min(end), |told| {
                 told.count("confirmed") >= majority || told.count("not-held") > everybody.len() - majority
             });
@@ -157,7 +149,7 @@ impl QuorumStore {
                 self.hold = Some(Held { token: ask.token.clone(), until: end, fence });
                 return Ok(Tried::Won(Grant { fence: Fence(fence), waited, slot: None }));
             }
-            self.take_back(name, token, &attempt, &everybody, by);
+            self.take_back(name, token, attempt, &everybody, by);
             if told.count("confirmed") + told.count("not-held") < majority {
                 return Err(self.short(&told));
             }
@@ -175,7 +167,7 @@ impl QuorumStore {
         let refused =
             |at: &usize| ["busy", "behind", "superseded"].iter().any(|what| answers.says(*at, what));
         let taken: Vec<_> = everybody.into_iter().filter(|at| !refused(at)).collect();
-        self.take_back(name, token, &attempt, &taken, by);
+        self.take_back(name, token, attempt, &taken, by);
         // A caller that is superseded on some masters waits there for the newer run.
         let (busy, behind) = (answers.count("busy"), answers.count("behind") + answers.count("superseded"));
         if answers.count("granted") + busy + behind < majority {
@@ -183,13 +175,11 @@ impl QuorumStore {
         }
         let (now, mut seen, mut ahead) = (answers.now(), Vec::new(), 0);
         for at in 0..self.masters.len() {
-            if let Some(reply) = answers.reply(at, "busy") {
-                ahead = ahead.max(reply.number()?);
-                let clock = Clock::of(reply.now, now);
-                seen.push(MasterView::read(reply, clock)?);
-            } else if let Some(reply) = answers.reply(at, "behind") {
-                ahead = ahead.max(reply.number()?);
-                seen.push(MasterView::FREE);
+            if let Some(answer) = answers.of(at, "busy").or_else(|| answers.of(at, "behind")) {
+                let blocked: Blocked = answer.reply.read()?;
+                let clock = Clock::of(answer.head.now, now);
+                ahead = ahead.max(blocked.ahead);
+                seen.push(blocked.seen.map_or(MasterView::FREE, |seen| seen.timed_by(clock)));
             } else if answers.says(at, "granted") || answers.says(at, "superseded") {
                 seen.push(MasterView::FREE);
             }
@@ -203,8 +193,10 @@ impl QuorumStore {
     }
 
     /// Gives back what an attempt took, also where no answer came.
-    fn take_back(&mut self, name: &Name, token: &str, attempt: &str, from: &[usize], by: Moment) {
-        let leave = call(&scripts::LEAVE, name, &[token, "not-run", "", attempt]);
+    fn take_back(&mut self, name: &Name, token: &Token, attempt: &str, from: &[usize], by: Moment) {
+        let argument =
+            Leave { end: argument::Leave::new(token, &NOT_RUN), counts: None, attempt: Some(attempt) };
+        let Ok(leave) = self.call(&scripts::LEAVE, name, &argument) else { return };
         let now = Moment::now();
         let pending = self.masters.send(from, &leave, Order::TakingBack, now.after(self.patience()));
         let answers = self.masters.collect(pending, by.min(now.after(TAKE_BACK)), STRAGGLERS, |_| true);

@@ -15,10 +15,11 @@ use crate::store::net::interrupt;
 use crate::store::redis::call::lacking;
 use crate::store::redis::connection::Connection;
 use crate::store::redis::failure::refusal;
-use crate::store::redis::reply::Reply;
+use crate::store::redis::reply::{Head, Reply};
 use crate::store::redis::script::Code;
 use crate::store::redis::{Target, script};
 use redis::Value;
+use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -34,21 +35,15 @@ const STRAGGLERS_SHARE: u32 = 3;
 const SENT_WITHIN: Duration = Duration::from_millis(500);
 
 pub struct Answer {
-    /// The first field of the reply.
-    pub what: String,
-    /// The run id of the server.
-    pub run_id: String,
-    /// Time until this master counts; zero if it does.
-    counts_in: Duration,
-    /// The other fields.
-    pub rest: Reply,
+    pub head: Head,
+    pub reply: Reply,
 }
 
 #[derive(Clone)]
 pub struct Call {
     pub code: &'static Code,
     pub keys: Arc<[String]>,
-    pub args: Arc<[String]>,
+    pub argument: Arc<str>,
 }
 
 /// The masters, in the order of the URL.
@@ -224,17 +219,17 @@ impl Masters {
     pub fn why_uncounted(&self, at: usize, answer: &Result<Answer, Error>) -> Option<String> {
         match answer {
             Err(error) => Some(error.to_string()),
-            Ok(answer) => self.why_unfit(at, &answer.what, answer.counts_in),
+            Ok(Answer { head, .. }) => self.why_unfit(at, &head.outcome, head.counts_in),
         }
     }
 
     /// Why this master does not count, by what a script reports of it.
-    pub fn why_unfit(&self, at: usize, what: &str, counts_in: Duration) -> Option<String> {
+    pub fn why_unfit(&self, at: usize, what: &str, counts_in: Option<Duration>) -> Option<String> {
         let shown = &self.targets[at].shown;
         match what {
             "replica" => Some(format!("{shown} is a replica")),
             "young" => {
-                let left = Duration::from_secs(counts_in.as_secs() + 1);
+                let left = Duration::from_secs(counts_in.unwrap_or_default().as_secs() + 1);
                 let left = humantime::format_duration(left);
                 Some(format!(
                     "{shown} has restarted and may have forgotten locks; it is counted again in {left}"
@@ -301,7 +296,7 @@ impl Answers {
     }
 
     pub fn says(&self, at: usize, what: &str) -> bool {
-        self.get(at).is_some_and(|answer| answer.what == what)
+        self.of(at, what).is_some()
     }
 
     /// How many gave this answer. Two masters that are one server count once. A master without a
@@ -314,26 +309,24 @@ impl Answers {
     /// The common clock for all answers: the middle one of the masters' clocks. Zero if none
     /// answered.
     pub fn now(&self) -> u64 {
-        let mut clocks: Vec<_> = self.0.iter().flatten().flatten().map(|answer| answer.rest.now).collect();
+        let mut clocks: Vec<_> = self.0.iter().flatten().flatten().map(|answer| answer.head.now).collect();
         clocks.sort_unstable();
         clocks.get(clocks.len() / 2).copied().unwrap_or_default()
     }
 
     /// The run id of this master's server, if it told one.
     pub fn run_id(&self, at: usize) -> Option<&str> {
-        self.get(at).map(|answer| answer.run_id.as_str()).filter(|run_id| !run_id.is_empty())
+        self.get(at)?.head.run_id.as_deref()
     }
 
-    /// The rest of this master's reply, if it gave this answer.
-    pub fn reply(&mut self, at: usize, what: &str) -> Option<&mut Reply> {
-        let answer = self.0.get_mut(at)?.as_mut()?.as_mut().ok()?;
-        (answer.what == what).then_some(&mut answer.rest)
+    /// The answer of this master, if it has this outcome.
+    pub fn of(&self, at: usize, outcome: &str) -> Option<&Answer> {
+        self.get(at).filter(|answer| answer.head.outcome == outcome)
     }
 
-    /// The replies of all masters that gave this answer.
-    pub fn replies(&mut self, what: &str) -> impl Iterator<Item = &mut Reply> {
-        let answers = self.0.iter_mut().flatten().flatten();
-        answers.filter(move |answer| answer.what == what).map(|answer| &mut answer.rest)
+    /// The fields of all answers with this outcome.
+    pub fn read<T: DeserializeOwned>(&self, outcome: &str) -> Result<Vec<T>, Error> {
+        (0..self.0.len()).filter_map(|at| self.of(at, outcome)).map(|answer| answer.reply.read()).collect()
     }
 }
 
@@ -393,7 +386,6 @@ impl Master {
         if by.passed() {
             return Err(silent(&target.shown));
         }
-        let args: Vec<&str> = call.args.iter().map(String::as_str).collect();
         let mut connection = match self.connection.take().and_then(Connection::if_good) {
             Some(connection) => connection,
             None => {
@@ -406,11 +398,11 @@ impl Master {
             return Err(silent(&target.shown));
         }
         let by = by.min(Moment::now().after(target.op_timeout));
-        let text = || call.code.by_text(&call.keys, &args);
+        let text = || call.code.by_text(&call.keys, &call.argument);
         let is_known = self.known.iter().any(|known| std::ptr::eq(*known, call.code));
         let in_doubt = std::mem::replace(&mut self.send_source_next, true);
         let by_text = in_doubt || heard == Heard::Perhaps && !is_known;
-        let first = if by_text { text() } else { call.code.by_hash(&call.keys, &args) };
+        let first = if by_text { text() } else { call.code.by_hash(&call.keys, &call.argument) };
         let mut ask = |command| {
             connection.send(vec![command], by)?;
             is_sent();
@@ -430,9 +422,7 @@ impl Master {
         if !is_known {
             self.known.push(call.code);
         }
-        let (what, mut rest) = Reply::open(value, &target.shown)?;
-        let run_id = rest.text()?;
-        let counts_in = if what == "young" { rest.span()? } else { Duration::ZERO };
-        Ok(Answer { what, run_id, counts_in, rest })
+        let reply = Reply::new(value, &target.shown);
+        Ok(Answer { head: reply.read()?, reply })
     }
 }

@@ -33,7 +33,7 @@ impl QuorumStore {
             reasons.extend(self.masters.why_uncounted(at, answer));
             match answer {
                 Err(error) => errors.push(error.clone()),
-                Ok(answer) if answer.what == "ageless" => errors.push(Error::Denied(String::new())),
+                Ok(answer) if answer.head.outcome == "ageless" => errors.push(Error::Denied(String::new())),
                 Ok(_) => {}
             }
         }
@@ -60,7 +60,7 @@ impl QuorumStore {
     fn is_hopeless(&self, answers: &Answers) -> bool {
         let failed = answers.0.iter().flatten().filter(|answer| match answer {
             Err(error) => !error.is_transient(),
-            Ok(answer) => answer.what == "ageless",
+            Ok(answer) => answer.head.outcome == "ageless",
         });
         failed.count() > self.masters.len() - self.masters.majority()
     }

@@ -3,9 +3,8 @@
 
 use crate::lock::{Fence, Mode};
 use crate::rules::stat::{Histogram, Stat};
-use crate::rules::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success};
-use crate::store::Error;
-use crate::store::redis::reply::Reply;
+use crate::rules::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success, ms};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -13,14 +12,16 @@ use std::time::Duration;
 /// way as long.
 const SET: u64 = 1000;
 
-/// The lock on one master.
-#[derive(Debug, Clone)]
+/// The lock on one master, as its scripts answer.
+#[derive(Debug, Clone, Deserialize)]
 pub struct MasterView {
     /// What the lock key says; a foreign value counts as held.
     pub state: State,
     /// Time until that may end by itself.
+    #[serde(default, with = "ms")]
     pub left: Option<Duration>,
     /// The holder's token; empty if unknown.
+    #[serde(default)]
     pub token: String,
     pub holder: Option<Holder>,
     /// The foreign value, if there is one.
@@ -39,17 +40,11 @@ impl MasterView {
         paused: None,
     };
 
-    /// Reads the next fourteen fields of a reply: the holder's token, and what blocks a caller.
-    /// Times are converted by `clock`.
-    pub fn read(reply: &mut Reply, clock: Clock) -> Result<Self, Error> {
-        let (token, (state, is_foreign)) = (reply.text()?, reply.state()?);
-        let (_, left, mut paused) = (reply.mode()?, reply.span_if_any()?, reply.pause()?);
-        let (owner, fence) = (reply.text()?, reply.text()?);
-        let mut holder = if fence.is_empty() { None } else { Some(reply.holder(&owner, &fence)?) };
-        holder.iter_mut().for_each(|holder| clock.set(&mut holder.since));
-        paused = paused.map(|pause| clock.of_pause(pause));
-        let foreign = is_foreign.then_some(Foreign { kind: owner, left });
-        Ok(Self { state, left, token, holder, foreign, paused })
+    /// The same with its times converted by `clock`.
+    pub fn timed_by(mut self, clock: Clock) -> Self {
+        self.holder.iter_mut().for_each(|holder| clock.set(&mut holder.since));
+        self.paused = self.paused.map(|pause| clock.of_pause(pause));
+        self
     }
 
     fn is_confirmed(&self) -> bool {

@@ -4,15 +4,16 @@
 
 use super::acknowledge::Acknowledge;
 use super::connection::Connection;
-use super::reply::Reply;
+use super::reply::{Head, Reply};
 use super::route::{Limit, ReplicaCount, Route, Topology, Whom};
 use super::script::{self, Code};
 use super::target::Target;
 use crate::clock::Moment;
 use crate::lock::{Name, Replicas};
-use crate::store::Error;
 use crate::store::net::interrupt;
+use crate::store::{Error, json};
 use redis::{ServerError, Value};
+use serde::Serialize;
 use std::time::Duration;
 
 /// Shortest time to wait for a sentinel's answer after the master's.
@@ -51,7 +52,7 @@ pub struct Caller {
 struct Request<'a> {
     code: &'a Code,
     keys: Vec<String>,
-    args: Vec<&'a str>,
+    argument: String,
     text: Text,
     replicas: Replicas,
     limit: Limit,
@@ -106,10 +107,10 @@ impl Caller {
         &mut self,
         code: &Code,
         names: &[Name],
-        args: &[&str],
+        argument: &impl Serialize,
         by: Moment,
-    ) -> Result<(String, Reply), Error> {
-        self.run_once(&Request::new(code, names, args), names, by)
+    ) -> Result<Reply, Error> {
+        self.run_once(&Request::new(code, names, argument)?, names, by)
     }
 
     /// Sends by hash what [`Caller::run`] would, and does not wait for the answer.
@@ -118,21 +119,16 @@ impl Caller {
         connection: &mut Connection,
         code: &Code,
         names: &[Name],
-        args: &[&str],
+        argument: &impl Serialize,
         by: Moment,
     ) -> Result<(), Error> {
-        let Request { keys, args, .. } = Request::new(code, names, args);
-        connection.post(vec![code.by_hash(&keys, &args)], by)
+        let Request { keys, argument, .. } = Request::new(code, names, argument)?;
+        connection.post(vec![code.by_hash(&keys, &argument)], by)
     }
 
-    fn run_once(
-        &mut self,
-        request: &Request<'_>,
-        names: &[Name],
-        by: Moment,
-    ) -> Result<(String, Reply), Error> {
+    fn run_once(&mut self, request: &Request<'_>, names: &[Name], by: Moment) -> Result<Reply, Error> {
         let said = self.call(request, names, by)?;
-        Reply::open(said.value, &self.shown)
+        Ok(Reply::new(said.value, &self.shown))
     }
 
     /// Runs a script whose answer a hold depends on: sentinels are asked beside it which server is
@@ -142,12 +138,13 @@ impl Caller {
         &mut self,
         code: &Code,
         names: &[Name],
-        args: &[&str],
+        argument: &impl Serialize,
         limit: Limit,
         by: Moment,
-    ) -> Result<(String, Reply), Error> {
+    ) -> Result<Reply, Error> {
         let replicas = self.acknowledge.replicas;
-        self.run_acknowledged(&Request { replicas, limit, ..Request::new(code, names, args) }, names, by)
+        let request = Request { replicas, limit, ..Request::new(code, names, argument)? };
+        self.run_acknowledged(&request, names, by)
     }
 
     /// Runs `leave`. If replicas must acknowledge a grant, they must acknowledge its end.
@@ -155,13 +152,13 @@ impl Caller {
         &mut self,
         code: &Code,
         names: &[Name],
-        args: &[&str],
+        argument: &impl Serialize,
         by: Moment,
-    ) -> Result<(String, Reply), Error> {
+    ) -> Result<Reply, Error> {
         let in_doubt = self.send_source_next || self.lacked_script;
         let text = if in_doubt { Text::AtOnce } else { Text::IfWanted };
         let replicas = self.acknowledge.replicas;
-        let request = Request { text, replicas, ..Request::new(code, names, args) };
+        let request = Request { text, replicas, ..Request::new(code, names, argument)? };
         if replicas == Replicas::None {
             return self.run_once(&request, names, by);
         }
@@ -173,7 +170,7 @@ impl Caller {
         request: &Request<'_>,
         names: &[Name],
         by: Moment,
-    ) -> Result<(String, Reply), Error> {
+    ) -> Result<Reply, Error> {
         let began = Moment::now();
         self.route.ask_beside();
         let mut said = self.call(request, names, by)?;
@@ -189,8 +186,8 @@ impl Caller {
         let is_failing_over = request.replicas != Replicas::None && self.is_failing_over(began, answered, by);
         // A signal also ends the wait for the sentinels, so a failover may be unnoticed.
         let is_unchecked = request.replicas != Replicas::None && interrupt::is_raised();
-        let (what, reply) = Reply::open(said.value, &self.shown)?;
-        if DONE.contains(&what.as_str()) {
+        let reply = Reply::new(said.value, &self.shown);
+        if DONE.contains(&reply.read::<Head>()?.outcome.as_str()) {
             said.acknowledged?;
             if is_unchecked {
                 // The caller asks again.
@@ -202,7 +199,7 @@ impl Caller {
                 return Err(Error::Unacknowledged(format!("{}: {text}", self.shown)));
             }
         }
-        Ok((what, reply))
+        Ok(reply)
     }
 
     /// Whether the server that answered is about to be replaced by one that may not have the write.
@@ -258,18 +255,25 @@ impl Caller {
 /// The answers that mean success.
 const DONE: [&str; 6] = ["granted", "renewed", "asked", "released", "already", "dequeued"];
 
+/// The argument of a script, with the prefix of the locks' names.
+#[derive(Serialize)]
+struct Prefixed<'a, A> {
+    prefix: &'a str,
+    #[serde(flatten)]
+    argument: &'a A,
+}
+
 impl<'a> Request<'a> {
-    /// The last argument of each script is the prefix of the locks' names.
-    fn new(code: &'a Code, names: &'a [Name], args: &[&'a str]) -> Self {
+    fn new(code: &'a Code, names: &[Name], argument: &impl Serialize) -> Result<Self, Error> {
         let prefix = names.first().map_or("", Name::prefix);
-        Self {
+        Ok(Self {
             code,
             keys: code.keys(names),
-            args: args.iter().copied().chain([prefix]).collect(),
+            argument: json(&Prefixed { prefix, argument })?,
             text: Text::IfWanted,
             replicas: Replicas::None,
             limit: Limit::OpTimeout,
-        }
+        })
     }
 
     /// Sends the script, by hash or with its text.
@@ -282,8 +286,8 @@ impl<'a> Request<'a> {
         by: Moment,
     ) -> Result<(Value, Result<(), Error>), Error> {
         let call = match by_text {
-            true => self.code.by_text(&self.keys, &self.args),
-            false => self.code.by_hash(&self.keys, &self.args),
+            true => self.code.by_text(&self.keys, &self.argument),
+            false => self.code.by_hash(&self.keys, &self.argument),
         };
         acknowledge.ask(connection, call, self.replicas, replica_count, by)
     }

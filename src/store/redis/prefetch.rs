@@ -3,17 +3,27 @@
 //! not known here.
 
 use super::connection::Connection;
-use super::reply::Reply;
+use super::reply::{Reply, Seen};
 use super::route::Whom;
 use super::{RedisStore, script};
 use crate::clock::Moment;
 use crate::lock::Name;
 use crate::store::{Error, View};
+use serde::Serialize;
 
 /// Most locks in one request.
 const SEEN_AT_ONCE: usize = 64;
-/// Fields in the answer before the first lock.
-const BEFORE_LOCKS: usize = 2;
+/// Texts in the answer before that of the first lock.
+const BEFORE_LOCKS: usize = 1;
+
+/// The argument of `inspect`.
+#[derive(Serialize)]
+struct Look {
+    ends: usize,
+}
+
+/// An answer of `inspect`: the server's clock, and the locks.
+type Answer = (u64, Vec<Reply>);
 
 /// A request whose answer is not read yet.
 pub(super) struct Prefetch {
@@ -27,19 +37,19 @@ impl RedisStore {
     pub(super) fn look(&mut self, names: &[Name], ends: usize, by: Moment) -> Result<Vec<View>, Error> {
         let mut some = self.together(names);
         if let Some(ahead) = self.ahead.take_if(|ahead| ahead.names == some && ahead.ends == ends)
-            && let Some((reply, ahead)) = self.read_prefetched(ahead, names, by)
+            && let Some((answer, ahead)) = self.read_prefetched(ahead, names, by)
         {
-            return self.views(some, reply, ahead);
+            return self.views(some, answer, ahead);
         }
         self.ahead = None;
-        let (reply, ahead) = loop {
+        let (answer, ahead) = loop {
             match self.read_some(some, names, ends, by) {
                 // The error may be about another lock than the first one.
                 Err(error) if some.len() > 1 && !error.is_transient() => some = &some[..some.len() / 2],
                 seen => break seen?,
             }
         };
-        self.views(some, reply, ahead)
+        self.views(some, answer, ahead)
     }
 
     /// The first of these locks, and those after it that the same request can read.
@@ -56,15 +66,15 @@ impl RedisStore {
         names: &[Name],
         ends: usize,
         by: Moment,
-    ) -> Result<(Reply, Option<Prefetch>), Error> {
-        let (_, reply) = self.caller.run(&script::INSPECT, some, &[&ends.to_string()], by)?;
-        let next = self.next(names, reply.len());
+    ) -> Result<(Answer, Option<Prefetch>), Error> {
+        let answer = self.caller.run(&script::INSPECT, some, &Look { ends }, by)?.locks()?;
+        let next = self.next(names, answer.1.len());
         let connection = next.first().and_then(|first| self.caller.route.give(Whom::Lock(first), by).ok());
         let ahead = connection.and_then(|mut connection| {
             self.post(&mut connection, next, ends, by)?;
             Some(Prefetch { connection, names: next.to_vec(), ends })
         });
-        Ok((reply, ahead))
+        Ok((answer, ahead))
     }
 
     /// The locks to ask for next, after `told` locks. None if another server may have them.
@@ -82,7 +92,7 @@ impl RedisStore {
         if names.is_empty() {
             return Some(());
         }
-        self.caller.post(connection, &script::INSPECT, names, &[&ends.to_string()], by).ok()
+        self.caller.post(connection, &script::INSPECT, names, &Look { ends }, by).ok()
     }
 
     /// Reads the answer to the prefetch request. The request for the next locks is sent before
@@ -92,7 +102,7 @@ impl RedisStore {
         ahead: Prefetch,
         names: &[Name],
         by: Moment,
-    ) -> Option<(Reply, Option<Prefetch>)> {
+    ) -> Option<(Answer, Option<Prefetch>)> {
         let Prefetch { mut connection, ends, .. } = ahead;
         let by = by.min(Moment::now().after(self.target.op_timeout));
         let told = connection.fields_to_come(by).ok()??.saturating_sub(BEFORE_LOCKS);
@@ -102,28 +112,25 @@ impl RedisStore {
         let next = self.next(names, told);
         self.post(&mut connection, next, ends, by)?;
         let value = connection.answer(by).ok()?;
-        let (_, reply) = Reply::open(value, &self.target.shown).ok()?;
+        let answer = Reply::new(value, &self.target.shown).locks().ok()?;
         if next.is_empty() {
             self.caller.route.take_back(connection);
-            return Some((reply, None));
+            return Some((answer, None));
         }
-        Some((reply, Some(Prefetch { connection, names: next.to_vec(), ends })))
+        Some((answer, Some(Prefetch { connection, names: next.to_vec(), ends })))
     }
 
     /// Parses an answer, while the server works on the request `ahead`.
     fn views(
         &mut self,
         names: &[Name],
-        mut reply: Reply,
+        (now, locks): Answer,
         ahead: Option<Prefetch>,
     ) -> Result<Vec<View>, Error> {
         let mut views = Vec::new();
-        for name in names {
-            if reply.is_empty() && !views.is_empty() {
-                break;
-            }
-            match reply.nested().and_then(|mut lock| lock.view(name)) {
-                Ok(view) => views.push(view),
+        for (name, lock) in names.iter().zip(&locks) {
+            match lock.read::<Seen>() {
+                Ok(seen) => views.push(seen.view(name, now)),
                 Err(error) if views.is_empty() => return Err(error),
                 // It will be the first one the next time, and its error is returned then.
                 Err(_) => break,

@@ -49,14 +49,11 @@ pub static ENDS: Code =
 pub static INSPECT: Code =
     Code::new(hashes::INSPECT, &LOOKED_AT, &[RECORD, LOOK, include_str!("scripts/inspect.lua")]);
 
-/// The reply of a single server. The scripts of a quorum have a function of the same name, which
-/// adds facts about the master.
-const ANSWER: &str = "local function answer(what, ...) return { what, int(us), ... } end";
 pub const NOTE_REFUSAL: &str = include_str!("scripts/refuse.lua");
 pub const TELL_REFUSALS: &str = include_str!("scripts/refused.lua");
 
-pub static REFUSE: Code = Code::new(hashes::REFUSE, &LOOKED_AT, &[RECORD, ANSWER, NOTE_REFUSAL]);
-pub static REFUSED: Code = Code::new(hashes::REFUSED, &LOOKED_AT, &[RECORD, ANSWER, TELL_REFUSALS]);
+pub static REFUSE: Code = Code::new(hashes::REFUSE, &LOOKED_AT, &[RECORD, NOTE_REFUSAL]);
+pub static REFUSED: Code = Code::new(hashes::REFUSED, &LOOKED_AT, &[RECORD, TELL_REFUSALS]);
 
 /// How the records of an arrangement are laid out.
 pub struct Layout {
@@ -101,8 +98,8 @@ impl Code {
     }
 
     /// The call by hash; it fails with NOSCRIPT where the server has not seen the script.
-    pub fn by_hash(&self, keys: &[String], args: &[&str]) -> Cmd {
-        call("EVALSHA", self.hash, keys, args)
+    pub fn by_hash(&self, keys: &[String], argument: &str) -> Cmd {
+        call("EVALSHA", self.hash, keys, argument)
     }
 
     /// The command in this script that the user has no permission for, or not on its keys. Before
@@ -115,8 +112,8 @@ impl Code {
     }
 
     /// The call with the text.
-    pub fn by_text(&self, keys: &[String], args: &[&str]) -> Cmd {
-        call("EVAL", self.text(), keys, args)
+    pub fn by_text(&self, keys: &[String], argument: &str) -> Cmd {
+        call("EVAL", self.text(), keys, argument)
     }
 }
 
@@ -167,9 +164,9 @@ pub fn lacks_right(error: &ServerError) -> bool {
     refused && text.contains("@user_script:")
 }
 
-fn call(command: &str, script: &str, keys: &[String], args: &[&str]) -> Cmd {
+fn call(command: &str, script: &str, keys: &[String], argument: &str) -> Cmd {
     let mut call = cmd(command);
-    call.arg(script).arg(keys.len()).arg(keys).arg(args);
+    call.arg(script).arg(keys.len()).arg(keys).arg(argument);
     call
 }
 

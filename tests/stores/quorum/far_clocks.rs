@@ -40,8 +40,8 @@ fn a_min_hold_counts_from_the_grant_of_the_majority() {
     wait_until("the job runs", || masters.world().path("up").exists());
     let holds: Vec<String> = masters.at(0).ask(&["HVALS", "dlock.quorum:{dlock:k}:dlock:k"]);
     let hold: serde_json::Value = serde_json::from_str(&holds[0]).expect("a record");
-    let number = |at: usize| hold[at].as_u64().or_else(|| hold[at].as_str()?.parse().ok()).expect("a time");
-    let (since_ms, cool_ms) = (number(3) / 1000, number(5));
+    let since: u64 = hold["since"].as_str().and_then(|since| since.parse().ok()).expect("a time");
+    let (since_ms, cool_ms) = (since / 1000, hold["cool"].as_u64().expect("a time"));
     assert!(cool_ms > since_ms + 60_000, "granted at {since_ms} ms, kept until {cool_ms} ms");
     masters.world().write("go", "");
     holder.finish();
@@ -63,8 +63,7 @@ fn the_times_of_a_hold_come_from_one_clock() {
         let key = "dlock.quorum:{dlock:k}:dlock:k";
         let record: String = masters.at(least).ask(&["HGET", key, holder.token.secret()]);
         let mut record: serde_json::Value = serde_json::from_str(&record).unwrap();
-        let until: u64 = record[4].as_str().unwrap().parse().unwrap();
-        record[4] = (until - 1000).to_string().into();
+        record["until"] = (record["until"].as_u64().unwrap() - 1000).into();
         masters.at(least).ask::<i64>(&["HSET", key, holder.token.secret(), &record.to_string()]);
         let Ok(Acquired::Busy(blocker)) = store.acquire(&names(), &ask(LONG), by()) else {
             panic!("it is held")
@@ -110,9 +109,10 @@ fn a_hold_has_one_fence() {
     let Ok(Acquired::Granted(grant)) = store.acquire(&names, &ask, by()) else { panic!("the lock is free") };
     let record = "dlock.quorum:{dlock:k}:dlock:k";
     let hold: String = masters.at(2).ask(&["HGET", record, ask.token.secret()]);
-    let mut fields: Vec<serde_json::Value> = serde_json::from_str(&hold).unwrap();
-    (fields[2], fields[6]) = ((grant.fence.0 + 3_600_000_000).to_string().into(), "0".into());
-    let hold = serde_json::to_string(&fields).unwrap();
+    let mut fields: serde_json::Value = serde_json::from_str(&hold).unwrap();
+    fields["fence"] = (grant.fence.0 + 3_600_000_000).to_string().into();
+    fields["confirmed"] = false.into();
+    let hold = fields.to_string();
     masters.at(2).ask::<i64>(&["HSET", record, ask.token.secret(), &hold]);
     let mut other = store_within(&masters.ports(), LONG, Duration::from_secs(2));
     assert_eq!(other.prove(&names, &ask.token, by()).unwrap().map(|proof| proof.fence), Some(grant.fence));

@@ -1,30 +1,28 @@
 -- confirm.lua: phase two. Records the fence of the majority, if the token still has this master.
--- ARGV: token, fence, min-hold ms, longest lease ms, waited ms, its other terms (of 'replaces' and
---        'stays').
--- Replies: {'confirmed', …} · {'not-held', …}, and those of acquire.lua for a master that does not
---        count.
+-- Argument: as that of acquire.lua, with the fence.
+-- Replies: confirmed · not-held, and those of acquire.lua for a master that does not count.
 -- Why atomic: compare and write. Every later majority has a master that knows this fence, and
 -- begins above it.
 
-local token, fence, min_hold = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local token, fence = arg.token, arg.fence
 write_first()
 local lock = named(token)[1]
 expire(lock)
-local why = unfit(tonumber(ARGV[4]))
+local why = uncounted()
 if why then return why end
 if not is_held_by(lock, token) then return answer('not-held') end
 remember_fence(lock, fence)
 forget_turn(lock, token, '#free')
 local hold = hold_of(lock, token)
 if not hold.confirmed then
-  hold.waited = ARGV[5]
+  hold.waited = arg.waited
   confirm(lock, hold)
   -- Not from this master's own grant, which may be much earlier than that of the last master that
   -- was counted.
-  if min_hold > 0 then hold.cool = ms + min_hold end
+  if arg.min_hold > 0 then hold.cool = ms + arg.min_hold end
   -- A newer run may have come before this hold was confirmed, and so did not ask it to end.
-  local newest = string.find(ARGV[6], 'replaces', 1, true) and hold.word ~= 'stays' and newest_of(lock)
-  if newest and newest.token ~= token then hold.asked, hold.word = newest.owner, 'superseded' end
+  local newest = arg.terms.replaces and not hold.stays and newest_of(lock)
+  if newest and newest.token ~= token then hold.asked, hold.superseded = newest.owner, true end
 end
 -- Not the candidate of this master: that may be greater, if this master was not counted.
 hold.fence = fence

@@ -1,6 +1,6 @@
 -- forget.lua: forgets the success that --once-per counts from, on this master.
--- ARGV: none.
--- Replies: {'forgotten', …} · {'nothing', …}: there was none.
+-- Argument: nothing.
+-- Replies: forgotten · nothing: there was none.
 
 write_first()
 local lock = named()[1]

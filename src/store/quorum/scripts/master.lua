@@ -2,7 +2,8 @@
 -- master knows of the others; quorum.rs decides what their answers mean together. There is no queue
 -- and no wake.
 --
--- Every reply begins with: what, now us, run id. Two masters with the same run id are one server.
+-- Every reply has the run id of the server. Two masters with the same run id are one server. Every
+-- argument has `longest`: the longest lease (ms) that any client asks of these masters.
 
 -- Without the permission for INFO this is an error, and the uptime stays unknown.
 local function info(section)
@@ -11,20 +12,24 @@ local function info(section)
 end
 
 local server = info('server')
-local run_id = string.match(server, 'run_id:(%x+)') or ''
+run_id = string.match(server, 'run_id:(%x+)')
 
-local function answer(what, ...) return { what, int(us), run_id, ... } end
-
--- Why this master does not count; nil if it does. If it has been up for less than the longest
--- lease, it may have forgotten a lock that is still held. The uptime is the difference of two times
--- cut to seconds, so it may be one second too long.
-local function unfit(longest)
+-- Why this master does not count, and how long; nil if it does count. If it has been up for less
+-- than the longest lease, it may have forgotten a lock that is still held. The uptime is the
+-- difference of two times cut to seconds, so it may be one second too long.
+local function unfit()
   local role = string.match(info('replication'), 'role:(%a+)')
   local uptime = tonumber(string.match(server, 'uptime_in_seconds:(%-?%d+)'))
-  if role and role ~= 'master' then return answer('replica') end
-  if run_id == '' or not role or not uptime then return answer('ageless') end
-  local missing = longest - (uptime - 1) * 1000
-  if missing > 0 then return answer('young', int(missing)) end
+  if role and role ~= 'master' then return 'replica' end
+  if not run_id or not role or not uptime then return 'ageless' end
+  local missing = arg.longest - (uptime - 1) * 1000
+  if missing > 0 then return 'young', missing end
+end
+
+-- The reply of a master that does not count; nil if it does.
+local function uncounted()
+  local why, counts_in = unfit()
+  return why and answer(why, { counts_in = counts_in })
 end
 
 -- FENCE is the last fence of a majority that this master knows of.
@@ -32,8 +37,12 @@ local function remember_fence(lock, fence)
   write_fence(lock, math.max(last_fence(lock), tonumber(fence)))
 end
 
--- The fence of the majority for this hold; '0' if this master was not told yet.
-local function agreed(hold) return hold.confirmed and hold.fence or '0' end
+-- The fence of the majority for this hold; nil if this master was not told yet.
+local function agreed(hold) return hold.confirmed and hold.fence or nil end
 
--- The token of the holder, then what blocks a caller.
-local function obstacle(lock) return lock.token or '', unpack(blocker(lock, 'exclusive')) end
+-- What blocks a caller, with the token of the holder.
+local function obstacle(lock)
+  local b = blocker(lock, 'exclusive')
+  b.token = lock.token
+  return b
+end

@@ -1,10 +1,8 @@
 -- pause.lua: pauses the lock on this master, or ends the pause. Holders keep it.
--- ARGV: operator (JSON; '' ends the pause), for how long ms.
--- Replies: {'paused', …} · {'open', …}: what it was before.
+-- Argument: by (the operator), lasts (ms); without them the pause ends.
+-- Replies: paused · open: what it was before.
 
 write_first()
 local lock = named()[1]
 expire(lock)
-local was = pause_of(lock)
-set_pause(lock, ARGV[1], tonumber(ARGV[2]))
-return answer(was and 'paused' or 'open')
+return answer(set_pause(lock))

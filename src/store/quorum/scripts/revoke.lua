@@ -1,14 +1,14 @@
 -- revoke.lua: takes this master away from its holder.
--- ARGV: 'safe' or 'now', operator (JSON).
--- Replies: {what was there, …, left ms, token of the holder, blocker as it was…}, with what of
---        'free', 'hold', 'cooling', 'revoked', 'foreign' (left alone) or 'foreign-deleted'.
+-- Argument: when ('safe' or 'now'), by (the operator).
+-- Replies {left (ms), seen (as in acquire.lua, before)}, what was there: free · hold · cooling ·
+--        revoked · foreign (left alone) · foreign-deleted.
 -- Why atomic: it acts on the hold that it shows, not on a later one.
 
-local now, by = ARGV[1] == 'now', ARGV[2]
+local now = arg.when == 'now'
 write_first()
 local lock = named()[1]
 expire(lock)
-local was, remains, what = { obstacle(lock) }, 0, lock.kind
+local was, remains, what = obstacle(lock), 0, lock.kind
 
 local token = lock.token
 if lock.kind == 'exclusive' then
@@ -23,7 +23,7 @@ if lock.kind == 'exclusive' then
     drop_hold(lock, token)
   else
     what = 'hold'
-    finish(lock, token, 'forced', nil, by)
+    finish(lock, token, 'forced', nil, arg.by)
     if now then
       spend(lock, token, '0')
       free(lock)
@@ -51,4 +51,4 @@ elseif lock.kind == 'foreign' and now and lock.foreign_type == 'string' then
   free(lock)
   what = 'foreign-deleted'
 end
-return answer(what, int(remains), unpack(was))
+return answer(what, { left = remains, seen = was })

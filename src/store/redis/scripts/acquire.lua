@@ -1,31 +1,27 @@
 -- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (rules:
 -- LockTable::acquire).
--- ARGV: token, ttl ms, min-hold ms, patience ('none' or 'queue'), connection to wake, 'first' or
---        'again', mode ('exclusive', 'shared', 'slots/<n>'), owner, --once-per ms (0: without), its
---        other terms (of 'replaces' and 'stays'), how long it has asked ms; last, as in all
---        scripts, the prefix of the locks' names.
--- Replies: {'granted', now us, fence, waited ms, slot or ''} · {'waiting', now us, ahead, next ms,
---        at, blocker…} · {'busy', now us, at, blocker…} · {'done', now us, at, owner, fence, since
---        ms, ended ms, due ms} · {'superseded', now us, at, owner of the newer run} · {'spent', now
---        us}. `at`: index of the lock, from 0.
+-- Argument: token, ttl, min_hold, owner, mode, patience ('none' or 'queue'), terms {once_per,
+--        replaces, stays}, waited (how long it has asked), connection (to wake), again (whether it
+--        has asked before), prefix of the locks' names. Times in ms.
+-- Replies: granted {fence, waited, slot} · waiting {ahead, next, blocker} · busy {at, blocker…} ·
+--        done {at, success, ago, due} · superseded {at, by} · token-ended. `at`: index of the lock,
+--        from 0.
 -- Why atomic: no other client may come between the check and the grant, a newcomer must not
 -- overtake, and of several locks a caller gets all or none.
 
-local token, ttl, min_hold, patience, connection, mode, owner, once_per =
-  ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[7], ARGV[8], tonumber(ARGV[9])
-local terms, waited = terms_of(ARGV[10]), tonumber(ARGV[11])
+local token, owner, terms, mode = arg.token, arg.owner, arg.terms, mode_from(arg.mode)
 
 -- A server that is out of memory may refuse a first acquire: no job runs yet.
-if ARGV[6] ~= 'first' then write_first() end
+if arg.again then write_first() end
 
-local function cool_from(since) return min_hold > 0 and math.floor(since / 1000) + min_hold or 0 end
+local function cool_from(since) return arg.min_hold > 0 and math.floor(since / 1000) + arg.min_hold or 0 end
 
 -- Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.
 local function record_heartbeat(locks, came)
   local ticket, since
   for _, lock in ipairs(locks) do
-    local w = redis.call('HMGET', waiter_key(lock, token), 'ticket', 'since')
-    if tonumber(w[1]) and tonumber(w[2]) then ticket, since = w[1], w[2] end
+    local w = object_at(waiter_key(lock, token)) or {}
+    if number_in(w.ticket) and number_in(w.since) then ticket, since = w.ticket, w.since end
   end
   if not ticket then
     local last = us
@@ -36,13 +32,11 @@ local function record_heartbeat(locks, came)
     ticket, since = int(last), int(came)
     for _, lock in ipairs(locks) do lock.changed = true end
   end
-  local names = cjson.encode(worklist(locks))
+  local waiter = cjson.encode({ ticket = ticket, since = since, silent = ms + SILENCE, mode = mode, names = worklist(locks),
+    owner = owner, terms = terms, connection = arg.connection })
   for _, lock in ipairs(locks) do
     write_absence(lock, ms)
-    local key = waiter_key(lock, token)
-    redis.call('HSET', key, 'ticket', ticket, 'since', since, 'silent', int(ms + SILENCE), 'mode', mode,
-      'names', names, 'owner', owner, 'wake', connection, 'once-per', int(once_per), 'terms', ARGV[10])
-    redis.call('PEXPIRE', key, TICKET_KEPT)
+    redis.call('SET', waiter_key(lock, token), waiter, 'PX', TICKET_KEPT)
     redis.call('ZADD', lock.QUEUE, ticket, token)
     redis.call('PEXPIRE', lock.QUEUE, TICKET_KEPT)
   end
@@ -76,7 +70,7 @@ local function place(locks)
       next = math.min(next, FOREIGN_LOOK)
     -- A lock that admits the waiter may lack a slot in common with its other locks.
     elseif lock.slots or not admits(lock, mode) then
-      next = math.min(next, tonumber(blocker(lock, mode)[3]))
+      next = math.min(next, blocker(lock, mode).left)
     end
   end
   return most, next
@@ -84,16 +78,15 @@ end
 
 -- What blocks the caller, at the first lock that does not admit it or has other waiters; if there
 -- is none, at the first lock.
-local function answer(what, locks, ...)
+local function first_blocker(locks)
   local at = 1
   for i = #locks, 1, -1 do
     local head = redis.call('ZRANGE', locks[i].QUEUE, 0, 0)[1]
     if not admits(locks[i], mode) or head and head ~= token then at = i end
   end
-  local r = { what, int(us), ... }
-  r[#r + 1] = int(at - 1)
-  for _, field in ipairs(blocker(locks[at], mode)) do r[#r + 1] = field end
-  return r
+  local b = blocker(locks[at], mode)
+  b.at = at - 1
+  return b
 end
 
 -- The token's hold, if the lock has one by its kind.
@@ -102,7 +95,7 @@ local function recorded(lock, token)
   return hold_of(lock, token)
 end
 
-local function granted(hold) return { 'granted', int(us), hold.fence, hold.waited, hold.slot } end
+local function granted(hold) return answer('granted', { fence = hold.fence, waited = hold.waited, slot = hold.slot }) end
 
 -- Takes a waiter out of these queues for good. `news` collects the locks that have a new head.
 local function remove(locks, waiter, news)
@@ -115,25 +108,26 @@ end
 
 -- Answers 'done' if --once-per skips this run, and takes the caller out of its queues.
 local function skip_if_done(locks)
-  local was, news = done(locks, once_per), {}
+  local was, news = done(locks, terms), {}
   if not was then return nil end
   remove(locks, token, news)
-  locks[was.at].changed = true
-  tally(locks[was.at], { done = 1 })
+  local lock = locks[was.at + 1]
+  lock.changed = true
+  tally(lock, { done = 1 })
   grant_next(worklist(locks), token)
   for _, lock in ipairs(news) do wake_head(lock) end
   tell()
-  return { 'done', int(us), int(was.at - 1), told(was) }
+  return answer('done', was)
 end
 
 -- When the caller came: by its place in a queue. If that is forgotten, by how long it says that it
 -- has asked.
 local function arrival(locks)
   for _, lock in ipairs(locks) do
-    local since = tonumber(redis.call('HGET', waiter_key(lock, token), 'since') or '')
-    if since then return since end
+    local w = object_at(waiter_key(lock, token)) or {}
+    if number_in(w.since) then return number_in(w.since) end
   end
-  return us - waited * 1000
+  return us - arg.waited * 1000
 end
 
 local function mark_superseded(lock, whom)
@@ -151,7 +145,7 @@ local function supersede(locks, came, work, news)
     if newest then
       remove(locks, token, news)
       mark_superseded(lock, token)
-      return { 'superseded', int(us), int(at - 1), newest.owner }
+      return answer('superseded', { at = at - 1, by = newest.owner })
     end
   end
   for _, lock in ipairs(locks) do
@@ -167,7 +161,7 @@ local function supersede(locks, came, work, news)
         work[#work + 1] = other.rest
       end
       mark_superseded(lock, old.token)
-      wake(w.names[1], old.token, w.wake)
+      wake(w.names[1], old.token, w.connection)
     end
   end
 end
@@ -179,7 +173,7 @@ local function replace(locks, came)
     if (lock.kind == 'exclusive' or is_many(lock)) and not pause_of(lock) then
       for _, one in ipairs(all_holds(lock)) do
         if is_replaced(one.hold, came) and is_held_by(lock, one.token) then
-          one.hold.asked, one.hold.word = owner, 'superseded'
+          one.hold.asked, one.hold.superseded = owner, true
           save(lock, one.token, one.hold)
           wake(lock.rest, one.token, 'holder')
         end
@@ -195,10 +189,10 @@ if redis.call('EXISTS', unpack(spent)) > 0 then
   for at, lock in ipairs(locks) do
     if redis.call('GET', spent[at]) == 's' then
       local newest = newest_of(lock)
-      return { 'superseded', int(us), int(at - 1), newest and newest.owner or '{}' }
+      return answer('superseded', { at = at - 1, by = newest and newest.owner or {} })
     end
   end
-  return { 'spent', int(us) }
+  return answer('token-ended')
 end
 for _, lock in ipairs(locks) do expire(lock) end
 for _, lock in ipairs(locks) do
@@ -210,8 +204,8 @@ end
 if alone then
   local skipped = skip_if_done(locks)
   if skipped then return skipped end
-  local hold = { slot = slot_for(locks, mode), ['until'] = ms + ttl, cool = cool_from(us), confirmed = true,
-    waited = '0', owner = owner, word = terms.word }
+  local hold = { slot = slot_for(locks, mode), ['until'] = ms + arg.ttl, cool = cool_from(us), confirmed = true,
+    waited = 0, owner = owner, stays = terms.stays }
   grant(locks, mode, token, hold)
   for _, lock in ipairs(locks) do confirm(lock, hold) end
   tell()
@@ -224,7 +218,7 @@ if not held_everywhere(locks, token) then
   -- leave. An unconfirmed grant that has lost a lock is dropped, and its token may acquire again.
   for _, lock in ipairs(locks) do
     local hold = recorded(lock, token)
-    if hold and hold.confirmed then return { 'spent', int(us) } end
+    if hold and hold.confirmed then return answer('token-ended') end
   end
   for _, lock in ipairs(locks) do
     if recorded(lock, token) then drop_hold(lock, token) end
@@ -233,7 +227,7 @@ if not held_everywhere(locks, token) then
   if skipped then return skipped end
   local work, came = worklist(locks), terms.replaces and arrival(locks) or us
   local superseded = terms.replaces and supersede(locks, came, work, news)
-  if not superseded and patience == 'queue' then
+  if not superseded and arg.patience == 'queue' then
     record_heartbeat(locks, came)
     suspend_stale_before(locks, work)
   end
@@ -247,10 +241,11 @@ if not held_everywhere(locks, token) then
   for _, lock in ipairs(locks) do
     admitted = admitted and admits(lock, mode) and redis.call('EXISTS', lock.QUEUE) == 0
   end
-  local slot = admitted and slot_for(locks, mode)
-  if slot then
+  local slot
+  if admitted then slot = slot_for(locks, mode) end
+  if slot ~= nil then
     grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
-      waited = '0', owner = owner, word = terms.word })
+      waited = 0, owner = owner, stays = terms.stays })
   end
   if terms.replaces and not held_everywhere(locks, token) then replace(locks, came) end
   for _, lock in ipairs(news) do wake_head(lock) end
@@ -265,21 +260,21 @@ if held_everywhere(locks, token) then
     redis.call('DEL', waiter_key(lock, token))
     hold = hold_of(lock, token)
     if not hold.confirmed then confirm(lock, hold) end
-    hold.owner, hold['until'] = owner, ms + ttl
-    if min_hold > 0 then hold.cool = cool_from(hold.since) end
+    hold.owner, hold['until'] = owner, ms + arg.ttl
+    if arg.min_hold > 0 then hold.cool = cool_from(hold.since) end
     save(lock, token, hold)
   end
   tell()
   return granted(hold)
 end
-if patience == 'none' then
-  local busy = answer('busy', locks)
-  local refused = locks[busy[3] + 1]
+local b = first_blocker(locks)
+if arg.patience == 'none' then
+  local refused = locks[b.at + 1]
   refused.changed = true
   tally(refused, { busy = 1 })
   tell()
-  return busy
+  return answer('busy', b)
 end
 tell()
 local ahead, next = place(locks)
-return answer('waiting', locks, int(ahead), int(next))
+return answer('waiting', { ahead = ahead, next = next, blocker = b })

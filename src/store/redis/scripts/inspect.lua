@@ -1,63 +1,55 @@
 -- inspect.lua: the views of locks (rules: Record::inspect). Writes nothing, so it works on a
 -- replica and on a server that is out of memory. Ends that no operation has recorded yet are shown
 -- as if they were.
--- ARGV: how many of the last ends to return; with 0 also not the last success.
--- Reply: {'seen', now us, {lock…}, …}: the locks in the order of the request, and only as many as a
---        short script can read, at least one. A lock: state, mode or '', left ms or '', type of a
---        foreign value or '', last fence or '', {holder, …}, {owner, mode, since us, '1' if it
---        replaces others, …}, {log…}, {field, total, …}, the last successful hold {owner, fence,
---        since ms, ended ms}, the pause or ''. An empty list is ''. A holder is its record, JSON as
---        in HOLD.
+-- Argument: ends (how many of the last ends to return; with 0 also not the last success).
+-- Reply: a list of JSON texts: seen, then a text for each of the locks in the order of the request,
+--        only as many as a short script can read, at least one: {state, mode, left, foreign, fence,
+--        holders, waiters, log (JSON texts), stat, success, paused}.
 -- Why atomic: holders, queue and log of a lock are of one moment.
 
 -- Limit for one script, because other clients wait meanwhile: 64 locks, each as much as 16 holds,
 -- waiters or ends.
-local ENOUGH, ENDS = 1024, tonumber(ARGV[1])
-
--- A server needs four times as long for an empty array as for an empty text.
-local function list(all) return all[1] and all or '' end
+local ENOUGH = 1024
 
 local function seen(lock)
-  local log, stat, live, revoked, recorded, due = look(lock, ENDS)
+  local log, stat, live, revoked, recorded, due = look(lock, arg.ends)
   local many = is_many(lock)
   if many and recorded > 0 and not due then lock.kind, lock['until'], many = 'free', nil, false end
 
-  local state, mode, until_ms = lock.kind, 'exclusive', lock['until']
+  local view = { state = lock.kind, fence = number_in(redis.call('GET', lock.FENCE)), log = list(log), stat = stat,
+    success = arg.ends > 0 and success_of(lock) or nil }
+  local until_ms = lock['until']
   if lock.kind == 'exclusive' then
-    state = #live > 0 and 'held' or 'cooling'
+    view.state = #live > 0 and 'held' or 'cooling'
   elseif many then
-    state = (#live > 0 or recorded == 0) and 'held' or #revoked > 0 and 'revoked' or 'cooling'
-    mode, until_ms = lock.kind, due or lock['until']
-  elseif lock.kind == 'free' or lock.kind == 'foreign' then
-    mode = ''
+    view.state = (#live > 0 or recorded == 0) and 'held' or #revoked > 0 and 'revoked' or 'cooling'
+    until_ms = due or until_ms
+  elseif lock.kind == 'foreign' then
+    view.state, view.foreign = 'held', foreign(lock)
+    view.left = view.foreign.left
   end
-  local left_ms = until_ms and left(until_ms) or ''
-  if lock.kind == 'foreign' then
-    local ttl = redis.call('PTTL', lock.L)
-    left_ms = ttl >= 0 and ttl or ''
-  end
+  if until_ms then view.mode, view.left = many and mode_to(lock.kind) or 'exclusive', left(until_ms) end
+  view.holders = people(view.state == 'held' and live or view.state == 'revoked' and revoked or {})
 
   -- Most locks have neither queue nor pause.
-  local more = redis.call('EXISTS', key_of('pause', lock), lock.QUEUE) > 0
-  local pause = more and pause_of(lock)
-  if state == 'free' and pause then state, left_ms = 'paused', left(pause['until']) end
-
-  local shown = state == 'held' and live or state == 'revoked' and revoked or {}
-
   local waiters = {}
-  for _, token in ipairs(more and redis.call('ZRANGE', lock.QUEUE, 0, -1) or waiters) do
-    local w = redis.call('HMGET', waiter_key(lock, token), 'silent', 'owner', 'mode', 'since', 'terms')
-    if tonumber(w[1]) and w[2] and w[3] and tonumber(w[4]) and ms < silent_at(lock, tonumber(w[1])) then
-      for i = 2, 4 do waiters[#waiters + 1] = w[i] end
-      waiters[#waiters + 1] = string.find(w[5] or '', 'replaces', 1, true) and '1' or ''
+  if redis.call('EXISTS', key_of('pause', lock), lock.QUEUE) > 0 then
+    view.paused = pause_of(lock)
+    if view.state == 'free' and view.paused then view.state, view.left = 'paused', left(view.paused['until']) end
+    for _, token in ipairs(redis.call('ZRANGE', lock.QUEUE, 0, -1)) do
+      local w = object_at(waiter_key(lock, token)) or {}
+      local since, silent = number_in(w.since), number_in(w.silent)
+      if since and silent and type(w.owner) == 'table' and ms < silent_at(lock, silent) then
+        local waiting, replaces = math.max(ms - math.floor(since / 1000), 0), type(w.terms) == 'table' and w.terms.replaces == true
+        waiters[#waiters + 1] = { owner = w.owner, mode = mode_to(w.mode), replaces = replaces, waiting = waiting }
+      end
     end
   end
-  return { state, mode, left_ms, lock.foreign_type or '', redis.call('GET', lock.FENCE) or '', list(people(shown)),
-    list(waiters), list(log), list(stat), ENDS > 0 and list(last_success(lock)) or '', pause and pause.json or '' },
-    recorded + #waiters / 4 + #log
+  view.fence, view.waiters = view.fence and int(view.fence), list(waiters)
+  return cjson.encode(view), recorded + #waiters + #log
 end
 
-local reply, told = { 'seen', int(us) }, 0
+local reply, told = { answer('seen') }, 0
 for i = 1, #KEYS, PARTS do
   local one, weight = seen(lock_at(i))
   reply[#reply + 1] = one

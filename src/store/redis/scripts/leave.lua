@@ -1,14 +1,14 @@
 -- leave.lua: gives back everything that the token has (holds, places in queues), and records it as
 -- released (rules: LockTable::leave).
--- ARGV: token, 'not-run' or how the hold ended (released, crashed, …), how the job ended (JSON or
---        ''), '1' if the lock was acquired with --once-per.
--- Replies: {'released', now us, cooling ms} · {'dequeued', now us} · {'already', now us} ·
---        {'not-held', now us}.
+-- Argument: token, outcome (how the hold ended: released, crashed, …; none if nothing ran), job (how
+--        the job ended, if known), once_per (whether the lock was acquired with it), prefix of the
+--        locks' names.
+-- Replies: released {cooling (ms)} · dequeued · already · not-held.
 -- Why atomic: compare and delete. The next waiter is granted the lock in the same script, so the
 -- lock is never idle. The released token is refused from then on, so a late acquire changes nothing
 -- (I4).
 
-local token, outcome, job = ARGV[1], ARGV[2], ARGV[3]
+local token = arg.token
 write_first()
 local locks = named(token)
 local spent
@@ -29,8 +29,8 @@ for _, lock in ipairs(locks) do
     lock.changed = true
   end
   if held then
-    if outcome ~= 'not-run' then
-      local kept = close(lock, token, outcome, job, ARGV[4] == '1')
+    if arg.outcome then
+      local kept = close(lock, token, arg.outcome, arg.job, arg.once_per)
       if kept > 0 then news[#news + 1] = lock end
       cooling = math.max(cooling, kept)
     else
@@ -43,8 +43,8 @@ for _, lock in ipairs(locks) do
   end
 end
 
-local answer = queued and 'dequeued' or 'not-held'
-if released then answer = 'released' elseif spent then answer = spent == '1' and 'already' or 'not-held' end
+local what = queued and 'dequeued' or 'not-held'
+if released then what = 'released' elseif spent then what = spent == '1' and 'already' or 'not-held' end
 if queued and not released and not spent then tally(locks[1], { ['given-up'] = 1 }) end
 if not spent or spent ~= '1' and released then
   -- One mark is enough to refuse the token. Each lock that was held gets one, because `watch`
@@ -54,4 +54,4 @@ end
 grant_next(worklist(locks), token)
 for _, lock in ipairs(news) do wake_head(lock) end
 tell()
-return { answer, int(us), int(cooling) }
+return answer(what, { cooling = cooling })

@@ -1,22 +1,15 @@
 -- look.lua: the second part of scripts that only read. Ends that no operation has recorded yet are
 -- shown as if they were: in the holders, the log and the totals.
 
-local function last_success(lock)
-  local s = success_of(lock)
-  return s and { s.owner, s.fence, int(s.since), int(s.ended) } or {}
-end
-
 reads_all = true
 
--- Returns the last `ends` of the log; the totals, as fields and numbers; the live holds; the
--- revoked holds; how many holds are recorded; and when the last of those that the lock key confirms
--- ends. A field of the totals may come more than once, and then they add up (times: the last one
--- counts).
+-- Returns the last `ends` of the log; the totals, numbers as text; the live holds; the revoked
+-- holds; how many holds are recorded; and when the last of those that the lock key confirms ends.
 local function look(lock, ends)
   if lock['until'] and ms >= lock['until'] then lock.kind, lock['until'], lock.slots, lock.token = 'free' end
   local log = ends > 0 and redis.call('LRANGE', key_of('log', lock), 0, ends - 1) or {}
-  local stat = redis.pcall('HGETALL', lock.STAT)
-  if stat.err then stat = {} end
+  local flat, stat = redis.pcall('HGETALL', lock.STAT), {}
+  for i = 1, #flat, 2 do stat[flat[i]] = flat[i + 1] end
   local many, live, revoked, recorded, due = is_many(lock), {}, {}, 0, nil
   for _, one in ipairs(lock.all) do
     local hold, borne_out = one.hold, false
@@ -32,12 +25,9 @@ local function look(lock, ends)
       if is_logged(hold) then
         local outcome = outcome_of(hold)
         table.insert(log, 1, entry(hold, outcome))
-        for _, fields in ipairs({ counted(hold, outcome) }) do
-          for field, n in pairs(fields) do
-            stat[#stat + 1] = field
-            stat[#stat + 1] = int(n)
-          end
-        end
+        local counts, times = counted(hold, outcome)
+        for field, n in pairs(counts) do stat[field] = int((number_in(stat[field]) or 0) + n) end
+        for field, at in pairs(times) do stat[field] = int(at) end
       end
     else
       due = math.max(due or 0, due_of(hold))

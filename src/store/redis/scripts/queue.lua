@@ -5,9 +5,6 @@
 -- Why in the same script: the decision, the next grant and its wake are one atomic operation (I3,
 -- I9).
 
--- The prefix of the locks' names.
-local PREFIX = ARGV[#ARGV]
-
 local function gone_by(since_us) return math.max(ms - math.floor(since_us / 1000), 0) end
 
 -- Whether one more may hold it in this mode, regardless of queue and pause. If the lock key says
@@ -23,11 +20,11 @@ local function admits(lock, mode) return has_room(lock, mode) and not pause_of(l
 
 local function is_open(lock) return lock.kind == 'free' or has_room(lock, lock.kind) end
 
--- The lowest slot that is free in all of the locks; nil if there is none, '' if the mode has no
+-- The lowest slot that is free in all of the locks; nil if there is none, false if the mode has no
 -- slots.
 local function slot_for(locks, mode)
-  local slots = tonumber(string.match(mode, '^slots/(%d+)$'))
-  if not slots then return '' end
+  local slots = slots_of(mode)
+  if not slots then return false end
   local fields = {}
   for slot = 0, slots - 1 do fields[slot + 1] = '#' .. int(slot) end
   local taken = {}
@@ -43,7 +40,7 @@ local function slot_for(locks, mode)
     end
   end
   for i = 1, slots do
-    if not taken[i] then return int(i - 1) end
+    if not taken[i] then return i - 1 end
   end
   return nil
 end
@@ -53,14 +50,15 @@ end
 local function grant(locks, mode, token, hold)
   local fence = us
   for _, lock in ipairs(locks) do fence = math.max(fence, last_fence(lock) + 1) end
-  hold.phase, hold.fence, hold.since, hold.asked = 'held', int(fence), int(us), ''
+  hold.phase, hold.fence, hold.since = 'held', int(fence), int(us)
+  hold.slot = hold.slot or nil
   for _, lock in ipairs(locks) do
     write_fence(lock, fence)
     if lock.kind == 'free' then
       -- The rest of earlier, partly evicted holds must not count.
       if mode ~= 'exclusive' then redis.call('DEL', lock.HOLD, due_key(lock), kept_key(lock)) end
       lock.kind, lock['until'], lock.count = mode, nil, nil
-      lock.slots = tonumber(string.match(mode, '^slots/(%d+)$'))
+      lock.slots = slots_of(mode)
       if mode == 'exclusive' then lock.token = token end
     end
     lock.changed = true
@@ -81,37 +79,24 @@ end
 -- elsewhere.
 local function is_rest(rest)
   local tag, full = string.match(type(rest) == 'string' and rest or '', '^{([^}]*)}:(.+)$')
-  if not tag or string.sub(full, 1, #PREFIX) ~= PREFIX or string.sub(full, 1, 6) == 'dlock.' then return false end
+  if not tag or string.sub(full, 1, #arg.prefix) ~= arg.prefix or string.sub(full, 1, 6) == 'dlock.' then return false end
   local own = string.match(full, '{([^}]*)}')
   return tag == (own and own ~= '' and own or full)
 end
 
-local function is_mode(mode)
-  local slots = tonumber(string.match(mode, '^slots/(%d+)$'))
-  return mode == 'exclusive' or mode == 'shared' or slots and slots >= 1 and slots <= SLOTS_MAX
-end
-
--- The terms of an acquire, without --once-per: whether it replaces others, and the word for its
--- hold.
-local function terms_of(text)
-  return { replaces = string.find(text or '', 'replaces', 1, true) ~= nil,
-    word = string.find(text or '', 'stays', 1, true) and 'stays' or '' }
-end
-
 -- The record of a waiter; nil if it is not valid. Other programs may write there, too.
 local function waiter_of(lock, token)
-  local w = redis.pcall('HMGET', waiter_key(lock, token), 'mode', 'names', 'since', 'owner', 'wake', 'silent',
-    'once-per', 'terms')
-  if w.err or not (w[1] and w[2] and w[4] and number_in(w[3]) and tonumber(w[6]) and is_mode(w[1])) then return nil end
-  local ok, names = pcall(cjson.decode, w[2])
-  if not ok or type(names) ~= 'table' then return nil end
+  local w = object_at(waiter_key(lock, token))
+  if not w or type(w.names) ~= 'table' or type(w.owner) ~= 'table' or type(w.terms) ~= 'table' then return nil end
+  w.since, w.silent, w.connection = number_in(w.since), number_in(w.silent), number_in(w.connection)
+  w.terms.once_per = number_in(w.terms.once_per)
+  local is_mode = w.mode == 'exclusive' or w.mode == 'shared' or slots_of(w.mode)
   local waits_here = false
-  for _, rest in ipairs(names) do
+  for _, rest in ipairs(w.names) do
     if not is_rest(rest) then return nil end
     waits_here = waits_here or rest == lock.rest
   end
-  return waits_here and { mode = w[1], names = names, since = number_in(w[3]), owner = w[4], wake = w[5],
-    silent = tonumber(w[6]), once_per = tonumber(w[7]) or 0, terms = terms_of(w[8]) }
+  return waits_here and is_mode and w.since and w.silent and w or nil
 end
 
 -- Wakes the head, because the lock will be free earlier than it knows, or because it has just
@@ -119,18 +104,15 @@ end
 local function wake_head(lock)
   local head = redis.call('ZRANGE', lock.QUEUE, 0, 0)[1]
   local w = head and waiter_of(lock, head)
-  if w then wake(w.names[1], head, w.wake) end
+  if w then wake(w.names[1], head, w.connection) end
 end
 
 -- Writes down that a gap was noticed; else dead waiters would be excused again and again.
 local function write_absence(lock, last)
   local a = absence(lock)
   a.is_news = false
-  -- Nothing depends on another program's value here.
-  if not a.is_ours then redis.call('DEL', key_of('heard', lock)) end
-  redis.call('HSET', key_of('heard', lock), 'last', int(last), 'from', int(a.from), 'back', int(a.back),
-    'before', int(a.before))
-  redis.call('PEXPIRE', key_of('heard', lock), TICKET_KEPT)
+  local heard = cjson.encode({ last = last, from = a.from, back = a.back, before = a.before })
+  redis.call('SET', key_of('heard', lock), heard, 'PX', TICKET_KEPT)
 end
 
 -- The record of a waiter, if it is not stale.
@@ -180,11 +162,11 @@ end
 -- admit it. Returns whether it left the queue.
 local function grant_head(at, token, w, work, caller)
   local mode, names, locks = w.mode, w.names, {}
-  if w.once_per > 0 and done(opened(names), w.once_per) then
+  if w.terms.once_per and done(opened(names), w.terms) then
     -- The job is done already; the waiter learns that when it asks. Until then it keeps its ticket,
     -- because the success may be forgotten before.
     suspend(at, token, work)
-    if token ~= caller then wake(names[1], token, w.wake) end
+    if token ~= caller then wake(names[1], token, w.connection) end
     return true
   end
   local ticket
@@ -206,14 +188,14 @@ local function grant_head(at, token, w, work, caller)
     locks[#locks + 1] = lock
   end
   local slot = slot_for(locks, mode)
-  if not slot then return false end
+  if slot == nil then return false end
   for _, lock in ipairs(locks) do
     redis.call('ZREM', lock.QUEUE, token)
     if lock ~= at then work[#work + 1] = lock.rest end
   end
   grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
-    waited = int(gone_by(w.since)), owner = w.owner, word = w.terms.word })
-  if token ~= caller then wake(names[1], token, w.wake) end
+    waited = gone_by(w.since), owner = w.owner, stays = w.terms.stays })
+  if token ~= caller then wake(names[1], token, w.connection) end
   return true
 end
 

@@ -9,15 +9,20 @@
 -- arrangement has its own, so that neither takes the other's holds for its own. PARTS is the number
 -- of keys declared for each lock. With EXCLUSIVE_ONLY, shared locks and slots count as foreign.
 --
+-- ARGV[1] is a JSON object, the argument, which each script describes. The reply is a JSON object,
+-- too: the outcome as a word, the time in ms, and the fields that the script describes. cjson cuts
+-- numbers after 14 digits, so fences and times in us are text in JSON. It writes an empty list as
+-- {}, so an empty list is left out.
+--
 -- KEYS, for each lock in the request, in order of name: nine on a single server, on a master of a
 -- quorum those with a star:
 --   L, the lock key *     STRING  the holder's token, or a marker: dlock/shared:<until>,
 --                                 dlock/slots/<n>:<until>, dlock/cooling:<until>,
 --                                 dlock/revoked:<until>
---   dlock.hold:{tag}:L *  HASH    token -> JSON [phase, slot, fence, since, until, cool,
---                                 confirmed, waited, owner, asked, attempt, word]. On a master
---                                 of a quorum it is dlock.quorum:{tag}:L, and attempt is set.
---                                 The word is 'stays', 'superseded' or ''.
+--   dlock.hold:{tag}:L *  HASH    token -> JSON {phase, fence, since (us), until, cool, confirmed,
+--                                 waited, owner}, and where it applies {slot, asked, superseded,
+--                                 stays}. On a master of a quorum it is dlock.quorum:{tag}:L, and
+--                                 has {attempt}.
 --                                 #<slot> -> token, if the lock has slots
 --   dlock.due:{tag}:L     ZSET    shared, slots: the tokens that hold, by their end
 --   dlock.kept:{tag}:L    ZSET    shared, slots: the cooling and revoked tokens, by their end
@@ -28,12 +33,13 @@
 --                                 end.<outcome>, last.<outcome>, …
 --   dlock.watch:{tag}:L   ZSET    token of a watcher, by when its watch ends
 -- Keys that the scripts compute from these:
---   dlock.heard:{tag}:L   HASH    when heartbeats arrived
+--   dlock.heard:{tag}:L   STRING  when heartbeats arrived: JSON {last, from, back, before}
 --   dlock.done:{tag}:L    STRING  the last successful hold acquired with --once-per:
---                                 JSON [owner, fence, since ms, ended ms]
---   dlock.pause:{tag}:L   STRING  the pause: JSON [owner, since ms, until ms]
---   dlock.newest:{tag}:L  STRING  the newest caller with --replace: JSON [owner, came us, token]
---   dlock.waiter:{tag}:L:<token>  HASH
+--                                 JSON {owner, fence, since, ended}
+--   dlock.pause:{tag}:L   STRING  the pause: JSON {by, since, until}
+--   dlock.newest:{tag}:L  STRING  the newest caller with --replace: JSON {owner, came (us), token}
+--   dlock.waiter:{tag}:L:<token>  STRING  JSON {ticket, since (us), silent, mode, names, owner,
+--                                 terms, connection}
 --   dlock.spent:{tag}:L:<token>   STRING
 --   dlock.wake:{tag}:L:<token>:<connection>  LIST, for the first of the locks
 -- All of them lie in the slot of L, and all locks of one hold lie in one slot.
@@ -42,6 +48,7 @@
 -- are set (PEXPIREAT) and judged by that one reading, so that a lock is not over for one line of a
 -- script and held for the next.
 
+local arg = cjson.decode(ARGV[1])
 local clock = redis.call('TIME')
 local us = clock[1] * 1000000 + clock[2]
 local ms = math.floor(us / 1000)
@@ -49,11 +56,41 @@ local ms = math.floor(us / 1000)
 local function int(n) return string.format('%.0f', n) end
 local function left(until_ms) return math.max(until_ms - ms, 0) end
 
--- A number stored as text; nil if it is not one that dlock writes.
-local function number_in(text)
-  local number = type(text) == 'string' and string.match(text, '^%d+$') and tonumber(text)
+-- Set on a master of a quorum.
+local run_id
+
+-- The reply. `fields` is a table of its own.
+local function answer(outcome, fields)
+  local reply = fields or {}
+  reply.outcome, reply.now, reply.run_id = outcome, ms, run_id
+  return cjson.encode(reply)
+end
+
+local function list(all) return all[1] and all or nil end
+
+-- A stored number; nil if it is not one that dlock writes.
+local function number_in(value)
+  local number = string.match(tostring(value), '^%d+$') and tonumber(value)
   return number and number < 2 ^ 53 and number or nil
 end
+
+-- A stored JSON object; nil if it is not one.
+local function object_in(json)
+  local ok, object = pcall(cjson.decode, type(json) == 'string' and json or '')
+  return ok and type(object) == 'table' and object or nil
+end
+
+local function object_at(key) return object_in(redis.pcall('GET', key)) end
+
+-- The number of slots of a mode; nil if it is another mode.
+local function slots_of(mode)
+  local slots = number_in(string.match(tostring(mode), '^slots/(%d+)$'))
+  return slots and slots >= 1 and slots <= SLOTS_MAX and slots or nil
+end
+
+-- A mode as it is in an argument or a reply: slots are an object there.
+local function mode_from(mode) return type(mode) == 'table' and 'slots/' .. int(mode.slots) or mode end
+local function mode_to(mode) return slots_of(mode) and { slots = slots_of(mode) } or mode end
 
 -- An out-of-memory server refuses a script at its first write that may need memory, but never one
 -- that has already written (I14). This write needs none.
@@ -77,16 +114,19 @@ local function due_of(hold)
   return hold['until']
 end
 
+local PHASES = { held = true, cooling = true, revoked = true }
+
 -- A record that another program has changed is no hold; the lock key still tells until when the
--- lock is held. One match checks eight fields.
-local RECORDED = '^%["%l+","%d*","%d+","%d+","%d+","%d+","[01]","%d+","'
+-- lock is held.
 local function decoded(json)
-  if not string.find(json, RECORDED) then return false end
-  local ok, h = pcall(cjson.decode, json)
-  if not ok or type(h[9]) ~= 'string' or type(h[10]) ~= 'string' then return false end
-  return { phase = h[1], slot = h[2], fence = h[3], since = h[4], ['until'] = tonumber(h[5]), cool = tonumber(h[6]),
-    confirmed = h[7] == '1', waited = h[8], owner = h[9], asked = h[10], attempt = tonumber(h[11]),
-    word = type(h[12]) == 'string' and h[12] or '', json = json }
+  local h = object_in(json)
+  if not h or not PHASES[h.phase] or type(h.owner) ~= 'table' then return false end
+  local due, cool, waited = number_in(h['until']), number_in(h.cool), number_in(h.waited)
+  if not (due and cool and waited and number_in(h.fence) and number_in(h.since)) then return false end
+  return { phase = h.phase, fence = h.fence, since = h.since, ['until'] = due, cool = cool, confirmed = h.confirmed == true,
+    waited = waited, owner = h.owner, slot = number_in(h.slot), attempt = number_in(h.attempt) and h.attempt,
+    asked = type(h.asked) == 'table' and h.asked or nil, superseded = h.superseded == true or nil,
+    stays = h.stays == true or nil }
 end
 
 -- Sorts holds by their end.
@@ -136,8 +176,7 @@ local function load(lock, caller)
     return
   end
   local kind, due = string.match(value, '^dlock/([%l/%d]+):(%d+)$')
-  local slots = kind and tonumber(string.match(kind, '^slots/(%d+)$'))
-  if slots and (slots < 1 or slots > SLOTS_MAX) then slots = nil end
+  local slots = kind and slots_of(kind)
   local is_ours = kind == 'cooling' or kind == 'revoked' or (slots or kind == 'shared') and not EXCLUSIVE_ONLY
   if due and #due < 16 and is_ours then
     lock.kind, lock['until'], lock.slots = kind, tonumber(due), slots
@@ -149,8 +188,9 @@ local function load(lock, caller)
   elseif value == caller then
     -- The lock key is the truth (I12): an evicted or deleted HOLD does not end the caller's hold.
     lock.kind, lock['until'], lock.token = 'exclusive', ms + math.max(redis.call('PTTL', lock.L), 1), value
-    lock.holds[value] = { phase = 'held', slot = '', fence = int(number_in(redis.call('GET', lock.FENCE)) or us), since = int(us),
-      ['until'] = lock['until'], cool = 0, confirmed = true, waited = '0', owner = '{}', asked = '', word = '' }
+    local fence = number_in(redis.call('GET', lock.FENCE)) or us
+    lock.holds[value] = { phase = 'held', fence = int(fence), since = int(us), ['until'] = lock['until'], cool = 0,
+      confirmed = true, waited = 0, owner = {} }
   else
     lock.kind, lock.foreign_type = 'foreign', 'string'
   end
@@ -177,9 +217,9 @@ end
 local function absence(lock)
   local a = lock.absence
   if not a then
-    local h = redis.pcall('HMGET', key_of('heard', lock), 'last', 'from', 'back', 'before')
-    a = { last = tonumber(h[1]) or 0, from = tonumber(h[2]) or 0, back = tonumber(h[3]) or 0,
-      before = tonumber(h[4]) or 0, is_ours = not h.err }
+    local h = object_at(key_of('heard', lock)) or {}
+    a = { last = number_in(h.last) or 0, from = number_in(h.from) or 0, back = number_in(h.back) or 0,
+      before = number_in(h.before) or 0 }
     if a.last > 0 and a.last ~= a.from and ms - a.last > ABSENCE then
       a.from, a.back, a.before, a.is_news = a.last, ms, a.back, true
     end
@@ -252,9 +292,7 @@ end
 -- Writes a hold, and makes the lock key last as long as the hold.
 local function save(lock, token, hold)
   local due = due_of(hold)
-  redis.call('HSET', lock.HOLD, token, cjson.encode({ hold.phase, hold.slot, hold.fence, hold.since, int(hold['until']),
-    int(hold.cool), hold.confirmed and '1' or '0', hold.waited, hold.owner, hold.asked,
-    hold.attempt and int(hold.attempt) or '', hold.word }))
+  redis.call('HSET', lock.HOLD, token, cjson.encode(hold))
   lock.holds[token] = hold
   redis.call('PEXPIRE', lock.HOLD, HISTORY_KEPT)
   if lock.kind == 'exclusive' then
@@ -262,7 +300,7 @@ local function save(lock, token, hold)
   elseif is_many(lock) then
     local set, other = due_key(lock), kept_key(lock)
     if hold.phase ~= 'held' then set, other = other, set end
-    if hold.slot ~= '' then redis.call('HSET', lock.HOLD, '#' .. hold.slot, token) end
+    if hold.slot then redis.call('HSET', lock.HOLD, '#' .. hold.slot, token) end
     redis.call('ZADD', set, int(due), token)
     redis.call('PEXPIRE', set, HISTORY_KEPT)
     redis.call('ZREM', other, token)
@@ -275,7 +313,7 @@ local function erase(lock, token, hold)
   lock.changed = true
   redis.call('HDEL', lock.HOLD, token)
   lock.holds[token] = false
-  if hold.slot ~= '' then redis.call('HDEL', lock.HOLD, '#' .. hold.slot) end
+  if hold.slot then redis.call('HDEL', lock.HOLD, '#' .. hold.slot) end
   if is_many(lock) then
     redis.call('ZREM', due_key(lock), token)
     redis.call('ZREM', kept_key(lock), token)
@@ -293,9 +331,10 @@ local function ended_at(hold, outcome)
   return ms
 end
 
+-- An end, as it is in the log.
 local function entry(hold, outcome, job, by)
-  return cjson.encode({ outcome, hold.owner, hold.fence, hold.since, int(ended_at(hold, outcome)), hold.waited, job or '',
-    by or hold.asked })
+  return cjson.encode({ outcome = outcome, owner = hold.owner, fence = hold.fence, waited = hold.waited, job = job,
+    since = math.floor(hold.since / 1000), ended = ended_at(hold, outcome), by = by or hold.asked })
 end
 
 -- The bucket of a span, as the end of a field's name: the first bucket whose bound is not less.
@@ -316,8 +355,10 @@ end
 -- Marks the grant as confirmed. It counts, and wakes watchers, from now on.
 local function confirm(lock, hold)
   hold.confirmed, lock.changed = true, true
-  tally(lock, { ['waited.' .. bucket(tonumber(hold.waited))] = 1, ['waited.sum'] = hold.waited })
+  tally(lock, { ['waited.' .. bucket(hold.waited)] = 1, ['waited.sum'] = hold.waited })
 end
+
+local function is_success(outcome, job) return outcome == 'released' and job ~= nil and job.status == 0 end
 
 -- The counts that an end adds to the totals, and the times that it sets. A job that did not end by
 -- itself has failed; the result of a script's job is unknown.
@@ -326,8 +367,8 @@ local function counted(hold, outcome, job)
   local held = math.max(at - math.floor(hold.since / 1000), 0)
   local counts = { ['held.' .. bucket(held)] = 1, ['held.sum'] = held, ['end.' .. outcome] = 1 }
   local times = { ['last.' .. outcome] = at }
-  if outcome ~= 'released' or (job or '') ~= '' then
-    local result = outcome == 'released' and job == '{"status":0}' and 'succeeded' or 'failed'
+  if outcome ~= 'released' or job then
+    local result = is_success(outcome, job) and 'succeeded' or 'failed'
     counts[result], times['last-job.' .. result] = 1, at
   end
   return counts, times
@@ -341,19 +382,12 @@ local function tally_end(lock, hold, outcome, job)
   redis.pcall('HSET', lock.STAT, unpack(fields))
 end
 
--- A value stored as a JSON list that begins with an owner; nil if it is not one.
-local function kept_in(key)
-  local json = redis.pcall('GET', key)
-  if type(json) ~= 'string' then return nil end
-  local ok, kept = pcall(cjson.decode, json)
-  return ok and type(kept) == 'table' and type(kept[1]) == 'string' and kept or nil, json
-end
-
 -- The last successful hold that was acquired with --once-per.
 local function success_of(lock)
-  local s = kept_in(key_of('done', lock)) or {}
-  local fence, since, ended = number_in(s[2]), number_in(s[3]), number_in(s[4])
-  return fence and since and ended and { owner = s[1], fence = s[2], since = since, ended = ended } or nil
+  local s = object_at(key_of('done', lock)) or {}
+  local since, ended = number_in(s.since), number_in(s.ended)
+  if not (s.owner and number_in(s.fence) and since and ended) then return nil end
+  return { owner = s.owner, fence = s.fence, since = since, ended = ended }
 end
 
 -- If several hold the lock together, the one that was granted last counts.
@@ -361,28 +395,24 @@ local function remember_success(lock, hold)
   local since = math.floor(hold.since / 1000)
   local last = is_many(lock) and success_of(lock)
   if last and last.since > since then return end
-  redis.call('SET', key_of('done', lock), cjson.encode({ hold.owner, hold.fence, int(since), int(ms) }), 'PXAT',
-    int(since + ONCE_PER_MOST))
+  local success = cjson.encode({ owner = hold.owner, fence = hold.fence, since = since, ended = ms })
+  redis.call('SET', key_of('done', lock), success, 'PXAT', int(since + ONCE_PER_MOST))
 end
 
--- The success because of which --once-per skips a run, and how long it still counts, at the lock
--- that is due first. Nil unless every lock has one.
-local function done(locks, span)
+-- The success because of which --once-per skips a run, as it is in a reply: at the lock that is due
+-- first. Nil unless every lock has one.
+local function done(locks, terms)
   local first
-  if span == 0 then return nil end
+  if not terms.once_per then return nil end
   for at, lock in ipairs(locks) do
     local success = success_of(lock)
-    if not success or math.abs(ms - success.since) >= span then return nil end
-    local due = left(success.since + span)
-    if not first or due < first.due then first = { at = at, success = success, due = due } end
+    if not success or math.abs(ms - success.since) >= terms.once_per then return nil end
+    local due = left(success.since + terms.once_per)
+    if not first or due < first.due then
+      first = { at = at - 1, success = success, ago = math.max(ms - success.since, 0), due = due }
+    end
   end
   return first
-end
-
--- Its fields in a reply: owner, fence, since ms, ended ms, due ms.
-local function told(was)
-  local s = was.success
-  return s.owner, s.fence, int(s.since), int(s.ended), int(was.due)
 end
 
 -- An unconfirmed grant leaves no trace, and an end is logged once.
@@ -403,7 +433,7 @@ local function finish(lock, token, outcome, job, by, counts)
       redis.call('PEXPIRE', log, HISTORY_KEPT)
     end
     tally_end(lock, hold, outcome, job)
-    if counts and outcome == 'released' and job == '{"status":0}' then remember_success(lock, hold) end
+    if counts and is_success(outcome, job) then remember_success(lock, hold) end
   end
 end
 
@@ -426,7 +456,7 @@ local function close(lock, token, outcome, job, counts)
     lock.token = nil
     mark(lock, 'cooling', hold.cool)
   else
-    hold.phase, hold.owner = 'cooling', '{}'
+    hold.phase, hold.owner = 'cooling', {}
     save(lock, token, hold)
   end
   return left(hold.cool)
@@ -506,39 +536,37 @@ local function revoked_of(lock)
   return revoked
 end
 
--- The end of a pause; nil if it is over. A pause that ends later than the longest one allowed was
+-- The pause of the lock, if it is paused. A pause that ends later than the longest one allowed was
 -- made by a wrong clock or another program, and would never end.
-local function pause_ends(p)
-  local due = p and number_in(p[2]) and number_in(p[3])
-  return due and due > ms and due <= ms + PAUSE_MOST and due or nil
-end
-
--- The pause of the lock, if it is paused.
 local function pause_of(lock)
   if lock.paused == nil then
-    local p, json = kept_in(key_of('pause', lock))
-    local due = pause_ends(p)
-    lock.paused = due and { json = json, ['until'] = due }
+    local p = object_at(key_of('pause', lock)) or {}
+    local since, due = number_in(p.since), number_in(p['until'])
+    local is_valid = p.by and since and due and due > ms and due <= ms + PAUSE_MOST
+    lock.paused = is_valid and { by = p.by, since = since, ['until'] = due } or false
   end
-  return lock.paused
+  return lock.paused or nil
 end
 
-local function set_pause(lock, by, lasts)
-  if by == '' then
-    redis.call('DEL', key_of('pause', lock))
+-- Begins the pause of the argument; without one, ends the pause. Returns what it was before.
+local function set_pause(lock)
+  local key, was = key_of('pause', lock), pause_of(lock) and 'paused' or 'open'
+  if arg.lasts then
+    local due = ms + arg.lasts
+    redis.call('SET', key, cjson.encode({ by = arg.by, since = ms, ['until'] = due }), 'PXAT', int(due))
   else
-    local p = cjson.encode({ by, int(ms), int(ms + lasts) })
-    redis.call('SET', key_of('pause', lock), p, 'PXAT', int(ms + lasts))
+    redis.call('DEL', key)
   end
   lock.paused, lock.changed = nil, true
+  return was
 end
 
 -- The newest caller with --replace.
 local function newest_of(lock)
-  local n = kept_in(key_of('newest', lock)) or {}
-  local came = number_in(n[2])
-  local token = type(n[3]) == 'string' and string.match(n[3], '^%x+$')
-  return came and token and { owner = n[1], came = came, token = token } or nil
+  local n = object_at(key_of('newest', lock)) or {}
+  local came = number_in(n.came)
+  local token = type(n.token) == 'string' and string.match(n.token, '^%x+$')
+  return type(n.owner) == 'table' and came and token and { owner = n.owner, came = came, token = token } or nil
 end
 
 -- The newer run that supersedes a caller that came at `came`. One that came in the future does not
@@ -552,7 +580,8 @@ end
 local function be_newest(lock, token, came, owner)
   local old = newest_of(lock)
   if old and old.token == token then return nil end
-  redis.call('SET', key_of('newest', lock), cjson.encode({ owner, int(came), token }), 'PX', HISTORY_KEPT)
+  local newest = cjson.encode({ owner = owner, came = int(came), token = token })
+  redis.call('SET', key_of('newest', lock), newest, 'PX', HISTORY_KEPT)
   return old
 end
 
@@ -560,31 +589,56 @@ end
 -- future was made before the clock was set back, so it counts as older.
 local function is_replaced(hold, came)
   local since = tonumber(hold.since)
-  return hold.phase == 'held' and hold.word ~= 'stays' and (since < came or since > us) and hold.asked == ''
+  return hold.phase == 'held' and not hold.stays and (since < came or since > us) and not hold.asked
 end
 
--- What blocks a caller that wants the lock in this mode: state, mode, left, owner (or the type of a
--- foreign value), fence, since, until, slot, asked, confirmed, word, others. blocker() adds the
--- pause.
-local function obstruction(lock, mode, pause)
-  if lock.kind == 'free' and pause then
-    return { 'paused', '', int(left(pause['until'])), '', '', '', '', '', '', '', '', '0' }
+-- A hold as it is in a reply (rules: Hold::shown).
+local function shown(hold)
+  local since = math.floor(hold.since / 1000)
+  return { owner = hold.owner, fence = hold.fence, slot = hold.slot, since = since, held = math.max(ms - since, 0),
+    lease = left(hold['until']), asked = hold.asked, superseded = hold.superseded, confirmed = hold.confirmed }
+end
+
+-- These holds as they are in a reply, the oldest first; nil if there are none.
+local function people(holds)
+  table.sort(holds, function(a, b)
+    local x, y = tonumber(a.hold.since), tonumber(b.hold.since)
+    return x < y or x == y and a.token < b.token
+  end)
+  local all = {}
+  for i, one in ipairs(holds) do all[i] = shown(one.hold) end
+  return list(all)
+end
+
+-- The value of another program, as it is in a reply.
+local function foreign(lock)
+  local ttl = redis.call('PTTL', lock.L)
+  return { kind = lock.foreign_type, left = ttl >= 0 and ttl or nil }
+end
+
+-- What blocks a caller that wants the lock in this mode, as it is in a reply (rules:
+-- Record::blocker).
+local function blocker(lock, mode)
+  local b = { state = lock.kind, paused = pause_of(lock), others = 0 }
+  if lock.kind == 'free' then
+    if b.paused then b.state, b.left = 'paused', left(b.paused['until']) end
+    return b
+  elseif lock.kind == 'foreign' then
+    b.state, b.foreign = 'held', foreign(lock)
+    b.left = b.foreign.left
+    return b
   end
-  if lock.kind == 'free' then return { 'free', '', '', '', '', '', '', '', '', '', '', '0' } end
-  if lock.kind == 'foreign' then
-    local ttl = redis.call('PTTL', lock.L)
-    return { 'foreign', '', ttl >= 0 and int(ttl) or '', lock.foreign_type, '', '', '', '', '', '', '', '0' }
-  end
-  local state, kind, due, hold, others = lock.kind, 'exclusive', lock['until'], nil, 0
+  local due, hold = lock['until'], nil
+  b.mode = 'exclusive'
   if lock.kind == 'exclusive' then
     hold = lock.holds[lock.token]
-    state = ms >= hold['until'] and 'cooling' or 'held'
-    if state == 'cooling' then hold = nil end
+    b.state = ms >= hold['until'] and 'cooling' or 'held'
+    if b.state == 'cooling' then hold = nil end
   elseif lock.kind == 'revoked' then
     local one = all_holds(lock)[1]
     hold = one and one.hold
   elseif is_many(lock) then
-    kind = lock.kind
+    b.mode = mode_to(lock.kind)
     -- The first slot to run out is enough.
     local first = lock.slots and mode == lock.kind
     local rank = first and 0 or -1
@@ -596,33 +650,14 @@ local function obstruction(lock, mode, pause)
       due = held_due or kept_due or due
     end
     if token or count(lock) == 0 then
-      state, others = 'held', math.max(redis.call('ZCARD', due_key(lock)) - 1, 0)
+      b.state, b.others = 'held', math.max(redis.call('ZCARD', due_key(lock)) - 1, 0)
     else
       local revoked = revoked_of(lock)
       token = revoked[first and 1 or #revoked]
-      state, others = token and 'revoked' or 'cooling', math.max(#revoked - 1, 0)
+      b.state, b.others = token and 'revoked' or 'cooling', math.max(#revoked - 1, 0)
     end
     hold = token and hold_of(lock, token)
   end
-  if not hold then return { state, kind, int(left(due)), '', '', '', '', '', '', '', '', '0' } end
-  return { state, kind, int(left(due)), hold.owner, hold.fence, hold.since, int(hold['until']), hold.slot,
-    hold.asked, hold.confirmed and '1' or '0', hold.word, int(others) }
-end
-
-local function blocker(lock, mode)
-  local pause = pause_of(lock)
-  local fields = obstruction(lock, mode, pause)
-  table.insert(fields, 4, pause and pause.json or '')
-  return fields
-end
-
--- The records of these holds, the oldest first: JSON as in HOLD.
-local function people(holds)
-  table.sort(holds, function(a, b)
-    local x, y = tonumber(a.hold.since), tonumber(b.hold.since)
-    return x < y or x == y and a.token < b.token
-  end)
-  local records = {}
-  for i, one in ipairs(holds) do records[i] = one.hold.json end
-  return records
+  b.left, b.holder = left(due), hold and shown(hold) or nil
+  return b
 end

@@ -1,17 +1,16 @@
 -- renew.lua: extends the lease of a token that holds all of these locks, and of no other (rules:
 -- LockTable::renew).
--- ARGV: token, ttl ms.
--- Replies: {'renewed', now us} · {'asked', now us} (renewed, and an operator asks it to end) ·
---        {'superseded', now us} (renewed, and a newer run with --replace asks that) · {'revoked',
---        now us} · {'not-held', now us}.
+-- Argument: token, ttl (ms), prefix of the locks' names.
+-- Replies: renewed · asked (renewed, and an operator asks it to end) · superseded (renewed, and a
+--        newer run with --replace asks that) · revoked · not-held.
 -- Why atomic: compare and extend; and a lock that has run out is granted to the next waiter at
 -- once.
 
-local token, ttl = ARGV[1], tonumber(ARGV[2])
+local token = arg.token
 write_first()
 local locks = named(token)
 for _, lock in ipairs(locks) do expire(lock) end
-local answer = 'not-held'
+local outcome = 'not-held'
 if held_everywhere(locks, token) then
   for _, lock in ipairs(locks) do
     local hold = hold_of(lock, token)
@@ -19,19 +18,19 @@ if held_everywhere(locks, token) then
       confirm(lock, hold)
       redis.call('DEL', waiter_key(lock, token))
     end
-    hold['until'] = ms + ttl
+    hold['until'] = ms + arg.ttl
     save(lock, token, hold)
-    if hold.asked == '' then
-      if answer == 'not-held' then answer = 'renewed' end
-    elseif answer ~= 'asked' then
-      answer = hold.word == 'superseded' and 'superseded' or 'asked'
+    if not hold.asked then
+      if outcome == 'not-held' then outcome = 'renewed' end
+    elseif outcome ~= 'asked' then
+      outcome = hold.superseded and 'superseded' or 'asked'
     end
   end
 else
   for _, lock in ipairs(locks) do
-    if is_revoked_from(lock, token) then answer = 'revoked' end
+    if is_revoked_from(lock, token) then outcome = 'revoked' end
   end
 end
 grant_next(worklist(locks), token)
 tell()
-return { answer, int(us) }
+return answer(outcome)

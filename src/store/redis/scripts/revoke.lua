@@ -1,11 +1,10 @@
 -- revoke.lua: takes the lock away from all holders (rules: Record::revoke).
--- ARGV: 'safe' or 'now', operator (JSON).
--- Replies: {what was there, now us, left ms, {holder, …}}, with what of 'free', 'holds', 'cooling',
---        'revoked' · {'foreign', now us, left ms or '', type} (left alone) · {'foreign-deleted',
---        now us}. A holder is its record, JSON as in HOLD.
+-- Argument: when ('safe' or 'now'), by (the operator), prefix of the lock's name.
+-- Replies, what was there: free · cooling · holds {left (ms), holders} · already-revoked {left,
+--        holders} · foreign {kind, left} (left alone) · foreign-deleted.
 -- Why atomic: it acts on the holds that it shows, not on later ones.
 
-local now, by = ARGV[1] == 'now', ARGV[2]
+local now = arg.when == 'now'
 write_first()
 local lock = named()[1]
 expire(lock)
@@ -15,12 +14,12 @@ if lock.kind == 'foreign' then
     free(lock)
     grant_next({ lock.rest })
     tell()
-    return { 'foreign-deleted', int(us) }
+    return answer('foreign-deleted')
   end
-  local ttl = redis.call('PTTL', lock.L)
+  local value = foreign(lock)
   grant_next({ lock.rest })
   tell()
-  return { 'foreign', int(us), ttl >= 0 and int(ttl) or '', lock.foreign_type }
+  return answer('foreign', value)
 end
 
 -- Whether a hold is shown and taken away; one that only a min-hold keeps is just ended.
@@ -37,21 +36,21 @@ if lock.kind == 'exclusive' and #holds == 0 then
   live = holds
 end
 
-local was, shown = lock.kind, {}
+local was, taken = lock.kind, {}
 if was == 'exclusive' then was = #live > 0 and 'held' or 'cooling' end
 if is_many(lock) then
   was = (#live > 0 or #holds == 0) and 'held' or #revoked > 0 and 'revoked' or 'cooling'
 end
-if was == 'held' then shown = live elseif was == 'revoked' then shown = revoked end
-local holders = people(shown)
+if was == 'held' then taken = live elseif was == 'revoked' then taken = revoked end
+local holders = people(taken)
 
 for _, one in ipairs(holds) do
   if one.hold.phase ~= 'revoked' and not is_live(one.hold) then finish(lock, one.token, 'expired') end
 end
 local kept
-for _, one in ipairs(shown) do
+for _, one in ipairs(taken) do
   local phase, confirmed = one.hold.phase, one.hold.confirmed
-  if phase == 'held' then finish(lock, one.token, 'forced', nil, by) end
+  if phase == 'held' then finish(lock, one.token, 'forced', nil, arg.by) end
   -- Under a grant that was never confirmed, or after the lease, no job runs: the next grant need
   -- not wait.
   if now or not confirmed or ms >= one.hold['until'] then
@@ -79,7 +78,7 @@ local remains = 0
 if kept then
   remains = left(kept)
   if lock.kind == 'revoked' then mark(lock, 'revoked', kept) end
-elseif not now and (was == 'revoked' or was == 'held' and #shown == 0) and lock['until'] then
+elseif not now and (was == 'revoked' or was == 'held' and #taken == 0) and lock['until'] then
   -- The server has lost the holds; only the key itself tells for how long.
   remains = left(lock['until'])
   lock.slots = nil
@@ -90,6 +89,6 @@ end
 grant_next({ lock.rest })
 if kept then wake_head(lock) end
 tell()
-local answer = was
-if was == 'held' then answer = #shown > 0 and 'holds' or 'revoked' end
-return { answer, int(us), int(remains), holders }
+local what = was
+if was == 'held' and #live > 0 then what = 'holds' elseif was == 'held' or was == 'revoked' then what = 'already-revoked' end
+return answer(what, { left = remains, holders = holders })

@@ -1,0 +1,91 @@
+//! The arguments of scripts: each is one JSON object, whose fields the script's header describes.
+//! The scripts of a quorum have some of them, too. What is not there is left out, because a null is
+//! not false in Lua.
+
+use crate::exit::Ended;
+use crate::lock::{Owner, Token};
+use crate::rules::{Ask, End, NewPause, Outcome, Refusal, ms};
+use serde::Serialize;
+use std::time::Duration;
+
+#[derive(Serialize)]
+pub struct Nothing {}
+
+/// Of `prove` and `watch`.
+#[derive(Serialize)]
+pub struct OfToken<'a> {
+    pub token: &'a Token,
+}
+
+#[derive(Serialize)]
+pub struct Acquire<'a> {
+    #[serde(flatten)]
+    pub ask: &'a Ask,
+    /// Number of the list on which the waiter is to be woken.
+    pub connection: u64,
+    /// Whether it has asked before.
+    pub again: bool,
+}
+
+#[derive(Serialize)]
+pub struct Renew<'a> {
+    pub token: &'a Token,
+    #[serde(with = "ms")]
+    pub ttl: Duration,
+    /// Of a quorum, if it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fence: Option<String>,
+}
+
+#[derive(Serialize)]
+pub struct Leave<'a> {
+    token: &'a Token,
+    /// How the hold ended; none if nothing ran under it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Outcome>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job: Option<Ended>,
+    once_per: bool,
+}
+
+impl<'a> Leave<'a> {
+    pub fn new(token: &'a Token, end: &End) -> Self {
+        Self { token, outcome: end.ran.outcome(), job: end.job, once_per: end.once_per }
+    }
+}
+
+#[derive(Serialize)]
+pub struct Request<'a> {
+    pub fence: String,
+    pub by: &'a Owner,
+}
+
+#[derive(Serialize)]
+pub struct Pause<'a> {
+    #[serde(flatten)]
+    pub pause: Option<NewPause<'a>>,
+}
+
+#[derive(Serialize)]
+pub struct Refuse<'a> {
+    pub refusal: &'a Refusal,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::Ran;
+    use crate::store::{Error, json};
+
+    #[test]
+    fn what_is_absent_is_left_out() -> Result<(), Error> {
+        let token = &Token::parse(&"a".repeat(32)).map_err(Error::Garbled)?;
+        let end = End { ran: Ran::No, job: None, once_per: false };
+        let leave = json(&Leave::new(token, &end))?;
+        assert_eq!(leave, format!(r#"{{"token":"{}","once_per":false}}"#, token.secret()));
+        assert_eq!(json(&Pause { pause: None })?, "{}");
+        let renew = json(&Renew { token, ttl: Duration::from_micros(1_500_700), fence: None })?;
+        assert_eq!(renew, format!(r#"{{"token":"{}","ttl":1500}}"#, token.secret()));
+        Ok(())
+    }
+}
