@@ -77,9 +77,9 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -l exclusive -d 'O
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l replace -d 'The newest wins: ask the holder to end, and run CMD when the old job is dead; needs --wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-replace -d 'Once CMD runs, do not let a run with --replace end it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'Keep the lock until every process of the job has ended, not CMD alone'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l nonblock -d 'flock\'s way to say that it does not wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Report more'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l nonblock -d 'flock\'s way to say that it does not wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l pid -d 'Hold the lock until this process ends, in place of the end of stdin' -r -f

@@ -3,7 +3,8 @@
 //! or a file may also give is passed to `config` as typed.
 
 use crate::lock::Key;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
 use std::slice::from_ref;
 
 pub mod acquire;
@@ -32,7 +33,7 @@ pub use release::Release;
 pub use run::Run;
 pub use status::Status;
 
-/// The command line.
+/// The parser, except for the options that every command takes.
 #[derive(Debug, Parser)]
 #[command(
     name = "dlock",
@@ -73,10 +74,41 @@ pub use status::Status;
     args_override_self = true,
     max_term_width = 100
 )]
-pub struct Cli {
-    /// What to do.
+struct Top {
     #[command(subcommand)]
+    command: Command,
+}
+
+/// The command line.
+#[derive(Debug)]
+pub struct Cli {
+    pub common: Common,
+    /// What to do.
     pub command: Command,
+}
+
+impl Cli {
+    /// The parser.
+    pub fn command() -> clap::Command {
+        Top::command().mut_subcommands(Common::augment_args)
+    }
+
+    /// Parses a command line; the first argument is the program's name. A valid `run` is parsed by
+    /// its parser alone, because building those of all commands takes a noticeable part of a short run.
+    pub fn parse(arguments: &[OsString]) -> Result<Self, clap::Error> {
+        if arguments.get(1).is_some_and(|word| word == "run") {
+            let parser =
+                Common::augment_args(Run::augment_args(clap::Command::new(""))).args_override_self(true);
+            if let Ok(given) = parser.try_get_matches_from(&arguments[1..]) {
+                let command = Command::Run(Box::new(Run::from_arg_matches(&given)?));
+                return Ok(Self { common: Common::from_arg_matches(&given)?, command });
+            }
+        }
+        let matches = Self::command().try_get_matches_from(arguments)?;
+        let Top { command } = Top::from_arg_matches(&matches)?;
+        let common = matches.subcommand().map(|(_, given)| Common::from_arg_matches(given)).transpose()?;
+        Ok(Self { common: common.unwrap_or_default(), command })
+    }
 }
 
 /// The commands.
@@ -165,28 +197,6 @@ impl Command {
         };
         if let [key] = keys { Some(key) } else { None }
     }
-
-    /// The options every command takes.
-    pub fn common(&self) -> &Common {
-        match self {
-            Self::Run(run) => &run.common,
-            Self::Hold(hold) => &hold.common,
-            Self::Status(status) => &status.common,
-            Self::Acquire(acquire) => &acquire.common,
-            Self::Renew(renew) => &renew.common,
-            Self::Check(check) => &check.common,
-            Self::Wait(wait) => &wait.common,
-            Self::Forget(forget) => &forget.common,
-            Self::Pause(pause) => &pause.common,
-            Self::Resume(resume) => &resume.common,
-            Self::History(history) => &history.common,
-            Self::Release(release) => &release.common,
-            Self::Watch(watch) => &watch.common,
-            Self::Metrics(metrics) => &metrics.common,
-            Self::Doctor(doctor) => &doctor.common,
-            Self::Completions(completions) => &completions.common,
-        }
-    }
 }
 
 const COMPLETIONS_AFTER: &str = "\
@@ -211,9 +221,6 @@ pub struct Completions {
     /// The shell
     #[arg(value_name = "SHELL")]
     pub shell: Shell,
-
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// A shell that has a completion script.

@@ -1,7 +1,7 @@
 //! Dispatches to the subcommand: parses the command line, resolves the settings, runs the command,
 //! and prints its error.
 
-use crate::cli::Command;
+use crate::cli::{Cli, Command};
 use crate::cli::usage::{self, Parsed};
 use crate::error::{self, Error};
 use crate::exit::Exit;
@@ -57,9 +57,9 @@ pub fn execute(arguments: &[OsString]) -> Exit {
     let exit = match usage::parse(words()) {
         Ok(Parsed::Print(text)) => output::print(&text).map(|()| Exit::Ok).map_err(Into::into),
         Ok(Parsed::Complete(question)) => complete::complete(&question).map_err(Into::into),
-        Ok(Parsed::Command(command)) => {
-            printer = Printer::early(command.common().log_format).about(command.key());
-            dispatch(&command, &mut printer)
+        Ok(Parsed::Command(cli)) => {
+            printer = Printer::early(cli.common.log_format).about(cli.command.key());
+            dispatch(&cli, &mut printer)
         }
         Err(line) => Err(Error::Usage(line).into()),
     };
@@ -77,15 +77,15 @@ pub fn execute(arguments: &[OsString]) -> Exit {
 }
 
 /// Runs the command. Sets `printer` to one with the resolved settings, which then prints an error.
-fn dispatch(command: &Command, printer: &mut Printer) -> anyhow::Result<Exit> {
+fn dispatch(Cli { common, command }: &Cli, printer: &mut Printer) -> anyhow::Result<Exit> {
     let mut context = || {
-        let context = Context::new(command.common(), command.key())?;
+        let context = Context::new(common, command.key())?;
         *printer = context.printer.clone();
         Ok::<_, Error>(context)
     };
     match command {
-        Command::Run(flags) => run::run(flags, printer),
-        Command::Hold(flags) => hold::hold(flags, printer),
+        Command::Run(flags) => run::run(common, flags, printer),
+        Command::Hold(flags) => hold::hold(common, flags, printer),
         Command::Acquire(flags) => acquire::acquire(context()?, flags),
         Command::Completions(wanted) => Ok(completions::completions(wanted)?),
         Command::Status(flags) => status::status(&context()?, flags),

@@ -187,6 +187,8 @@ pub struct Settings {
     pub store: Store,
     /// The start of every lock's full name.
     pub prefix: String,
+    /// A flag gave it.
+    pub is_prefix_given: bool,
     pub connect_timeout: Duration,
     /// How long an answer may take.
     pub op_timeout: Duration,
@@ -279,6 +281,7 @@ impl Settings {
                 default_is_said: false,
             },
             prefix: prefix.value,
+            is_prefix_given: flags.prefix.is_some(),
             files: sensitive,
             exposed,
             password_from,
@@ -289,6 +292,11 @@ impl Settings {
             file: layers.file,
             shell: environment.shared_variable("SHELL").unwrap_or(OsStr::new("/bin/sh")).into(),
         })
+    }
+
+    /// Whether a flag gave the store.
+    pub fn is_store_given(&self) -> bool {
+        matches!(self.store.source, Source::Flag(_))
     }
 }
 

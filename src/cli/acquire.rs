@@ -1,7 +1,7 @@
 //! The options of `dlock acquire` and their help.
 
 use super::duration;
-use super::options::{Common, How, exit_status, note, ttl};
+use super::options::{How, exit_status, note, ttl};
 use crate::lock::{Key, Ttl};
 use clap::{ArgAction, Args, ValueHint};
 use std::time::Duration;
@@ -94,7 +94,4 @@ pub struct Acquire {
     /// Show and store TEXT in place of the command line of the process that started dlock
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub label: Option<String>,
-
-    #[command(flatten)]
-    pub common: Common,
 }

@@ -1,7 +1,6 @@
 //! The options of `dlock check` and their help.
 
 use super::key::Named;
-use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
@@ -45,7 +44,4 @@ pub struct Check {
     /// Ask about the hold whose token is in FILE (`-`: standard input)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub token_file: Option<PathBuf>,
-
-    #[command(flatten)]
-    pub common: Common,
 }

@@ -4,7 +4,7 @@
 
 use super::leading::option;
 use super::{Cli, Common, leading};
-use clap::{ArgAction, CommandFactory};
+use clap::ArgAction;
 use std::ffi::OsString;
 use std::path::Path;
 

@@ -1,6 +1,6 @@
 //! The options of `dlock doctor` and their help.
 
-use super::options::{Common, ttl};
+use super::options::ttl;
 use crate::lock::Ttl;
 use clap::Args;
 
@@ -43,7 +43,4 @@ pub struct Doctor {
     /// Every field is there, null if unknown. The fields are explained in docs/json.md.
     #[arg(long)]
     pub json: bool,
-
-    #[command(flatten)]
-    pub common: Common,
 }

@@ -1,7 +1,6 @@
 //! The options of `dlock forget` and their help.
 
 use super::key::{NAMED, Named};
-use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 
@@ -33,7 +32,4 @@ pub struct Forget {
 
     #[command(flatten)]
     pub named: Named,
-
-    #[command(flatten)]
-    pub common: Common,
 }

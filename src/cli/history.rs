@@ -2,7 +2,6 @@
 
 use super::duration;
 use super::key::Named;
-use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 use std::time::Duration;
@@ -73,7 +72,4 @@ pub struct History {
     /// explained in docs/json.md.
     #[arg(long)]
     pub json: bool,
-
-    #[command(flatten)]
-    pub common: Common,
 }

@@ -1,7 +1,7 @@
 //! The options of `dlock hold` and their help.
 
 use super::duration;
-use super::options::{Common, How, exit_status, note, ttl};
+use super::options::{How, exit_status, note, ttl};
 use super::run::Run;
 use crate::exit::OnLost;
 use crate::lock::{Key, Replicas, Ttl};
@@ -136,9 +136,6 @@ pub struct Hold {
     /// Show and store TEXT in place of the command line of the process
     #[arg(long, value_name = "TEXT", value_parser = note)]
     pub label: Option<String>,
-
-    #[command(flatten)]
-    pub common: Common,
 }
 
 impl Hold {

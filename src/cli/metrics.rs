@@ -1,7 +1,6 @@
 //! The options of `dlock metrics` and their help.
 
 use super::key::Named;
-use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 
@@ -42,9 +41,6 @@ pub struct Metrics {
     /// forty time series.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = max_keys)]
     pub max_keys: usize,
-
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// The value of `--max-keys`.

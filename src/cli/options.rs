@@ -27,7 +27,8 @@ pub struct How {
     pub wait: Option<Option<Duration>>,
 }
 
-/// The options every command takes. A flag wins over its variable, a variable over a configuration file.
+// The options every command takes. A flag wins over its variable, a variable over a configuration file.
+// No doc comment: clap would take it for the help of each command.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Options every command takes")]
 pub struct Common {

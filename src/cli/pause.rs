@@ -2,7 +2,7 @@
 
 use super::duration;
 use super::key::{NAMED, Named};
-use super::options::{Common, note};
+use super::options::note;
 use crate::lock::{Key, PAUSE_MOST};
 use clap::{Args, ValueHint};
 use std::time::Duration;
@@ -70,9 +70,6 @@ pub struct Pause {
     /// Also ask the holder to end, as 'dlock release' does
     #[arg(long)]
     pub stop: bool,
-
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// `dlock resume`.
@@ -85,9 +82,6 @@ pub struct Resume {
 
     #[command(flatten)]
     pub named: Named,
-
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// The value of `--for`.

@@ -2,7 +2,6 @@
 
 use super::duration;
 use super::key::OneKey;
-use super::options::Common;
 use crate::lock::SLOTS_MAX;
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
@@ -81,9 +80,6 @@ pub struct Release {
     /// Why; shown in the message of the stopped job, in its --report and by 'dlock history'
     #[arg(long, value_name = "TEXT", conflicts_with = "token_file")]
     pub reason: Option<String>,
-
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// The value of `--slot`.

@@ -1,7 +1,7 @@
 //! The options of `dlock renew` and their help.
 
 use super::key::Named;
-use super::options::{Common, ttl};
+use super::options::ttl;
 use crate::lock::{Key, Ttl};
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
@@ -49,7 +49,4 @@ pub struct Renew {
     /// Renew the hold whose token is in FILE (`-`: standard input)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub token_file: Option<PathBuf>,
-
-    #[command(flatten)]
-    pub common: Common,
 }

@@ -1,7 +1,7 @@
 //! The options of `dlock run` and their help.
 
 use super::duration;
-use super::options::{Common, exit_status, note, slots, ttl};
+use super::options::{exit_status, note, slots, ttl};
 use crate::exit::OnLost;
 use crate::lock::{Key, ONCE_PER_MOST, Replicas, Ttl};
 use clap::{ArgAction, Args, ValueHint};
@@ -212,9 +212,6 @@ pub struct Run {
     /// The command and its arguments; `--` before it is needed right after -w without DUR
     #[arg(trailing_var_arg = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
-
-    #[command(flatten)]
-    pub common: Common,
 
     #[command(flatten)]
     pub hidden: Hidden,

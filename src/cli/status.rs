@@ -2,7 +2,6 @@
 
 use super::duration;
 use super::key::Named;
-use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 use std::time::Duration;
@@ -74,9 +73,6 @@ pub struct Status {
     /// --watch.
     #[arg(long, value_name = "DUR", num_args = 0..=1, value_parser = interval)]
     pub watch: Option<Option<Duration>>,
-
-    #[command(flatten)]
-    pub common: Common,
 }
 
 /// The value of `status --watch`.

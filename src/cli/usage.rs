@@ -7,7 +7,7 @@ use super::hold::Hold;
 use super::{Cli, Command, LogFormat, Release, Run, leading};
 use crate::shell::word;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory as _, Parser, ValueEnum as _};
+use clap::ValueEnum as _;
 use std::ffi::OsString;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 #[expect(clippy::large_enum_variant, reason = "there is one, once")]
 pub enum Parsed {
     /// Run a command.
-    Command(Command),
+    Command(Cli),
     /// Answer a completion script.
     Complete(Question),
     /// Print this (help or version) on stdout.
@@ -41,13 +41,9 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
         return Ok(Parsed::Complete(question));
     }
     let command = arguments.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
-    let parsed = match parse_alone(&command, &arguments) {
-        Some(command) => Ok(command),
-        None => Cli::try_parse_from(&arguments).map(|cli| cli.command),
-    };
-    match parsed {
-        Ok(mut parsed) => {
-            match &mut parsed {
+    match Cli::parse(&arguments) {
+        Ok(mut cli) => {
+            match &mut cli.command {
                 Command::Run(run) => check_run(run)?,
                 Command::Release(release) => check_release(release)?,
                 Command::Hold(hold) => check_hold(hold)?,
@@ -70,7 +66,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
                 Command::History(history) => history.named.join(&mut history.keys),
                 Command::Doctor(_) | Command::Completions(_) => {}
             }
-            Ok(Parsed::Command(parsed))
+            Ok(Parsed::Command(cli))
         }
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -78,26 +74,6 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
             }
             _ => Err(explain(&error, &command, &arguments)),
         },
-    }
-}
-
-/// Parses a valid line by its command's parser alone, because building the parsers of all commands
-/// takes a noticeable part of a short run. Any other line needs all of them for its error.
-fn parse_alone(command: &str, arguments: &[OsString]) -> Option<Command> {
-    fn parse_args<A: Args>(arguments: &[OsString]) -> Option<A> {
-        let parser = A::augment_args(clap::Command::new("")).args_override_self(true);
-        A::from_arg_matches(&parser.try_get_matches_from(&arguments[1..]).ok()?).ok()
-    }
-    match command {
-        "run" => parse_args(arguments).map(Box::new).map(Command::Run),
-        "hold" => parse_args(arguments).map(Box::new).map(Command::Hold),
-        "acquire" => parse_args(arguments).map(Box::new).map(Command::Acquire),
-        "renew" => parse_args(arguments).map(Command::Renew),
-        "check" => parse_args(arguments).map(Command::Check),
-        "release" => parse_args(arguments).map(Command::Release),
-        "wait" => parse_args(arguments).map(Command::Wait),
-        "status" => parse_args(arguments).map(Command::Status),
-        _ => None,
     }
 }
 
@@ -375,7 +351,7 @@ mod tests {
     fn run(line: &[&str]) -> Box<Run> {
         let arguments = ["dlock", "run"].iter().chain(line).map(OsString::from);
         match parse(arguments) {
-            Ok(Parsed::Command(Command::Run(run))) => run,
+            Ok(Parsed::Command(Cli { command: Command::Run(run), .. })) => run,
             other => unreachable!("{line:?} gave {other:?}"),
         }
     }
@@ -575,14 +551,14 @@ mod tests {
         ] {
             let arguments = std::iter::once("dlock").chain(line.iter().copied()).map(OsString::from);
             match parse(arguments) {
-                Ok(Parsed::Command(command)) => {
-                    assert_eq!(command.key().map(Key::as_str), Some("k"), "{line:?}");
+                Ok(Parsed::Command(cli)) => {
+                    assert_eq!(cli.command.key().map(Key::as_str), Some("k"), "{line:?}");
                 }
                 other => unreachable!("{line:?} gave {other:?}"),
             }
         }
         match parse(["dlock", "status", "a", "-k", "b", "c"].map(OsString::from)) {
-            Ok(Parsed::Command(Command::Status(status))) => assert_eq!(status.keys.len(), 3),
+            Ok(Parsed::Command(Cli { command: Command::Status(status), .. })) => assert_eq!(status.keys.len(), 3),
             other => unreachable!("{other:?}"),
         }
     }

@@ -2,7 +2,6 @@
 
 use super::duration;
 use super::key::{NAMED, Named};
-use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 use std::time::Duration;
@@ -44,7 +43,4 @@ pub struct Wait {
     /// Wait at most this long; 0: only look [default: for ever]
     #[arg(short, long, value_name = "DUR", value_parser = duration::parse)]
     pub wait: Option<Duration>,
-
-    #[command(flatten)]
-    pub common: Common,
 }

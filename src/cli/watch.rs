@@ -1,7 +1,6 @@
 //! The options of `dlock watch` and their help.
 
 use super::key::Named;
-use super::options::Common;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 
@@ -52,7 +51,4 @@ pub struct Watch {
     /// explained in docs/watch.md.
     #[arg(long)]
     pub json: bool,
-
-    #[command(flatten)]
-    pub common: Common,
 }

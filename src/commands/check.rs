@@ -11,7 +11,7 @@ use crate::output::{Kind, Printer, What};
 
 pub fn check(context: &Context, flags: &cli::check::Check, printer: &mut Printer) -> anyhow::Result<Exit> {
     let (key, file) = (flags.key.as_ref(), flags.token_file.as_deref());
-    let claim = HoldRef::meant(context, &flags.common, key, file, Holds::current)?;
+    let claim = HoldRef::meant(context, key, file, Holds::current)?;
     *printer = claim.context.printer.clone();
     let proof = claim.verify()?.ok_or_else(|| claim.is_over())?;
     let text = format!("{} is held, for {} more", claim.place(), span(proof.lease));

@@ -7,7 +7,6 @@ use crate::cli::{Cli, Completions, Shell};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output;
-use clap::CommandFactory;
 
 /// What bash calls instead of the generated function. A broken script must not keep a shell from
 /// completing, so on any failure this calls the generated function. dlock is looked up in PATH: the

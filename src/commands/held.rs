@@ -3,7 +3,6 @@
 //! so nothing may depend on it before the store has confirmed it
 //! ([`Store::prove`](crate::store::Store::prove)). That is done elsewhere.
 
-use crate::cli::Common;
 use crate::config::Settings;
 use crate::config::job_env::{Access, PasswordAt};
 use crate::config::url::Secret;
@@ -119,6 +118,18 @@ impl Held {
         self.prefix == settings.prefix && self.store == settings.store.to_string()
     }
 
+    /// Whether a command whose flags gave these settings may mean it: everywhere, or only where a
+    /// flag says.
+    fn may_be_meant(&self, settings: &Settings) -> bool {
+        (!settings.is_store_given() || self.store == settings.store.to_string())
+            && (!settings.is_prefix_given || self.prefix == settings.prefix)
+    }
+
+    /// The settings for its store.
+    pub fn settings(&self, settings: &Settings) -> Result<Settings, Error> {
+        settings.at(&self.store, &self.access, &self.prefix, VARIABLE)
+    }
+
     /// Whether it includes this key.
     pub fn has(&self, key: &Key) -> bool {
         self.keys.contains(key)
@@ -188,36 +199,6 @@ impl Held {
     }
 }
 
-/// Where to look for the hold that a command is about: everywhere, or only where its flags say.
-#[derive(Clone, Copy)]
-pub struct Scope<'a> {
-    settings: &'a Settings,
-    flags: &'a Common,
-}
-
-impl<'a> Scope<'a> {
-    /// The scope of these flags, with the settings resolved from them.
-    pub fn new(settings: &'a Settings, flags: &'a Common) -> Self {
-        Self { settings, flags }
-    }
-
-    fn has(self, held: &Held) -> bool {
-        let Self { settings, flags } = self;
-        (flags.store.is_empty() || held.store == settings.store.to_string())
-            && (flags.prefix.is_none() || held.prefix == settings.prefix)
-    }
-
-    /// Whether the scope is everywhere.
-    fn is_open(self) -> bool {
-        self.flags.store.is_empty() && self.flags.prefix.is_none()
-    }
-
-    /// The settings for the hold's store.
-    pub fn settings(self, held: &Held) -> Result<Settings, Error> {
-        self.settings.at(&held.store, &held.access, &held.prefix, VARIABLE)
-    }
-}
-
 /// Every hold of this process tree, as DLOCK_HELD claims them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Holds {
@@ -255,42 +236,42 @@ impl Holds {
     }
 
     /// The innermost hold of this key: in the store and under the prefix of the settings if there
-    /// is one, else anywhere in the scope.
-    pub fn meant<'a>(&'a self, scope: Scope<'a>, key: &Key) -> Option<&'a Held> {
-        let mut of_key = self.inside_out().filter(|held| scope.has(held) && held.has(key));
-        let first = of_key.clone().find(|held| held.is_here(scope.settings));
+    /// is one, else anywhere that the flags allow.
+    pub fn meant<'a>(&'a self, settings: &'a Settings, key: &Key) -> Option<&'a Held> {
+        let mut of_key = self.inside_out().filter(|held| held.may_be_meant(settings) && held.has(key));
+        let first = of_key.clone().find(|held| held.is_here(settings));
         first.or_else(|| of_key.next())
     }
 
     /// The hold under which this process runs: the one that DLOCK_TOKEN names (the other variables
     /// describe it), else the innermost.
-    pub fn current<'a>(&'a self, scope: Scope<'a>) -> Option<&'a Held> {
+    pub fn current<'a>(&'a self, settings: &'a Settings) -> Option<&'a Held> {
         let token = std::env::var("DLOCK_TOKEN").ok().and_then(|text| Token::parse(&text).ok());
-        let mut all = self.inside_out().filter(|held| scope.has(held));
+        let mut all = self.inside_out().filter(|held| held.may_be_meant(settings));
         let named = token.and_then(|token| all.clone().find(|held| held.token == token));
         named.or_else(|| all.next())
     }
 
     /// The error if none is the hold that a command is about, for this key or any.
-    pub fn lack(&self, scope: Scope<'_>, key: Option<&Key>) -> Error {
-        let settings = scope.settings;
+    pub fn lack(&self, settings: &Settings, key: Option<&Key>) -> Error {
+        let is_anywhere = !settings.is_store_given() && !settings.is_prefix_given;
         let of = key.map(|key| format!(" of {key}")).unwrap_or_default();
         let others: Vec<String> =
             self.inside_out().map(|held| format!("{} in {}", listed(&held.keys), held.store)).collect();
         let next = if others.is_empty() {
             "'dlock run', 'dlock hold --export' and 'dlock acquire --export' set DLOCK_HELD".into()
-        } else if scope.is_open() || self.here(settings).next().is_some() {
+        } else if is_anywhere || self.here(settings).next().is_some() {
             format!("it holds {}", others.join(", "))
         } else {
             format!("it holds {}; --store and --prefix have to name the same place", others.join(", "))
         };
-        let place = if scope.is_open() { String::new() } else { format!(" in {}", settings.store) };
+        let place = if is_anywhere { String::new() } else { format!(" in {}", settings.store) };
         Error::NotHeld(format!("this process runs under no lock{of}{place}: {next}"))
     }
 
     /// The hold that the script acquired last.
-    pub fn acquired<'a>(&'a self, scope: Scope<'a>) -> Option<&'a Held> {
-        self.inside_out().find(|held| scope.has(held) && held.by == By::Acquire)
+    pub fn acquired<'a>(&'a self, settings: &'a Settings) -> Option<&'a Held> {
+        self.inside_out().find(|held| held.may_be_meant(settings) && held.by == By::Acquire)
     }
 
     /// Adds a hold as the innermost, and removes an older entry of the same hold.

@@ -5,7 +5,7 @@ use super::context::Context;
 use super::env::Changes;
 use super::run::report::RunReport;
 use super::run::{Holding, Voice, Work, guarded};
-use crate::cli;
+use crate::cli::{self, Common};
 use crate::config::run::{KeepFor, Run};
 use crate::error::{self, Error};
 use crate::exit::{Ended, Exit};
@@ -20,7 +20,7 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 
 /// `dlock hold`.
-pub fn hold(flags: &cli::hold::Hold, printer: &mut Printer) -> anyhow::Result<Exit> {
+pub fn hold(common: &Common, flags: &cli::hold::Hold, printer: &mut Printer) -> anyhow::Result<Exit> {
     let process = flags.pid.map(pinned).transpose()?;
     if process.is_none() && !supervise::is_stdin_alive() {
         return Err(Error::Usage(
@@ -29,7 +29,7 @@ pub fn hold(flags: &cli::hold::Hold, printer: &mut Printer) -> anyhow::Result<Ex
         )
         .into());
     }
-    let mut context = Context::new(&flags.common, flags.key.first())?;
+    let mut context = Context::new(common, flags.key.first())?;
     *printer = context.printer.clone();
     context.say_default();
     let run = Run { keep_for: KeepFor::Command, ..context.settings.run(&flags.as_run())? };

@@ -2,9 +2,9 @@
 //! store whether it is still held.
 
 use super::context::Context;
-use super::held::{By, Held, Holds, Keeper, Scope};
+use super::held::{By, Held, Holds, Keeper};
 use super::token_file;
-use crate::cli::Common;
+use crate::config::Settings;
 use crate::error::Error;
 use crate::lock::{Key, Names, Token, Ttl};
 use crate::output::busy::listed;
@@ -31,22 +31,20 @@ impl HoldRef {
     /// The hold that a command's flags name. `usual` picks one if they name no key.
     pub fn meant(
         context: &Context,
-        common: &Common,
         key: Option<&Key>,
         token_file: Option<&Path>,
-        usual: for<'a> fn(&'a Holds, Scope<'a>) -> Option<&'a Held>,
+        usual: for<'a> fn(&'a Holds, &'a Settings) -> Option<&'a Held>,
     ) -> Result<Self, Error> {
         if let (Some(file), Some(key)) = (token_file, key) {
             return Self::of_token(context, key, file);
         }
-        let holds = Holds::of_process();
-        let scope = Scope::new(&context.settings, common);
+        let (holds, settings) = (Holds::of_process(), &context.settings);
         let held = match key {
-            Some(key) => holds.meant(scope, key),
-            None => usual(&holds, scope),
+            Some(key) => holds.meant(settings, key),
+            None => usual(&holds, settings),
         };
-        let held = held.ok_or_else(|| holds.lack(scope, key))?;
-        Self::of_held(context.at(scope.settings(held)?), held)
+        let held = held.ok_or_else(|| holds.lack(settings, key))?;
+        Self::of_held(context.at(held.settings(settings)?), held)
     }
 
     /// The hold whose token is in a file.

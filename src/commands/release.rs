@@ -3,7 +3,7 @@
 //! has passed to another never stops that holder's job.
 
 use super::context::Context;
-use super::held::{By, Holds, Keeper, Scope};
+use super::held::{By, Holds, Keeper};
 use super::hold_ref::HoldRef;
 use crate::cli;
 use crate::error::Error;
@@ -19,9 +19,9 @@ mod force;
 
 pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -> anyhow::Result<Exit> {
     let given = &flags.key.0;
-    let (holds, scope) = (Holds::of_process(), Scope::new(&context.settings, &flags.common));
+    let (holds, settings) = (Holds::of_process(), &context.settings);
     // A script gives back its own lock by its exact name, even if that contains a star.
-    let is_own = flags.token_file.is_some() || holds.meant(scope, given).is_some();
+    let is_own = flags.token_file.is_some() || holds.meant(settings, given).is_some();
     if !is_own && Pattern::of(given).is_some() {
         return Err(Error::Usage(format!(
             "{given} is a pattern, and release takes one key: 'dlock status {}' shows the keys that match; write \\* or \\? for the character itself",
@@ -33,14 +33,14 @@ pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -
     if let Some(file) = &flags.token_file {
         return give_back(&HoldRef::of_token(context, key, file)?);
     }
-    match holds.meant(scope, key) {
+    match holds.meant(settings, key) {
         Some(held) if flags.force => {
-            let context = context.at(scope.settings(held)?);
+            let context = context.at(held.settings(settings)?);
             *printer = context.printer.clone();
             force::force(&context, &context.name(key)?, flags)
         }
         Some(held) => {
-            let claim = HoldRef::of_held(context.at(scope.settings(held)?), held)?;
+            let claim = HoldRef::of_held(context.at(held.settings(settings)?), held)?;
             *printer = claim.context.printer.clone();
             own(&claim, key)
         }

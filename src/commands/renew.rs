@@ -17,8 +17,8 @@ use crate::store::{Store, View};
 
 pub fn renew(context: &Context, flags: &cli::renew::Renew, printer: &mut Printer) -> anyhow::Result<Exit> {
     let (key, file) = (flags.key.as_ref(), flags.token_file.as_deref());
-    let claim = HoldRef::meant(context, &flags.common, key, file, |holds, scope| {
-        holds.acquired(scope).or_else(|| holds.current(scope))
+    let claim = HoldRef::meant(context, key, file, |holds, settings| {
+        holds.acquired(settings).or_else(|| holds.current(settings))
     })?;
     *printer = claim.context.printer.clone();
     match claim.by {

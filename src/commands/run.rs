@@ -12,7 +12,7 @@ use super::env::environment_inside;
 use super::held::Holds;
 use super::owner::{command_line, owner};
 use super::stores::HoldOn;
-use crate::cli;
+use crate::cli::{self, Common};
 use crate::clock::Moment;
 use crate::config::run::{KeepFor, Run};
 use crate::error::Error;
@@ -45,11 +45,11 @@ mod session;
 mod verify;
 
 /// `dlock run`.
-pub fn run(flags: &cli::Run, printer: &mut Printer) -> anyhow::Result<Exit> {
+pub fn run(common: &Common, flags: &cli::Run, printer: &mut Printer) -> anyhow::Result<Exit> {
     let file = flags.report.as_deref().map(ReportFile::find).transpose()?;
     let mut report = RunReport::default();
     let result =
-        Context::new(&flags.common, flags.key.first()).map_err(Into::into).and_then(|mut context| {
+        Context::new(common, flags.key.first()).map_err(Into::into).and_then(|mut context| {
             *printer = context.printer.clone();
             context.say_default();
             report.store = Some(context.settings.store.to_string());

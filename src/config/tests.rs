@@ -1,7 +1,7 @@
 //! Tests that the layers win in their order, and that no setting is ignored.
 
 use super::*;
-use crate::cli::{Command, usage};
+use crate::cli::{Cli, Command, usage};
 use crate::exit::OnLost;
 use crate::lock::{Mode, Wait};
 use tempfile::TempDir;
@@ -50,8 +50,8 @@ impl Machine {
     fn run(&self, flags: &[&str]) -> Result<(Settings, run::Run), Error> {
         let line = ["dlock", "run", "-k", "k"].iter().chain(flags).chain(&["--", "true"]).map(OsString::from);
         match usage::parse(line) {
-            Ok(usage::Parsed::Command(Command::Run(flags))) => {
-                let settings = Settings::resolve(&flags.common, &self.environment)?;
+            Ok(usage::Parsed::Command(Cli { common, command: Command::Run(flags) })) => {
+                let settings = Settings::resolve(&common, &self.environment)?;
                 let run = settings.run(&flags)?;
                 Ok((settings, run))
             }

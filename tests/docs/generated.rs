@@ -2,7 +2,7 @@
 //! package needs no build step for them. `DLOCK_REGENERATE=1 cargo test generated` writes them
 //! anew.
 
-use clap::{Command, CommandFactory};
+use clap::Command;
 use clap_mangen::Man;
 use dlock::cli::{Cli, Shell};
 use dlock::commands::completions::script;

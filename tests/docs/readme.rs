@@ -4,7 +4,6 @@
 
 use crate::support::dlock::BINARY;
 use crate::support::world::World;
-use clap::CommandFactory;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
