@@ -1,8 +1,8 @@
 //! Dispatches to the subcommand: parses the command line, resolves the settings, runs the command,
 //! and prints its error.
 
-use crate::cli::{Cli, Command};
 use crate::cli::usage::{self, Parsed};
+use crate::cli::{Cli, Command};
 use crate::error::{self, Error};
 use crate::exit::Exit;
 use crate::output::{self, Event, Kind, Printer};

@@ -2,11 +2,16 @@
 //! and which store the line names. Does not expand words as a shell would: a word that needs
 //! expansion counts as unknown. No line is an error.
 
-use super::leading::option;
 use super::{Cli, Common, leading};
-use clap::ArgAction;
+use clap::FromArgMatches as _;
 use std::ffi::OsString;
 use std::path::Path;
+
+/// Put at the end of the word at the cursor, to find the argument that the parser gives it to.
+const CURSOR: char = '\u{e000}';
+
+/// Put in place of what a shell would expand.
+const EXPANDED: char = '\u{e001}';
 
 /// A question from a completion script.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,88 +75,33 @@ pub struct Partial {
 impl CommandLine {
     /// Parses a line.
     pub fn read(line: &str) -> Self {
-        let (words, last) = split(line);
+        let Words { mut before, last, quote_is_open } = split(line);
         let mut this = Self::default();
-        let is_dlock = |word: &Word| Path::new(&word.text).file_name().is_some_and(|name| name == "dlock");
-        let Some(at) = words.iter().position(is_dlock) else { return this };
-        for word in &words[..at] {
-            if let Some((name, value)) =
-                word.text.split_once('=').filter(|(name, _)| name.starts_with("DLOCK_"))
-            {
-                this.note(word);
-                this.variables.push((name.into(), value.into()));
-            }
+        let is_dlock = |word: &String| Path::new(word).file_name().is_some_and(|name| name == "dlock");
+        let Some(at) = before.iter().position(is_dlock) else { return this };
+        let mut arguments: Vec<OsString> = before.split_off(at).into_iter().map(Into::into).collect();
+        let assigned = before.iter().filter_map(|word| word.split_once('='));
+        let assigned = assigned.filter(|(name, _)| name.starts_with("DLOCK_"));
+        this.variables = assigned.map(|(name, value)| (name.into(), value.into())).collect();
+        arguments.push(format!("{last}{CURSOR}").into());
+        let parser = Cli::command().ignore_errors(true);
+        let matches = parser.clone().try_get_matches_from(leading::moved(arguments));
+        if let Some((name, given)) = matches.as_ref().ok().and_then(|matches| matches.subcommand()) {
+            this.common = Common::from_arg_matches(given).unwrap_or_default();
+            let mut arguments = parser.find_subcommand(name).into_iter().flat_map(|of| of.get_arguments());
+            this.key = arguments.find_map(|argument| {
+                let value = given.get_raw(argument.get_id().as_str())?.next_back()?.to_str()?;
+                let text = value.strip_suffix(CURSOR).filter(|_| is_key(argument))?;
+                let lead = last.strip_suffix(text)?.to_owned();
+                Some(Partial { lead, text: text.to_owned(), quote_is_open })
+            });
         }
-        let texts = words[at + 1..].iter().map(|word| word.text.as_str());
-        let Some(leading) = leading::count(texts) else { return this };
-        let (options, rest) = words[at + 1..].split_at(leading);
-        let Some((command, arguments)) = rest.split_first() else { return this };
-        let cli = Cli::command();
-        let Some(command) = cli.find_subcommand(&command.text) else { return this };
-        this.walk(command, &[options, arguments].concat(), &last);
+        let Common { store, prefix, config, username, password_file, password_command, .. } = &this.common;
+        let options = [prefix, config, username, password_file, password_command].into_iter().flatten();
+        let assigned = this.variables.iter().map(|(_, value)| value);
+        this.expands =
+            store.iter().chain(options).chain(assigned).any(|text| text.to_string_lossy().contains(EXPANDED));
         this
-    }
-
-    /// Walks the arguments as the parser would.
-    fn walk(&mut self, command: &clap::Command, arguments: &[Word], last: &Word) {
-        let mut operands = 0;
-        let mut options = true;
-        let mut wants: Option<&clap::Arg> = None;
-        for word in arguments {
-            if let Some(option) = wants.take().filter(|option| takes(option, &word.text)) {
-                self.set(option, word, &word.text);
-            } else if options && word.text == "--" {
-                options = false;
-            } else if options && word.text.len() > 1 && word.text.starts_with('-') {
-                match option(command, &word.text) {
-                    Some((option, _, Some(value))) => self.set(option, word, value),
-                    Some((option, _, None)) => wants = Some(option),
-                    None => {}
-                }
-            } else {
-                operands += 1;
-                // From the first word of CMD on, every word belongs to CMD.
-                options &= !command.get_positionals().any(clap::Arg::is_trailing_var_arg_set);
-            }
-        }
-        let partial = |lead: &str, text: &str| {
-            Some(Partial { lead: lead.into(), text: text.into(), quote_is_open: last.quote_is_open })
-        };
-        self.key = match wants.filter(|option| takes(option, &last.text)) {
-            Some(option) if is_key(option) => partial("", &last.text),
-            Some(_) => None,
-            None if options && last.text.starts_with('-') => match option(command, &last.text) {
-                Some((option, lead, Some(value))) if is_key(option) => partial(lead, value),
-                _ => None,
-            },
-            None => {
-                let operand = command.get_positionals().find(|operand| is_key(operand));
-                let more =
-                    |operand: &clap::Arg| operands == 0 || matches!(operand.get_action(), ArgAction::Append);
-                operand.filter(|operand| more(operand)).and_then(|_| partial("", &last.text))
-            }
-        };
-    }
-
-    fn set(&mut self, option: &clap::Arg, word: &Word, value: &str) {
-        let place = match option.get_long() {
-            Some("store") => {
-                self.common.store = vec![value.into()];
-                return self.note(word);
-            }
-            Some("prefix") => &mut self.common.prefix,
-            Some("config") => &mut self.common.config,
-            Some("username") => &mut self.common.username,
-            Some("password-file") => &mut self.common.password_file,
-            Some("password-command") => &mut self.common.password_command,
-            _ => return,
-        };
-        *place = Some(value.into());
-        self.note(word);
-    }
-
-    fn note(&mut self, word: &Word) {
-        self.expands |= word.expands;
     }
 }
 
@@ -160,33 +110,27 @@ pub fn is_key(argument: &clap::Arg) -> bool {
     argument.get_value_names().is_some_and(|names| names.iter().any(|name| *name == "KEY"))
 }
 
-/// Whether the next word is the option's value.
-fn takes(option: &clap::Arg, word: &str) -> bool {
-    let may_be_left_out = option.get_num_args().is_some_and(|number| number.min_values() == 0);
-    !(may_be_left_out && word.starts_with('-'))
-}
-
-/// A word without its quotes.
-#[derive(Debug, Default, Clone)]
-struct Word {
-    text: String,
-    expands: bool,
+/// The words of a command, without their quotes.
+#[derive(Default)]
+struct Words {
+    /// Those before the one at the cursor.
+    before: Vec<String>,
+    last: String,
     quote_is_open: bool,
 }
 
-/// The words of the last command on the line, and separately the one at the cursor.
-fn split(line: &str) -> (Vec<Word>, Word) {
-    let mut words = Vec::new();
-    let mut word = Word::default();
+/// The words of the last command on the line.
+fn split(line: &str) -> Words {
+    let mut words = Words::default();
     let mut begun = false;
     let mut quote = None;
     let mut chars = line.chars();
     while let Some(c) = chars.next() {
         match (quote, c) {
             (Some(open), c) if c == open => quote = None,
-            (Some('\''), c) => word.text.push(c),
+            (Some('\''), c) => words.last.push(c),
             (_, '\\') => {
-                word.text.extend(chars.next());
+                words.last.extend(chars.next());
                 begun = true;
             }
             (None, '\'' | '"') => {
@@ -195,26 +139,24 @@ fn split(line: &str) -> (Vec<Word>, Word) {
             }
             (None, ' ' | '\t') => {
                 if begun {
-                    words.push(std::mem::take(&mut word));
+                    words.before.push(std::mem::take(&mut words.last));
                 }
                 begun = false;
             }
             (None, ';' | '|' | '&' | '\n' | '(' | ')') => {
-                words.clear();
-                word = Word::default();
+                words = Words::default();
                 begun = false;
             }
             (_, c) => {
-                if matches!(c, '$' | '`') || quote.is_none() && c == '~' && word.text.is_empty() {
-                    word.expands = true;
-                }
-                word.text.push(c);
+                let is_expanded =
+                    matches!(c, '$' | '`') || quote.is_none() && c == '~' && words.last.is_empty();
+                words.last.push(if is_expanded { EXPANDED } else { c });
                 begun = true;
             }
         }
     }
-    word.quote_is_open = quote.is_some();
-    (words, word)
+    words.quote_is_open = quote.is_some();
+    words
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use super::complete::Question;
 use super::hold::Hold;
 use super::{Cli, Command, LogFormat, Release, Run, leading};
 use crate::shell::word;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::ValueEnum as _;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 use std::time::Duration;
 
@@ -216,7 +216,7 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
             None => format!("which command? There are {COMMANDS}; see '{help}'"),
             Some(stranger) => format!(
                 "option '{}' cannot stand before the command; only those that every command takes can, see '{help}'",
-                short(&stranger)
+                short(&stranger.to_string_lossy())
             ),
         },
         ErrorKind::UnknownArgument => {
@@ -558,7 +558,9 @@ mod tests {
             }
         }
         match parse(["dlock", "status", "a", "-k", "b", "c"].map(OsString::from)) {
-            Ok(Parsed::Command(Cli { command: Command::Status(status), .. })) => assert_eq!(status.keys.len(), 3),
+            Ok(Parsed::Command(Cli { command: Command::Status(status), .. })) => {
+                assert_eq!(status.keys.len(), 3)
+            }
             other => unreachable!("{other:?}"),
         }
     }

@@ -48,13 +48,12 @@ mod verify;
 pub fn run(common: &Common, flags: &cli::Run, printer: &mut Printer) -> anyhow::Result<Exit> {
     let file = flags.report.as_deref().map(ReportFile::find).transpose()?;
     let mut report = RunReport::default();
-    let result =
-        Context::new(common, flags.key.first()).map_err(Into::into).and_then(|mut context| {
-            *printer = context.printer.clone();
-            context.say_default();
-            report.store = Some(context.settings.store.to_string());
-            guarded(&context, &context.settings.run(flags)?, &mut report, Work::Command)
-        });
+    let result = Context::new(common, flags.key.first()).map_err(Into::into).and_then(|mut context| {
+        *printer = context.printer.clone();
+        context.say_default();
+        report.store = Some(context.settings.store.to_string());
+        guarded(&context, &context.settings.run(flags)?, &mut report, Work::Command)
+    });
     if let Some(file) = file {
         file.write(&report, flags, &result, printer);
     }
