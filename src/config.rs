@@ -236,18 +236,7 @@ impl Settings {
         let credentials = login.credentials;
         let sensitive = layers.sensitive_files(&url);
         let exposed = layers.exposed();
-        let username = credentials.as_ref().and_then(|login| login.username.clone());
-        // A user without a password goes into the URL, not into a variable: it is valid for this
-        // store only.
-        let has_password = credentials.as_ref().is_some_and(|login| login.password.is_some());
-        let access = Access {
-            url: match &username {
-                Some(user) if !has_password => url::with_user(&url.value.text, user),
-                _ => url.value.text,
-            },
-            username: username.filter(|_| has_password),
-            password: login.password_at,
-        };
+        let access = Access::of(&url.value.place, url.value.text, credentials.as_ref());
         let prefix = layers
             .text(flags.prefix.as_deref(), "--prefix", "DLOCK_PREFIX", "prefix")?
             .unwrap_or(Set { value: DEFAULT_PREFIX.into(), source: Source::Default })

@@ -11,8 +11,17 @@ use std::time::Duration;
 pub const KEY_MAX: usize = 512;
 
 /// A key as the user gave it, without the prefix: 1–512 bytes of UTF-8 without control characters.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Key(String);
+
+impl TryFrom<String> for Key {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        Self::new(&text)
+    }
+}
 
 impl Key {
     /// Checks a key. The error says what is allowed.

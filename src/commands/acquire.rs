@@ -17,7 +17,7 @@ use crate::lock::{Key, Mode, Token, Ttl, Wait};
 use crate::output::acquired::Acquired;
 use crate::output::busy::{self, Asked, Tried, listed};
 use crate::output::live::Line;
-use crate::output::time::{local, span};
+use crate::output::time::{local, millis, span};
 use crate::output::{self, Event, Kind, What};
 use crate::rules::schedule::Schedule;
 use crate::rules::{Ask, Blocker, End, Grant, Ran, Refusal, Terms};
@@ -275,7 +275,7 @@ impl Acquiring<'_> {
         let until = sent.after(ask.ttl);
         let (settings, keys) = (&self.context.settings, self.asked.keys.clone());
         let held = Held::new(settings, keys.clone(), ask.token.clone(), grant.fence, By::Acquire);
-        let held = Held { ttl: Some(self.ttl), ..held };
+        let held = Held { ttl_ms: Some(millis(self.ttl.get())), ..held };
         let acquired = Acquired {
             keys,
             store: self.asked.store.clone(),
@@ -336,7 +336,7 @@ impl Acquiring<'_> {
         };
         let left = until.left();
         let now = output::time::now();
-        let at = local(now.saturating_add(output::time::millis(left)), now);
+        let at = local(now.saturating_add(millis(left)), now);
         // If the log says that dlock waits, it must also say that the wait is over.
         let (kind, after) = match self.line.has_announced() {
             true => (Kind::Note, format!(" after {},", span(Moment::now().since(self.since)))),

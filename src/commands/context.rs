@@ -4,11 +4,10 @@
 use super::held::{Held, Holds};
 use crate::cli::Common;
 use crate::clock::{self, Moment};
-use crate::config::job_env::PasswordAt;
 use crate::config::{Environment, Settings, Source};
 use crate::error::Error;
 use crate::lease::{RIDE_OUT_PAUSE, Until};
-use crate::lock::{Key, Name, Names, Token};
+use crate::lock::{Key, Name, Names};
 use crate::output::busy::listed;
 use crate::output::{Kind, Printer, What};
 use crate::rules::Proof;
@@ -70,28 +69,17 @@ impl Context {
         Ok(Names::new(first, names))
     }
 
-    /// Asks the store about a hold that DLOCK_HELD claims; `None` if it is no longer held.
+    /// Asks the store about a hold that is claimed; `None` if it is no longer held.
     pub fn verify(&self, store: &mut dyn Store, held: &Held) -> Result<Option<Proof>, Error> {
-        self.prove(store, &held.names().map_err(Error::Usage)?, &held.token, &listed(&held.keys))
-    }
-
-    /// Asks the store whether a token holds these locks. `keys` names them in messages.
-    pub fn prove(
-        &self,
-        store: &mut dyn Store,
-        names: &Names,
-        token: &Token,
-        keys: &str,
-    ) -> Result<Option<Proof>, Error> {
-        let proof = store.prove(names, token, self.deadline());
-        Ok(proof
-            .map_err(|error| self.unsure(error, &format!("it is unknown whether {keys} is still held")))?)
+        let unknown = || format!("it is unknown whether {} is still held", listed(&held.keys));
+        let proof = store.prove(&held.names().map_err(Error::Usage)?, &held.token, self.deadline());
+        Ok(proof.map_err(|error| self.unsure(error, &unknown()))?)
     }
 
     /// Adds to a store error which setting named the store.
     pub fn with_origin(&self, error: store::Error) -> store::Error {
         let store = &self.settings.store;
-        let is_withheld = |held: &Held| held.access.password == PasswordAt::Elsewhere;
+        let is_withheld = |held: &Held| held.access.password;
         let is_inside = || Holds::of_process().here(&self.settings).any(is_withheld);
         let hint = match &error {
             store::Error::Denied(_) if store.credentials.is_none() && is_inside() => {

@@ -4,8 +4,7 @@
 //! ([`Store::prove`](crate::store::Store::prove)). That is done elsewhere.
 
 use crate::config::Settings;
-use crate::config::job_env::{Access, PasswordAt};
-use crate::config::url::Secret;
+use crate::config::job_env::Access;
 use crate::error::Error;
 use crate::lock::{Fence, Key, Name, Names, Token, Ttl};
 use crate::output::busy::listed;
@@ -14,18 +13,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
 use std::time::Duration;
 
 pub use crate::lock::By;
 
 pub const VARIABLE: &str = "DLOCK_HELD";
 
-/// A hold that DLOCK_HELD claims.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A hold that DLOCK_HELD claims: an entry of the list.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// The store's normalized URL, without a secret.
     pub store: String,
+    #[serde(flatten)]
     pub access: Access,
     /// The prefix of the locks' names.
     pub prefix: String,
@@ -33,10 +32,13 @@ pub struct Held {
     pub keys: Vec<Key>,
     pub token: Token,
     pub fence: Fence,
+    #[serde(default)]
     pub by: By,
     /// The lease that the script asked for, if a script must renew it.
-    pub ttl: Option<Ttl>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
     /// The `dlock hold` process that renews it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keeper: Option<Keeper>,
 }
 
@@ -69,34 +71,6 @@ impl Keeper {
     }
 }
 
-/// An entry of the list, as it is serialized.
-#[derive(Serialize, Deserialize)]
-struct Entry {
-    store: String,
-    /// The URL if it differs from `store`: with parameters such as certificates.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    url: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    username: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    password_file: Option<PathBuf>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    password_command: Option<String>,
-    /// Whether a password is needed that is in no file.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    password: bool,
-    prefix: String,
-    keys: Vec<String>,
-    token: Token,
-    fence: Fence,
-    #[serde(default)]
-    by: By,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    ttl_ms: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    keeper: Option<Keeper>,
-}
-
 impl Held {
     /// A hold of these keys in the store and under the prefix of the settings.
     pub fn new(settings: &Settings, keys: Vec<Key>, token: Token, fence: Fence, by: By) -> Self {
@@ -108,7 +82,7 @@ impl Held {
             token,
             fence,
             by,
-            ttl: None,
+            ttl_ms: None,
             keeper: None,
         }
     }
@@ -130,6 +104,11 @@ impl Held {
         settings.at(&self.store, &self.access, &self.prefix, VARIABLE)
     }
 
+    /// The lease that the script asked for, if a valid one is known.
+    pub fn ttl(&self) -> Option<Ttl> {
+        Ttl::new(Duration::from_millis(self.ttl_ms?)).ok()
+    }
+
     /// Whether it includes this key.
     pub fn has(&self, key: &Key) -> bool {
         self.keys.contains(key)
@@ -141,61 +120,6 @@ impl Held {
         let mut names = names.collect::<Result<Vec<_>, _>>()?.into_iter();
         let first = names.next().ok_or("a hold has a key")?;
         Ok(Names::new(first, names))
-    }
-
-    /// Reads an entry; `None` if any part of it is not as dlock writes it.
-    fn read(entry: Value) -> Option<Self> {
-        let Entry {
-            store,
-            url,
-            username,
-            password_file,
-            password_command,
-            password,
-            prefix,
-            keys,
-            token,
-            fence,
-            by,
-            ttl_ms,
-            keeper,
-        } = serde_json::from_value(entry).ok()?;
-        let password = match (password_file, password_command, password) {
-            (Some(file), _, _) => PasswordAt::File(file),
-            (None, Some(text), _) => PasswordAt::Command(Secret::new(text)),
-            (None, None, true) => PasswordAt::Elsewhere,
-            (None, None, false) => PasswordAt::Nowhere,
-        };
-        let access = Access { url: url.unwrap_or_else(|| store.clone()), username, password };
-        let keys = keys.iter().map(|key| Key::new(key)).collect::<Result<Vec<_>, _>>().ok()?;
-        let ttl = ttl_ms.and_then(|ttl| Ttl::new(Duration::from_millis(ttl)).ok());
-        let held = Self { store, access, prefix, keys, token, fence, by, ttl, keeper };
-        held.names().ok().map(|_| held)
-    }
-
-    fn entry(&self) -> Entry {
-        let Access { url, username, password } = &self.access;
-        Entry {
-            store: self.store.clone(),
-            url: Some(url).filter(|url| **url != self.store).cloned(),
-            username: username.clone(),
-            password_file: match password {
-                PasswordAt::File(path) => Some(path.clone()),
-                PasswordAt::Nowhere | PasswordAt::Command(_) | PasswordAt::Elsewhere => None,
-            },
-            password_command: match password {
-                PasswordAt::Command(text) => Some(text.expose().into()),
-                PasswordAt::Nowhere | PasswordAt::File(_) | PasswordAt::Elsewhere => None,
-            },
-            password: *password == PasswordAt::Elsewhere,
-            prefix: self.prefix.clone(),
-            keys: self.keys.iter().map(ToString::to_string).collect(),
-            token: self.token.clone(),
-            fence: self.fence,
-            by: self.by,
-            ttl_ms: self.ttl.map(|ttl| crate::rules::millis(ttl.get())),
-            keeper: self.keeper,
-        }
     }
 }
 
@@ -216,7 +140,8 @@ impl Holds {
     /// is left out, and does not hide the others.
     pub fn parse(text: &str) -> Self {
         let entries: Vec<Value> = serde_json::from_str(text).unwrap_or_default();
-        Self { holds: entries.into_iter().filter_map(Held::read).collect() }
+        let read = |entry| serde_json::from_value(entry).ok().filter(|held: &Held| held.names().is_ok());
+        Self { holds: entries.into_iter().filter_map(read).collect() }
     }
 
     /// All holds, innermost first.
@@ -285,8 +210,7 @@ impl Holds {
 /// The variable's text: JSON in one line.
 impl fmt::Display for Holds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let entries: Vec<Entry> = self.holds.iter().map(Held::entry).collect();
-        f.write_str(&serde_json::to_string(&entries).map_err(|_| fmt::Error)?)
+        f.write_str(&serde_json::to_string(&self.holds).map_err(|_| fmt::Error)?)
     }
 }
 

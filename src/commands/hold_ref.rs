@@ -2,11 +2,11 @@
 //! store whether it is still held.
 
 use super::context::Context;
-use super::held::{By, Held, Holds, Keeper};
+use super::held::{By, Held, Holds};
 use super::token_file;
 use crate::config::Settings;
 use crate::error::Error;
-use crate::lock::{Key, Names, Token, Ttl};
+use crate::lock::{Fence, Key, Names};
 use crate::output::busy::listed;
 use crate::rules::Proof;
 use std::path::Path;
@@ -15,16 +15,8 @@ use std::path::Path;
 pub struct HoldRef {
     /// With the settings of the hold's store.
     pub context: Context,
+    pub held: Held,
     pub names: Names,
-    pub token: Token,
-    /// Its keys, as messages list them.
-    pub keys: String,
-    /// Which command renews it. With a token file, the script itself does.
-    pub by: By,
-    /// The lease that it was acquired for, if known.
-    pub ttl: Option<Ttl>,
-    /// The `dlock hold` process that renews it.
-    pub keeper: Option<Keeper>,
 }
 
 impl HoldRef {
@@ -44,45 +36,29 @@ impl HoldRef {
             None => usual(&holds, settings),
         };
         let held = held.ok_or_else(|| holds.lack(settings, key))?;
-        Self::of_held(context.at(held.settings(settings)?), held)
+        Self::new(context.at(held.settings(settings)?), held.clone())
     }
 
-    /// The hold whose token is in a file.
+    /// The hold whose token is in a file. The script that has the file renews it.
     pub fn of_token(context: &Context, key: &Key, file: &Path) -> Result<Self, Error> {
-        let (names, token) = (context.name(key)?.into(), token_file::read(file)?);
-        Ok(Self {
-            context: context.clone(),
-            names,
-            token,
-            keys: key.to_string(),
-            by: By::Acquire,
-            ttl: None,
-            keeper: None,
-        })
+        // A token proves a hold whatever its fence is.
+        let (keys, token, unknown) = (vec![key.clone()], token_file::read(file)?, Fence(0));
+        Self::new(context.clone(), Held::new(&context.settings, keys, token, unknown, By::Acquire))
     }
 
-    /// A hold listed in DLOCK_HELD. `context` is that of its store.
-    pub fn of_held(context: Context, held: &Held) -> Result<Self, Error> {
-        let Held { token, by, ttl, keeper, .. } = held.clone();
-        Ok(Self {
-            context,
-            names: held.names().map_err(Error::Usage)?,
-            token,
-            keys: listed(&held.keys),
-            by,
-            ttl,
-            keeper,
-        })
+    /// A hold; `context` is that of its store.
+    pub fn new(context: Context, held: Held) -> Result<Self, Error> {
+        Ok(Self { names: held.names().map_err(Error::Usage)?, context, held })
     }
 
     /// The locks and their store, for messages.
     pub fn place(&self) -> String {
-        format!("{} in {}", self.keys, self.context.settings.store)
+        format!("{} in {}", listed(&self.held.keys), self.context.settings.store)
     }
 
     /// Asks the store; `None` if it is no longer held.
     pub fn verify(&self) -> Result<Option<Proof>, Error> {
-        self.context.prove(&mut *self.context.open()?, &self.names, &self.token, &self.keys)
+        self.context.verify(&mut *self.context.open()?, &self.held)
     }
 
     /// The error for a hold that the store does not confirm.

@@ -40,7 +40,7 @@ pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -
             force::force(&context, &context.name(key)?, flags)
         }
         Some(held) => {
-            let claim = HoldRef::of_held(context.at(held.settings(settings)?), held)?;
+            let claim = HoldRef::new(context.at(held.settings(settings)?), held.clone())?;
             *printer = claim.context.printer.clone();
             own(&claim, key)
         }
@@ -51,7 +51,7 @@ pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -
 
 /// Handles a hold that this process has according to DLOCK_HELD.
 fn own(claim: &HoldRef, key: &Key) -> anyhow::Result<Exit> {
-    match claim.by {
+    match claim.held.by {
         By::Acquire => return give_back(claim),
         By::Hold => return end_hold(claim),
         By::Run => {}
@@ -73,7 +73,7 @@ fn own(claim: &HoldRef, key: &Key) -> anyhow::Result<Exit> {
 /// the store, and the store was down, it would take that for a loss.
 fn end_hold(claim: &HoldRef) -> anyhow::Result<Exit> {
     if claim.verify()?.is_some()
-        && let Some(keeper) = claim.keeper.and_then(Keeper::find)
+        && let Some(keeper) = claim.held.keeper.and_then(Keeper::find)
         && keeper.end(claim.context.deadline())
         && claim.verify()?.is_none()
     {
@@ -84,9 +84,9 @@ fn end_hold(claim: &HoldRef) -> anyhow::Result<Exit> {
 }
 
 fn give_back(claim: &HoldRef) -> anyhow::Result<Exit> {
-    let HoldRef { context, names, token, .. } = claim;
+    let HoldRef { context, names, held } = claim;
     let (shown, end) = (claim.place(), End { ran: Ran::Yes, job: None, once_per: false });
-    let left = context.open()?.leave(names, token, &end, context.deadline());
+    let left = context.open()?.leave(names, &held.token, &end, context.deadline());
     let unknown = format!("it is unknown whether {shown} was given back; if not, its lease ends by itself");
     let line = match left.map_err(|error| context.unsure(error, &unknown))? {
         Left::Released { cooling } if cooling.is_zero() => format!("{shown} is given back"),

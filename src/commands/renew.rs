@@ -21,11 +21,11 @@ pub fn renew(context: &Context, flags: &cli::renew::Renew, printer: &mut Printer
         holds.acquired(settings).or_else(|| holds.current(settings))
     })?;
     *printer = claim.context.printer.clone();
-    match claim.by {
+    match claim.held.by {
         By::Run | By::Hold => {
             let proof = claim.verify()?.ok_or_else(|| claim.is_over())?;
             let (place, lease) = (claim.place(), span(proof.lease));
-            let keeper = if claim.by == By::Hold { "hold" } else { "run" };
+            let keeper = if claim.held.by == By::Hold { "hold" } else { "run" };
             let text = format!(
                 "{place} is renewed by the 'dlock {keeper}' that holds it; its lease is good for {lease} more"
             );
@@ -37,7 +37,8 @@ pub fn renew(context: &Context, flags: &cli::renew::Renew, printer: &mut Printer
 }
 
 fn renew_once(claim: &HoldRef, ttl: Option<Ttl>) -> Result<(), Error> {
-    let HoldRef { context, names, token, .. } = claim;
+    let HoldRef { context, names, held } = claim;
+    let token = &held.token;
     let (place, printer) = (claim.place(), &context.printer);
     let unsure = |error| context.unsure(error, &format!("it is unknown whether {place} was renewed"));
     let mut store = context.open()?;
@@ -48,7 +49,7 @@ fn renew_once(claim: &HoldRef, ttl: Option<Ttl>) -> Result<(), Error> {
         }
         None => {
             let proof = store.prove(names, token, context.deadline()).map_err(unsure)?;
-            let acquired = claim.ttl.map_or(TTL, Ttl::get);
+            let acquired = claim.held.ttl().map_or(TTL, Ttl::get);
             acquired.max(proof.map(|proof| proof.lease).unwrap_or_default())
         }
     };
@@ -78,8 +79,8 @@ fn renew_once(claim: &HoldRef, ttl: Option<Ttl>) -> Result<(), Error> {
 }
 
 /// Who asked for the hold back, if the store says so.
-fn asker(store: &mut dyn Store, HoldRef { context, names, token, .. }: &HoldRef) -> Option<Owner> {
-    let proof = store.prove(names, token, context.deadline()).ok()??;
+fn asker(store: &mut dyn Store, HoldRef { context, names, held }: &HoldRef) -> Option<Owner> {
+    let proof = store.prove(names, &held.token, context.deadline()).ok()??;
     let views: Vec<View> =
         names.iter().map_while(|name| store.inspect(name, context.deadline()).ok()).collect();
     Fate::of(&views, proof.fence).by().cloned()

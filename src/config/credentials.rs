@@ -1,7 +1,7 @@
 //! Resolves the user and password, and where they are found. Every layer may name them; the
 //! strongest layer wins, and two different values on it are an error.
 
-use super::job_env::{Beside, PasswordAt, absolute};
+use super::job_env::{Beside, absolute};
 use super::url::{self, Location, Secret};
 use super::{Credentials, Layers, Password, Sensitivity, Set, Source, invalid, of_flag};
 use crate::error::Error;
@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 #[derive(Default)]
 pub struct Login {
     pub credentials: Option<Credentials>,
-    pub password_at: PasswordAt,
     password_source: Option<Source>,
 }
 
@@ -74,7 +73,6 @@ impl Layers<'_> {
         let password = resolved(given)?;
         match (username, password) {
             (username, Some(Set { value: password, source })) => Ok(Login {
-                password_at: PasswordAt::of(&password),
                 credentials: Some(Credentials {
                     username: username.map(|set| set.value),
                     password: Some(password),
@@ -110,8 +108,9 @@ impl Layers<'_> {
         let in_store = login.password_source == Some(Source::Variable("DLOCK_STORE"));
         let store = self.variable("DLOCK_STORE").filter(|_| in_store);
         let store = store.and_then(|store| url::parse(&store.value).ok());
-        let in_file = match &login.password_source {
-            Some(Source::File { path, .. }) if login.password_at == PasswordAt::Elsewhere => Some(path),
+        let password = login.credentials.as_ref().and_then(|login| login.password.as_ref());
+        let in_file = match (&login.password_source, password) {
+            (Some(Source::File { path, .. }), Some(Password::Text(_))) => Some(path),
             _ => None,
         };
         let named = in_file.filter(|_| self.flags.config.is_some());
@@ -121,12 +120,10 @@ impl Layers<'_> {
         };
         Beside {
             store_has_it: store.is_some_and(|store| store.is_of(user)),
-            variable_differs: match &login.password_at {
-                // The file or command may give a new password by then, which would contradict
-                // DLOCK_PASSWORD.
-                PasswordAt::File(_) | PasswordAt::Command(_) => self.variables.contains_key("DLOCK_PASSWORD"),
-                PasswordAt::Nowhere | PasswordAt::Elsewhere => false,
-            },
+            // The file or command may give a new password by then, which would contradict
+            // DLOCK_PASSWORD.
+            variable_differs: matches!(password, Some(Password::File(_) | Password::Command(_)))
+                && self.variables.contains_key("DLOCK_PASSWORD"),
             config: named.map(PathBuf::as_path).or_else(relative).map(absolute),
         }
     }

@@ -4,39 +4,57 @@
 
 use super::url::{self, Location, Secret};
 use super::{Credentials, Error, Password, Settings, Source, Store, invalid};
+use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// How a store is reached.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// How a store is reached, as an entry of DLOCK_HELD says it. At most one of the last three fields
+/// is set.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Access {
-    /// The URL, without a password, and without a user that has a password.
-    pub url: String,
+    /// The URL if it differs from the store's name: with parameters such as certificates, or with a
+    /// user that has no password. Never with a password.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
     /// The user, if there is a password; else the URL names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub username: Option<String>,
-    pub password: PasswordAt,
+    /// The file with the password; absolute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password_file: Option<PathBuf>,
+    /// The command that prints the password.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password_command: Option<Secret>,
+    /// Whether the password is elsewhere: in DLOCK_PASSWORD, a URL or a configuration file.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub password: bool,
 }
 
-/// Where the password of a store is found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum PasswordAt {
-    #[default]
-    Nowhere,
-    /// In this file; absolute.
-    File(PathBuf),
-    /// This command prints it.
-    Command(Secret),
-    /// In DLOCK_PASSWORD, a URL or a configuration file.
-    Elsewhere,
-}
+impl Access {
+    /// How this store is reached by its URL, which has no user or password in it.
+    pub(super) fn of(place: &Location, url: String, login: Option<&Credentials>) -> Self {
+        let username = login.and_then(|login| login.username.clone());
+        let (url, mut access) = match (login.and_then(|login| login.password.as_ref()), &username) {
+            // A user without a password goes into the URL, not into a variable: it is valid for this
+            // store only.
+            (None, Some(user)) => (url::with_user(&url, user), Self::default()),
+            (None, None) => (url, Self::default()),
+            (Some(Password::Text(_)), _) => (url, Self { password: true, ..Self::default() }),
+            (Some(Password::File(path)), _) => {
+                (url, Self { password_file: Some(path.clone()), ..Self::default() })
+            }
+            (Some(Password::Command(text)), _) => {
+                (url, Self { password_command: Some(text.clone()), ..Self::default() })
+            }
+        };
+        access.url = Some(url).filter(|url| *url != place.to_string());
+        access.username = username.filter(|_| access.has_password());
+        access
+    }
 
-impl PasswordAt {
-    pub(super) fn of(password: &Password) -> Self {
-        match password {
-            Password::Text(_) => Self::Elsewhere,
-            Password::File(path) => Self::File(path.clone()),
-            Password::Command(text) => Self::Command(text.clone()),
-        }
+    fn has_password(&self) -> bool {
+        self.password || self.password_file.is_some() || self.password_command.is_some()
     }
 }
 
@@ -55,19 +73,15 @@ impl Settings {
     /// The variables to set or unset, so that a dlock in this environment reaches the store of
     /// these settings.
     pub fn environment(&self) -> Vec<(&'static str, Option<OsString>)> {
-        let Access { url, username, password } = &self.store.access;
-        let (file, command) = match password {
-            PasswordAt::File(path) => (Some(path.into()), None),
-            PasswordAt::Command(text) => (None, Some(text.expose().into())),
-            PasswordAt::Nowhere | PasswordAt::Elsewhere => (None, None),
-        };
+        let Access { url, username, password_file, password_command, .. } = &self.store.access;
         let mut variables = vec![
             ("DLOCK_PREFIX", Some(OsString::from(&self.prefix))),
             ("DLOCK_USERNAME", username.as_ref().map(OsString::from)),
-            ("DLOCK_PASSWORD_FILE", file),
-            ("DLOCK_PASSWORD_COMMAND", command),
+            ("DLOCK_PASSWORD_FILE", password_file.as_ref().map(OsString::from)),
+            ("DLOCK_PASSWORD_COMMAND", password_command.as_ref().map(|text| text.expose().into())),
         ];
         if !self.beside.store_has_it {
+            let url = url.clone().unwrap_or_else(|| self.store.to_string());
             variables.push(("DLOCK_STORE", Some(url.into())));
         }
         if self.beside.variable_differs {
@@ -95,16 +109,17 @@ impl Settings {
         }
         let source = Source::Variable(held_by);
         let invalid = |why: String| invalid(&source, &why);
-        let url = url::parse(&access.url).map_err(invalid)?;
+        let url = url::parse(access.url.as_deref().unwrap_or(shown)).map_err(invalid)?;
         let sentinel_credentials = url.sentinel_credentials().map_err(invalid)?;
-        let password = match (&access.password, &url.place) {
-            (PasswordAt::Nowhere, _) | (_, Location::File { .. }) => None,
-            (PasswordAt::File(path), _) => {
+        let password = match access {
+            _ if matches!(url.place, Location::File { .. }) => None,
+            Access { password_file: Some(path), .. } => {
                 Secret::of_file(path).map_err(invalid)?;
                 Some(Password::File(path.clone()))
             }
-            (PasswordAt::Command(text), _) => Some(Password::Command(text.clone())),
-            (PasswordAt::Elsewhere, _) => self.password_variable.clone().map(Password::Text),
+            Access { password_command: Some(text), .. } => Some(Password::Command(text.clone())),
+            Access { password: true, .. } => self.password_variable.clone().map(Password::Text),
+            _ => None,
         };
         let username = access.username.clone();
         let username = username.or_else(|| url.username.clone());

@@ -5,6 +5,7 @@
 //! `Location::shape` and `PARSERS` list the stores.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::{Deserialize, Serialize};
 use split::Parts;
 use std::fmt;
 use std::fs::File;
@@ -197,8 +198,9 @@ fn joined(hosts: &[Host]) -> String {
     hosts.iter().map(Host::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// A text that no message shows.
-#[derive(Clone, PartialEq, Eq)]
+/// A text that no message shows. Serialized only in DLOCK_HELD, where a command is no secret.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Secret(String);
 
 impl Secret {

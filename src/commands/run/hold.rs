@@ -190,7 +190,7 @@ impl Session<'_> {
     fn variables(&self, own: &Own, grant: &Grant) -> Changes {
         let settings = &self.context.settings;
         let held = Held::new(settings, own.keys.clone(), own.token.clone(), grant.fence, By::Hold);
-        let held = Held { keeper: Keeper::own(), ttl: Some(self.run.ttl), ..held };
+        let held = Held { keeper: Keeper::own(), ttl_ms: Some(millis(self.run.ttl.get())), ..held };
         environment(settings, &self.run.keys, &held, grant.slot, own.holds.clone())
     }
 
