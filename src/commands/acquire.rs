@@ -7,6 +7,7 @@ use super::env::environment;
 use super::foreground::{Foreground, Signals};
 use super::held::{By, Held, Holds};
 use super::owner;
+use super::run::messages::{Messages, Subject, Under};
 use crate::cli::{self, key::each_once};
 use crate::clock::Moment;
 use crate::config::run::TTL;
@@ -14,11 +15,10 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::{Report, Request, Until, give_back, obtain};
 use crate::lock::{Key, Mode, Token, Ttl, Wait};
-use crate::output::acquired::Acquired;
-use crate::output::busy::{self, Asked, Tried, listed};
-use crate::output::live::Line;
+use crate::output::acquired::{Acquired, shell};
+use crate::output::busy::Tried;
 use crate::output::time::{local, millis, span};
-use crate::output::{self, Event, Kind, What};
+use crate::output::{self, Kind, What, json};
 use crate::rules::schedule::Schedule;
 use crate::rules::{Ask, Blocker, End, Grant, Ran, Refusal, Terms};
 use crate::shell::word;
@@ -35,6 +35,15 @@ const LEAVING: Duration = Duration::from_millis(60);
 const GIVE_BACK_WITHIN: Duration = Duration::from_millis(250);
 /// Longest time for recording a refusal.
 const RECORD_WITHIN: Duration = Duration::from_millis(250);
+
+/// What messages say about a lock for a script.
+const SUBJECT: Subject = Subject {
+    command: "acquire",
+    job: "the script",
+    stopped: "goes on",
+    orphaned: "is not stopped",
+    unrun: "it is not acquired",
+};
 
 pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
     context.say_default();
@@ -84,9 +93,8 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
         let last = asking.ask(store, &mut |learned| teller.tell(learned));
         teller.tell(last.unwrap_or_else(Learned::Refused));
     })?;
-    let asked = Asked { keys, store: settings.store.to_string(), mode };
-    let line = Line::new(&context.printer, since);
-    Acquiring { context: &context, flags, ttl, since, asked, request, line }.go(&foreground)
+    let messages = Messages::new(&context, &keys, mode, Under::Own, SUBJECT);
+    Acquiring { context: &context, flags, keys, since, request, messages }.go(&foreground)
 }
 
 /// What the worker thread, which talks to the store, reports.
@@ -189,26 +197,24 @@ fn give_back_quietly(store: &mut dyn Store, request: &Request, within: Duration)
 struct Acquiring<'a> {
     context: &'a Context,
     flags: &'a cli::acquire::Acquire,
-    ttl: Ttl,
+    keys: Vec<Key>,
     since: Moment,
-    asked: Asked,
     request: Request,
-    line: Line,
+    messages: Messages<'a>,
 }
 
 impl Acquiring<'_> {
-    fn go(mut self, foreground: &Foreground<Learned>) -> anyhow::Result<Exit> {
+    fn go(self, foreground: &Foreground<Learned>) -> anyhow::Result<Exit> {
         loop {
-            match foreground.learn(&mut self.line)? {
+            let learned = foreground.learn(&mut self.messages.live.borrow_mut())?;
+            match learned {
                 ControlFlow::Break(signal) => {
-                    self.line.clear();
+                    self.messages.clear();
                     self.leave(LEAVING);
                     return Ok(Exit::Signal(signal));
                 }
                 ControlFlow::Continue(Learned::Report(report)) => self.hear(report),
-                ControlFlow::Continue(Learned::Trouble(error)) => {
-                    self.line.announce(What::Trouble, &format!("{error}; still waiting, trying again"));
-                }
+                ControlFlow::Continue(Learned::Trouble(error)) => self.messages.trouble_before_queue(&error),
                 ControlFlow::Continue(Learned::HandedOver(grant, sent)) => return self.deliver(grant, sent),
                 ControlFlow::Continue(Learned::Missed(report)) => return self.not_obtained(report),
                 ControlFlow::Continue(Learned::Refused(error)) => return Err(error.into()),
@@ -230,69 +236,73 @@ impl Acquiring<'_> {
         let _late = left.recv_timeout(within);
     }
 
-    fn not_obtained(&mut self, report: Report) -> anyhow::Result<Exit> {
+    fn not_obtained(&self, report: Report) -> anyhow::Result<Exit> {
         Err(match report {
             Report::Busy(blocker) => {
-                self.busy(&blocker);
-                return Ok(Exit::Busy(self.flags.busy_exit_code.unwrap_or(Exit::BUSY)));
+                let status = self.flags.busy_exit_code.unwrap_or(Exit::BUSY);
+                self.messages.busy(&blocker, self.tried(&blocker), "", status);
+                return Ok(Exit::Busy(status));
             }
             Report::TakenAway => Error::NotHeld(format!(
-                "an operator took {} away just when it was granted; it is not acquired",
-                self.lock()
+                "an operator took {} away just when it was granted; {}",
+                self.messages.place(),
+                SUBJECT.unrun
             )),
-            Report::TooSlow => {
-                let (store, ttl) = (&self.asked.store, span(self.ttl.get()));
-                let text = format!("{store} answers too slowly for a lease of {ttl}: give a longer --ttl");
-                self.failed(store::Error::Unavailable(text))
-            }
-            Report::Failed(error) => self.failed(error),
+            Report::TooSlow => self.messages.too_slow(self.request.ask.ttl),
+            Report::Failed(error) => self.messages.failed(error),
             report => Error::Internal(format!("the lock is not acquired: {report:?}")),
         }
         .into())
     }
 
+    fn tried(&self, blocker: &Blocker) -> Tried {
+        let fence = blocker.holder.as_ref().map(|holder| holder.fence);
+        match wanted(self.flags) {
+            Wait::For(bound) => Tried::Waited(bound),
+            _ if Holds::of_process().here(&self.context.settings).any(|held| Some(held.fence) == fence) => {
+                Tried::Inside
+            }
+            _ => Tried::Once,
+        }
+    }
+
     /// Prints news of the wait.
-    fn hear(&mut self, report: Report) {
+    fn hear(&self, report: Report) {
         match report {
-            Report::Waiting(waiting) => {
-                self.line.waits(busy::line(self.asked.clone(), waiting, self.since));
-            }
-            Report::Trouble { error, .. } => {
-                let (origin, keys) = (self.context.settings.store.origin(), listed(&self.asked.keys));
-                let text = format!("{error} ({origin}); still waiting for {keys}, trying again");
-                self.line.announce(What::Trouble, &text);
-            }
-            Report::Recovered => {
-                self.line.say(Kind::Note, What::Recovered, &format!("{} answers again", self.asked.store));
-            }
+            Report::Waiting(waiting) => self.messages.waiting(waiting),
+            Report::Trouble { error, .. } => self.messages.trouble_in_queue(&error),
+            Report::Recovered => self.messages.recovered(),
             _ => {}
         }
     }
 
     /// Prints the hold. From then on it belongs to the script.
-    fn deliver(mut self, grant: Grant, sent: Moment) -> anyhow::Result<Exit> {
-        let ask = &self.request.ask;
-        let until = sent.after(ask.ttl);
-        let (settings, keys) = (&self.context.settings, self.asked.keys.clone());
-        let held = Held::new(settings, keys.clone(), ask.token.clone(), grant.fence, By::Acquire);
-        let held = Held { ttl_ms: Some(millis(self.ttl.get())), ..held };
-        let acquired = Acquired {
-            keys,
-            store: self.asked.store.clone(),
-            mode: self.asked.mode,
-            slot: grant.slot,
-            fence: grant.fence,
-            token: ask.token.clone(),
-            lease: until.left(),
-            waited: grant.waited,
-            environment: environment(settings, &self.asked.keys, &held, grant.slot, Holds::of_process()),
+    fn deliver(self, grant: Grant, sent: Moment) -> anyhow::Result<Exit> {
+        let Ask { token, mode, ttl, .. } = &self.request.ask;
+        let until = sent.after(*ttl);
+        let settings = &self.context.settings;
+        let held = Held::new(settings, self.keys.clone(), token.clone(), grant.fence, By::Acquire);
+        let held = Held { ttl_ms: Some(millis(*ttl)), ..held };
+        let (mode, slots) = json::mode(*mode);
+        let text = if self.flags.export {
+            Ok(shell(&environment(settings, &self.keys, &held, grant.slot, Holds::of_process())))
+        } else if self.flags.json {
+            Acquired {
+                keys: &self.keys,
+                store: settings.store.to_string(),
+                mode,
+                slots,
+                slot: grant.slot,
+                fence: grant.fence,
+                token,
+                lease_ms: millis(until.left()),
+                waited_ms: millis(grant.waited),
+            }
+            .json()
+        } else {
+            Ok(format!("{}\n", token.secret()))
         };
-        let text = match (self.flags.export, self.flags.json) {
-            (true, _) => Ok(acquired.shell()),
-            (false, true) => acquired.json(),
-            (false, false) => Ok(acquired.plain()),
-        };
-        self.line.clear();
+        self.messages.clear();
         if let Err(error) = text.and_then(|text| output::deliver(&text)) {
             // The script did not get the token.
             self.leave(GIVE_BACK_WITHIN);
@@ -302,33 +312,9 @@ impl Acquiring<'_> {
         Ok(Exit::Ok)
     }
 
-    fn lock(&self) -> String {
-        format!("{} in {}", listed(&self.asked.keys), self.asked.store)
-    }
-
-    fn failed(&self, error: store::Error) -> Error {
-        let (keys, error) = (listed(&self.asked.keys), self.context.with_origin(error));
-        Error::Store(error.map(|text| format!("{keys}: {text}; it is not acquired")))
-    }
-
-    fn busy(&mut self, blocker: &Blocker) {
-        let fence = blocker.holder.as_ref().map(|holder| holder.fence);
-        let holds = Holds::of_process();
-        let tried = match wanted(self.flags) {
-            Wait::For(bound) => Tried::Waited(bound),
-            _ if holds.here(&self.context.settings).any(|held| Some(held.fence) == fence) => Tried::Inside,
-            _ => Tried::Once,
-        };
-        let status = self.flags.busy_exit_code.unwrap_or(Exit::BUSY);
-        let key = self.asked.key_of(blocker.at).as_str();
-        let event = Event::from(What::Busy).about(key).held_by(blocker.holder.as_ref());
-        let event = event.by(blocker.paused.as_ref().map(|pause| &pause.by)).ends(Exit::Busy(status));
-        self.line.say(Kind::Note, event, &busy::busy(&self.asked, blocker, tried, ""));
-    }
-
     fn acquired(&self, until: Moment) {
         let file = if self.flags.export { "" } else { " --token-file FILE" };
-        let (key, each) = match &*self.asked.keys {
+        let (key, each) = match &*self.keys {
             [key] => (word(key.as_str()), ""),
             // One command gives the whole hold back only if DLOCK_HELD lists it.
             [first, ..] if self.flags.export => (word(first.as_str()), ""),
@@ -338,7 +324,7 @@ impl Acquiring<'_> {
         let now = output::time::now();
         let at = local(now.saturating_add(millis(left)), now);
         // If the log says that dlock waits, it must also say that the wait is over.
-        let (kind, after) = match self.line.has_announced() {
+        let (kind, after) = match self.messages.live.borrow().has_announced() {
             true => (Kind::Note, format!(" after {},", span(Moment::now().since(self.since)))),
             false => (Kind::Done, String::new()),
         };
@@ -348,7 +334,7 @@ impl Acquiring<'_> {
             &format!(
                 "{} is acquired{after} until {at}, for {}: 'dlock renew {key}{file}' extends that, 'dlock release \
                  {key}{file}' gives it back{each}",
-                self.lock(),
+                self.messages.place(),
                 span(left.saturating_add(Duration::from_millis(500))),
             ),
         );

@@ -35,7 +35,7 @@ use std::time::Duration;
 
 mod ending;
 mod hold;
-mod messages;
+pub(super) mod messages;
 mod orphaned;
 mod parent_hold;
 mod relay;

@@ -3,72 +3,34 @@
 
 use super::json;
 use crate::error::Error;
-use crate::lock::{Fence, Key, Mode, Token};
+use crate::lock::{Fence, Key, Token};
 use crate::shell::quoted;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::time::Duration;
 
-#[derive(Debug, Clone)]
-pub struct Acquired {
-    /// The keys in the order given; at least one.
-    pub keys: Vec<Key>,
+/// The object of `--json`. docs/dlock.schema.json explains the fields; adding one is a minor change.
+#[derive(Serialize)]
+pub struct Acquired<'a> {
+    /// The keys in the order given.
+    pub keys: &'a [Key],
     /// The store's name without its secret.
     pub store: String,
-    /// How the lock is shared.
-    pub mode: Mode,
-    /// The slot, for a lock with slots.
+    pub mode: &'static str,
+    pub slots: Option<u32>,
     pub slot: Option<u32>,
     pub fence: Fence,
-    pub token: Token,
+    pub token: &'a Token,
     /// Time left of the lease.
-    pub lease: Duration,
+    pub lease_ms: u64,
     /// How long the grant took.
-    pub waited: Duration,
-    /// The variables that `run` would set or unset for its command.
-    pub environment: Vec<(OsString, Option<OsString>)>,
+    pub waited_ms: u64,
 }
 
-impl Acquired {
-    /// The token on a line.
-    pub fn plain(&self) -> String {
-        format!("{}\n", self.token.secret())
-    }
-
-    /// An array with one object. docs/dlock.schema.json explains the fields; adding one is a minor
-    /// change.
+impl Acquired<'_> {
+    /// An array with one object.
     pub fn json(&self) -> Result<String, Error> {
-        #[derive(Serialize)]
-        struct Object<'a> {
-            keys: Vec<&'a str>,
-            store: &'a str,
-            mode: &'static str,
-            slots: Option<u32>,
-            slot: Option<u32>,
-            fence: Fence,
-            token: &'a str,
-            lease_ms: u64,
-            waited_ms: u64,
-        }
-        let (mode, slots) = json::mode(self.mode);
-        let object = Object {
-            keys: self.keys.iter().map(Key::as_str).collect(),
-            store: &self.store,
-            mode,
-            slots,
-            slot: self.slot,
-            fence: self.fence,
-            token: self.token.secret(),
-            lease_ms: super::time::millis(self.lease),
-            waited_ms: super::time::millis(self.waited),
-        };
-        json::line(&[object])
-    }
-
-    /// Code for sh, bash, dash, ksh and zsh.
-    pub fn shell(&self) -> String {
-        shell(&self.environment)
+        json::line(&[self])
     }
 }
 

@@ -7,7 +7,7 @@ use crate::clock::Moment;
 use crate::commands::context::Context;
 use crate::error::Error;
 use crate::exit::{Ended, Exit, OnLost};
-use crate::lock::{Key, Mode, Wait};
+use crate::lock::{Key, Mode};
 use crate::output::busy::{self, Asked, Tried};
 use crate::output::live::Line;
 use crate::output::time::span;
@@ -25,7 +25,7 @@ pub struct Messages<'a> {
     context: &'a Context,
     asked: Asked,
     under: Under,
-    live: RefCell<Line>,
+    pub live: RefCell<Line>,
     /// What messages call the job now: the job, or its rest.
     job: Cell<&'static str>,
     of: Subject,
@@ -88,7 +88,7 @@ impl<'a> Messages<'a> {
         busy::listed(&self.asked.keys)
     }
 
-    fn place(&self) -> String {
+    pub fn place(&self) -> String {
         format!("{} in {}", self.keys(), self.asked.store)
     }
 
@@ -157,14 +157,11 @@ impl<'a> Messages<'a> {
         }
     }
 
-    pub fn busy(&self, blocker: &Blocker, wait: Wait, status: u8) {
-        let tried = match wait {
-            Wait::For(bound) => Tried::Waited(bound),
-            Wait::No | Wait::Forever => Tried::Once,
-        };
+    /// The lock was not obtained. `so` says what that means for the command, if there is one.
+    pub fn busy(&self, blocker: &Blocker, tried: Tried, so: &str, status: u8) {
         let key = self.asked.key_of(blocker.at).as_str();
         let event = Event::from(What::Busy).about(key).held_by(blocker.holder.as_ref());
-        let text = busy::busy(&self.asked, blocker, tried, &format!("; {}", self.of.unrun));
+        let text = busy::busy(&self.asked, blocker, tried, so);
         self.say(
             Kind::Note,
             event.by(blocker.paused.as_ref().map(|pause| &pause.by)).ends(Exit::Busy(status)),
@@ -221,6 +218,12 @@ impl<'a> Messages<'a> {
             Event::of_failure(Exit::Lost),
             &format!("an operator took {lock} away just when it was granted; {}", self.of.unrun),
         );
+    }
+
+    /// The store is unreachable before dlock waits.
+    pub fn trouble_before_queue(&self, error: &Error) {
+        let text = format!("{error}; still waiting, trying again");
+        self.live.borrow_mut().announce(What::Trouble, &text);
     }
 
     /// The store is unreachable while dlock waits.

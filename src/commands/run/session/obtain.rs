@@ -8,6 +8,7 @@ use crate::commands::run::Work;
 use crate::error::Error;
 use crate::lease::{self, Report};
 use crate::lock::Wait;
+use crate::output::busy::Tried;
 use crate::rules::{End, Grant, Ran, Refusal};
 use crate::supervise::{self, Event, Limits};
 use std::time::Duration;
@@ -67,7 +68,12 @@ impl Session<'_> {
                 return Ok(Some(Obtained::Lock));
             }
             Report::Busy(blocker) => {
-                self.messages.busy(&blocker, self.run.wait, self.run.busy);
+                let tried = match self.run.wait {
+                    Wait::For(bound) => Tried::Waited(bound),
+                    Wait::No | Wait::Forever => Tried::Once,
+                };
+                let so = format!("; {}", self.work.subject().unrun);
+                self.messages.busy(&blocker, tried, &so, self.run.busy);
                 let waited = Some(self.waited()).filter(|_| self.run.wait != Wait::No);
                 own.lease.note(blocker.at, &Refusal::busy(own.lease.owner(), &blocker, waited));
                 return Ok(Some(Obtained::Busy));
