@@ -285,7 +285,7 @@ impl Acquiring<'_> {
         let held = Held { ttl_ms: Some(millis(*ttl)), ..held };
         let (mode, slots) = json::mode(*mode);
         let text = if self.flags.export {
-            Ok(shell(&environment(settings, &self.keys, &held, grant.slot, Holds::of_process())))
+            Ok(shell(&environment(settings, &self.keys, &held, grant.slot, Some(Holds::of_process()))))
         } else if self.flags.json {
             Acquired {
                 keys: &self.keys,

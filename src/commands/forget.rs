@@ -5,15 +5,15 @@ use super::context::Context;
 use super::key_operands::{KeyOperands, Meant};
 use crate::cli;
 use crate::exit::Exit;
+use crate::lock::Name;
 use crate::output::{Event, Kind, What};
+use crate::store::Store;
 
 /// `dlock forget`.
 pub fn forget(context: &Context, flags: &cli::forget::Forget) -> anyhow::Result<Exit> {
-    let (wanted, mut store) = (KeyOperands::of(context, &flags.keys)?, context.open()?);
-    let (place, mut forgotten) = (&context.settings.store, 0);
-    wanted.change(context, &mut *store, |store, name, meant| {
+    let place = &context.settings.store;
+    let forget = |store: &mut dyn Store, name: &Name, meant| {
         let was = store.forget(name, context.deadline())?;
-        forgotten += usize::from(was);
         let key = name.key();
         let text = match was {
             true => format!("{key} in {place} is due again: the next run with --once-per runs its command"),
@@ -28,12 +28,8 @@ pub fn forget(context: &Context, flags: &cli::forget::Forget) -> anyhow::Result<
         };
         let what = if was { What::Forgotten } else { What::Unchanged };
         context.printer.say(kind, Event::from(what).about(key), &text);
-        Ok(())
-    })?;
-    if forgotten == 0 && !wanted.patterns.is_empty() {
-        let patterns = wanted.patterns().join(" or ");
-        let text = format!("no lock that matches {patterns} in {place} has a successful run on record");
-        context.printer.say(Kind::Note, What::Unchanged, &text);
-    }
-    Ok(Exit::Ok)
+        Ok(was)
+    };
+    let wanted = KeyOperands::of(context, &flags.keys)?;
+    Ok(wanted.change(context, "has a successful run on record", forget)?)
 }

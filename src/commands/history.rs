@@ -7,21 +7,17 @@ use crate::cli::history::History;
 use crate::exit::Exit;
 use crate::output::columns::Width;
 use crate::output::history::{HistoryEntry, Style, between, picture, refused, table, ticks};
-use crate::output::{self, Kind, What, describe, json};
+use crate::output::{self, describe, json};
 use crate::rules::{LOG_KEPT, LoggedEnd, Refusal, millis};
 use crate::store::{View, Which};
 
 pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     let wanted = KeyOperands::of(context, &flags.keys)?;
-    let (mut views, mut lacks) = (Vec::new(), false);
-    let damaged = |damaged: super::key_operands::Damaged| {
-        context.printer.say(Kind::Error, What::Unreadable, &damaged.line);
-        lacks |= damaged.is_asked_for;
-    };
     let mut store = context.open()?;
-    wanted
-        .look(&mut *store, Which::Known, LOG_KEPT, "shown", |view, _| views.push(view), damaged)
-        .map_err(|error| context.with_origin(error))?;
+    let looked = wanted.look(&mut *store, Which::Known, LOG_KEPT, "shown");
+    let seen = looked.map_err(|error| context.with_origin(error))?;
+    let exit = seen.say_damaged(&context.printer);
+    let views = seen.views;
     let mut refusals = Vec::new();
     for view in views.iter().filter(|_| flags.refused) {
         let of_one =
@@ -60,7 +56,7 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
         }
     };
     output::print(&text)?;
-    Ok(if lacks { Exit::Unavailable } else { Exit::Ok })
+    Ok(exit)
 }
 
 /// The selected ends and refusals, newest first, each with its key.

@@ -5,8 +5,9 @@ use super::context::Context;
 use crate::clock::Moment;
 use crate::config::Settings;
 use crate::error::Error;
+use crate::exit::Exit;
 use crate::lock::{Key, Name, Pattern};
-use crate::output::{Kind, What};
+use crate::output::{Kind, Printer, What};
 use crate::store::{self, Found, Store, View, Which};
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -83,22 +84,26 @@ impl KeyOperands {
         Some(format!("{place} has no key that matches {pattern}"))
     }
 
-    /// Changes each lock, the named ones first. `act` gets how the lock was named, and prints the
-    /// result. If a pattern matches nothing, returns an error and changes nothing.
+    /// Changes each lock, the named ones first. `act` gets how the lock was named, prints the result,
+    /// and returns whether there was something to change. If a pattern matches nothing, returns an
+    /// error and changes nothing. `lacking` says what no lock had that matches a pattern.
     pub fn change(
         &self,
         context: &Context,
-        store: &mut dyn Store,
-        mut act: impl FnMut(&mut dyn Store, &Name, Meant) -> Result<(), store::Error>,
-    ) -> Result<(), Error> {
+        lacking: &str,
+        mut act: impl FnMut(&mut dyn Store, &Name, Meant) -> Result<bool, store::Error>,
+    ) -> Result<Exit, Error> {
+        let mut store = context.open()?;
         let origin = |error| context.with_origin(error);
-        let names = self.known(store).map_err(origin)?;
-        if let Some(none) = self.unmatched(&names, &context.settings.store) {
+        let names = self.known(&mut *store).map_err(origin)?;
+        let place = &context.settings.store;
+        if let Some(none) = self.unmatched(&names, place) {
             return Err(Error::Usage(format!("{none}; nothing was changed")));
         }
+        let mut has_changed = false;
         for (at, name) in names.iter().enumerate() {
             let how = if at < self.named.len() { Meant::ByName } else { Meant::ByPattern };
-            act(store, name, how).map_err(|error| {
+            has_changed |= act(&mut *store, name, how).map_err(|error| {
                 if names.len() > 1 {
                     let text = format!("{at} of {} locks were done before {}", names.len(), name.key());
                     context.printer.say(Kind::Warning, What::Trouble, &text);
@@ -106,37 +111,41 @@ impl KeyOperands {
                 origin(error)
             })?;
         }
-        Ok(())
+        if !has_changed && !self.patterns.is_empty() {
+            let patterns = self.patterns().join(" or ");
+            let text = format!("no lock that matches {patterns} in {place} {lacking}");
+            context.printer.say(Kind::Note, What::Unchanged, &text);
+        }
+        Ok(Exit::Ok)
     }
 
-    /// Reads each lock, the named ones first, and passes whether it was named. Reads at most the
-    /// last `ends` ends of each. `done` says what the command does with them ("shown").
+    /// Reads each lock, with at most the last `ends` ends of each. `done` says what the command does
+    /// with them ("shown").
     pub fn look(
         &self,
         store: &mut dyn Store,
         which: Which,
         ends: usize,
         done: &str,
-        mut seen: impl FnMut(View, bool),
-        mut lacks: impl FnMut(Damaged),
-    ) -> Result<(), store::Error> {
+    ) -> Result<Overview, store::Error> {
         let found = self.found(store, which)?;
+        let mut overview = Overview { views: Vec::new(), damaged: Vec::new() };
         for missing in &found.missing {
             let line = format!("{missing}; {} not {done}", its_locks(missing));
-            lacks(Damaged { line, is_asked_for: !is_damaged(missing) });
+            overview.damaged.push(Damaged { line, is_asked_for: !is_damaged(missing) });
         }
         for (names, is_named) in [(&self.named, true), (&found.names, false)] {
             let mut rest = names.as_slice();
             while let Some(first) = rest.first() {
                 let mut looked_at = 1;
                 match store.inspect_some(rest, ends, Moment::now().after(self.within)) {
-                    Ok(views) => {
-                        looked_at = views.len().max(1);
-                        views.into_iter().for_each(|view| seen(view, is_named));
+                    Ok(read) => {
+                        looked_at = read.len().max(1);
+                        overview.views.extend(read);
                     }
                     Err(error @ store::Error::Garbled(_)) => {
                         let line = format!("{} is not {done}: {error}", first.key());
-                        lacks(Damaged { line, is_asked_for: is_named });
+                        overview.damaged.push(Damaged { line, is_asked_for: is_named });
                     }
                     // It is in the missing part of the store.
                     Err(error) if !is_named && !found.missing.is_empty() && error.is_transient() => {}
@@ -145,7 +154,7 @@ impl KeyOperands {
                 rest = rest.get(looked_at..).unwrap_or_default();
             }
         }
-        Ok(())
+        Ok(overview)
     }
 }
 
@@ -156,11 +165,30 @@ pub enum Meant {
     ByPattern,
 }
 
-/// A lock or a part of the store that cannot be read. The others are still shown.
+/// The locks of a command, as they were read.
+pub struct Overview {
+    /// The named ones first.
+    pub views: Vec<View>,
+    /// What cannot be read. The others are still shown.
+    pub damaged: Vec<Damaged>,
+}
+
+impl Overview {
+    /// Reports what cannot be read. Returns the exit status.
+    pub fn say_damaged(&self, printer: &Printer) -> Exit {
+        for damaged in &self.damaged {
+            printer.say(Kind::Error, What::Unreadable, &damaged.line);
+        }
+        let lacks = self.damaged.iter().any(|damaged| damaged.is_asked_for);
+        if lacks { Exit::Unavailable } else { Exit::Ok }
+    }
+}
+
+/// A lock or a part of the store that cannot be read.
 pub struct Damaged {
     pub line: String,
     /// Whether it was asked for: by name, or because everything was.
-    pub is_asked_for: bool,
+    is_asked_for: bool,
 }
 
 /// Whether one damaged record is missing, not a part of the store.

@@ -17,8 +17,7 @@ use std::time::Duration;
 /// `dlock pause`.
 pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
     let by = owner("dlock pause".into(), Some(flags.reason.clone()).filter(|text| !text.is_empty()));
-    let (wanted, mut store) = (KeyOperands::of(context, &flags.keys)?, context.open()?);
-    wanted.change(context, &mut *store, |store, name, meant| {
+    let pause = |store: &mut dyn Store, name: &Name, meant| {
         let longer_pause = match meant {
             Meant::ByName => None,
             Meant::ByPattern => longer_pause(context, store, name, flags.lasts)?,
@@ -35,9 +34,9 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
             }
         };
         say(context, Kind::Note, What::Paused, name, &text);
-        Ok(())
-    })?;
-    Ok(Exit::Ok)
+        Ok(true)
+    };
+    Ok(KeyOperands::of(context, &flags.keys)?.change(context, "", pause)?)
 }
 
 /// The pause in force, and the time left, if it ends later than a new pause would.
@@ -76,28 +75,17 @@ fn stop_or_not(
 
 /// `dlock resume`.
 pub fn resume(context: &Context, flags: &Resume) -> anyhow::Result<Exit> {
-    let (wanted, mut store) = (KeyOperands::of(context, &flags.keys)?, context.open()?);
-    let mut ended = 0;
-    wanted.change(context, &mut *store, |store, name, meant| {
+    let resume = |store: &mut dyn Store, name: &Name, meant| {
         let was = store.pause(name, None, context.deadline())?;
-        ended += usize::from(was);
         match (was, meant) {
             (true, _) => say(context, Kind::Note, What::Resumed, name, "is not paused any more"),
             (false, Meant::ByName) => say(context, Kind::Note, What::Unchanged, name, "was not paused"),
             // Most of the locks that a pattern matches are not paused.
             (false, Meant::ByPattern) => say(context, Kind::Detail, What::Unchanged, name, "was not paused"),
         }
-        Ok(())
-    })?;
-    if ended == 0 && !wanted.patterns.is_empty() {
-        let text = format!(
-            "no lock that matches {} in {} was paused",
-            wanted.patterns().join(" or "),
-            context.settings.store
-        );
-        context.printer.say(Kind::Note, What::Unchanged, &text);
-    }
-    Ok(Exit::Ok)
+        Ok(was)
+    };
+    Ok(KeyOperands::of(context, &flags.keys)?.change(context, "was paused", resume)?)
 }
 
 fn say(context: &Context, kind: Kind, what: What, name: &Name, said: &str) {

@@ -8,8 +8,8 @@
 //! given back after the job was reaped (I8).
 
 use super::context::Context;
-use super::env::environment_inside;
-use super::held::Holds;
+use super::env::environment;
+use super::held::{Held, Holds};
 use super::owner::{command_line, owner};
 use super::stores::HoldOn;
 use crate::cli::{self, Common};
@@ -42,7 +42,6 @@ mod relay;
 pub mod report;
 mod report_file;
 mod session;
-mod verify;
 
 /// `dlock run`.
 pub fn run(common: &Common, flags: &cli::Run, printer: &mut Printer) -> anyhow::Result<Exit> {
@@ -195,7 +194,9 @@ fn run_inside(
     report.asked = Some(Moment::now());
     report.granted = Some((Moment::now(), proof.fence));
     report.slot = proof.slot;
-    let env = environment_inside(&context.settings, &run.keys, &held.token, proof.fence, proof.slot);
+    // The store knows the fence.
+    let held = Held { fence: proof.fence, ..held.clone() };
+    let env = environment(&context.settings, &run.keys, &held, proof.slot, None);
     guard
         .start(&env, Limits::NEVER)
         .map_err(|error| internal("cannot start the command", &error, subject.unrun))?;

@@ -1,16 +1,15 @@
 //! `dlock status`: shows holders and waiters. Changes nothing.
 
 use super::context::Context;
-use super::key_operands::{Damaged, KeyOperands};
+use super::key_operands::{KeyOperands, Overview};
 use crate::cli;
 use crate::config::Settings;
-use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::columns::Width;
 use crate::output::record::{self, Namespace};
-use crate::output::{self, Kind, What, json, table};
+use crate::output::{self, json, table};
 use crate::rules::{LOG_KEPT, Refusal, State};
-use crate::store::{self, Store, View, Which};
+use crate::store::{self, Store, Which};
 use std::time::Duration;
 
 mod watch;
@@ -19,7 +18,7 @@ mod watch;
 const IN_A_LINE: usize = 1;
 
 pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
-    let Context { settings, printer } = context;
+    let settings = &context.settings;
     let wanted = KeyOperands::of(context, &flags.keys)?;
     let mut store = context.open()?;
     if let Some(every) = flags.watch {
@@ -28,12 +27,10 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     let ends = if flags.json || wanted.single().is_some() { LOG_KEPT } else { IN_A_LINE };
     let which = if flags.all { Which::Known } else { Which::Live };
     let seen = look(&wanted, &mut *store, which, ends).map_err(|error| context.with_origin(error))?;
-    for damaged in &seen.damaged {
-        printer.say(Kind::Error, What::Unreadable, &damaged.line);
-    }
+    let exit = seen.say_damaged(&context.printer);
+    let Overview { views, damaged } = seen;
     // One more request for each lock that was named.
-    let refused: Vec<Option<Refusal>> = seen
-        .views
+    let refused: Vec<Option<Refusal>> = views
         .iter()
         .map(|view| {
             let is_named = wanted.named.contains(&view.name);
@@ -41,42 +38,24 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
             refusals?.ok()?.into_iter().next()
         })
         .collect();
-    output::print(&text(settings, flags, &wanted, &seen, &refused)?)?;
-    let lacks = seen.damaged.iter().any(|damaged| damaged.is_asked_for);
-    Ok(if lacks { Exit::Unavailable } else { Exit::Ok })
-}
-
-fn text(
-    settings: &Settings,
-    flags: &cli::Status,
-    wanted: &KeyOperands,
-    seen: &Overview,
-    refused: &[Option<Refusal>],
-) -> Result<String, Error> {
-    if flags.json {
-        return json::status(&seen.views, refused);
-    }
     let (width, colours) = (Width::of_stdout(), output::coloured(settings.color));
-    Ok(match (wanted.single(), seen.views.as_slice()) {
+    let text = match (wanted.single(), views.as_slice()) {
+        _ if flags.json => json::status(&views, &refused)?,
         (Some(_), [view]) => {
             let refused = refused.first().and_then(Option::as_ref);
             record::record(view, refused, &place(settings), width, colours)
         }
-        (_, []) if !seen.damaged.is_empty() => String::new(),
+        (_, []) if !damaged.is_empty() => String::new(),
         (_, []) => place(settings).empty(&wanted.patterns()),
         (_, views) if flags.all => table::all(views, width, colours),
         (_, views) => table::status(views, width, colours),
-    })
+    };
+    output::print(&text)?;
+    Ok(exit)
 }
 
 fn place(settings: &Settings) -> Namespace {
     Namespace { store: settings.store.to_string(), prefix: settings.prefix.clone() }
-}
-
-struct Overview {
-    views: Vec<View>,
-    /// Messages about locks that cannot be shown.
-    damaged: Vec<Damaged>,
 }
 
 /// Reads the locks that were named or match a pattern, or without either all that are not simply
@@ -88,13 +67,10 @@ fn look(
     ends: usize,
 ) -> Result<Overview, store::Error> {
     let which = if wanted.patterns.is_empty() { which } else { Which::Known };
-    let (mut views, mut damaged) = (Vec::new(), Vec::new());
-    let seen = |view: View, is_named| {
-        let is_matched = which == Which::Known && view.is_used();
-        if is_named || is_matched || view.state != State::Free || !view.waiters.is_empty() {
-            views.push(view);
-        }
-    };
-    wanted.look(store, which, ends, "shown", seen, |lack| damaged.push(lack))?;
-    Ok(Overview { views, damaged })
+    let mut seen = wanted.look(store, which, ends, "shown")?;
+    seen.views.retain(|view| {
+        let is_matched = which == Which::Known && view.is_used() || wanted.named.contains(&view.name);
+        is_matched || view.state != State::Free || !view.waiters.is_empty()
+    });
+    Ok(seen)
 }

@@ -5,6 +5,7 @@
 use super::Work;
 use super::messages::Subject;
 use super::parent_hold;
+use super::report::how_lost;
 use super::session::{Own, Session};
 use crate::clock::Moment;
 use crate::commands::context::Context;
@@ -19,7 +20,6 @@ use crate::lock::{Key, Mode, Owner, Wait};
 use crate::output;
 use crate::output::busy::listed;
 use crate::output::hold::{HoldEvent, line};
-use crate::output::report::HowLost;
 use crate::output::time::millis;
 use crate::rules::{Grant, Outcome, Waiting};
 use crate::store;
@@ -191,7 +191,7 @@ impl Session<'_> {
         let settings = &self.context.settings;
         let held = Held::new(settings, own.keys.clone(), own.token.clone(), grant.fence, By::Hold);
         let held = Held { keeper: Keeper::own(), ttl_ms: Some(millis(self.run.ttl.get())), ..held };
-        environment(settings, &self.run.keys, &held, grant.slot, own.holds.clone())
+        environment(settings, &self.run.keys, &held, grant.slot, Some(own.holds.clone()))
     }
 
     fn line(&self, event: &HoldEvent<'_>) -> String {
@@ -230,13 +230,7 @@ impl Session<'_> {
     pub(super) fn tell_of_loss(&self, how: Loss, kill_by: Moment) {
         let Some(hold) = self.hold() else { return };
         if !hold.is_lost.replace(true) {
-            let how = match how {
-                Loss::Deadline => HowLost::Expired,
-                Loss::NotHeld => HowLost::Vanished,
-                Loss::Revoked => HowLost::Forced,
-                Loss::Asked(Asker::Operator) => HowLost::Asked,
-                Loss::Asked(Asker::Newer) => HowLost::Superseded,
-            };
+            let how = how_lost(how);
             self.tell(&HoldEvent::Lost { how, left_ms: millis(kill_by.left()) });
         }
     }

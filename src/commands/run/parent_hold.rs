@@ -1,7 +1,6 @@
 //! Finds the keys that the parent job of this run already holds. The run then uses that hold, and
 //! does not give it back. The store must confirm what DLOCK_HELD says; else the run is not nested.
 
-use super::verify::in_another_process;
 use crate::commands::context::{Context, riding_out};
 use crate::commands::held::{Held, Holds};
 use crate::commands::stores::HoldOn;
@@ -12,6 +11,9 @@ use crate::lock::{Key, Mode, Replicas, Wait};
 use crate::output::busy::listed;
 use crate::output::{Kind, What};
 use crate::rules::Proof;
+use crate::supervise;
+use crate::sys;
+use std::io;
 
 /// A hold of the parent job, confirmed by the store.
 #[derive(Debug, Clone)]
@@ -65,7 +67,7 @@ pub fn find_parent_hold(
     Ok((rest, parent))
 }
 
-/// Asks the store about each claim. While the store cannot be reached, tries as long as the run
+/// Asks the store about each claim, in another process. While the store cannot be reached, tries as long as the run
 /// would wait for the lock.
 fn verify_when_reachable(
     context: &Context,
@@ -79,7 +81,16 @@ fn verify_when_reachable(
         context.printer.say(Kind::Passing, What::Trouble, &text);
     };
     riding_out(until, trouble, || {
-        in_another_process(|| verify(context, run, claims)).unwrap_or_else(|error| {
+        // Asking sentinels or a quorum takes threads, which may hang and be left behind, and a
+        // process with threads must not fork the guard: a mutex that one of them holds at that moment
+        // would stay locked in the guard for ever.
+        let said = supervise::in_separate_process(|| {
+            let said = serde_json::to_vec(&verify(context, run, claims)).unwrap_or_default();
+            sys::kill_all_separate();
+            said
+        });
+        let answer = said.and_then(|said| serde_json::from_slice(&said).map_err(io::Error::other));
+        answer.unwrap_or_else(|error| {
             Err(Error::Internal(format!("cannot ask what the surrounding job holds: {error}; {unrun}")))
         })
     })

@@ -42,15 +42,10 @@ impl RunReport {
         let exit = result.as_ref().copied().unwrap_or_else(error::exit_of);
         let outcome = self.outcome(exit);
         let died = if let Exit::Signal(signal) = exit { Some(Ended::Signal(signal)) } else { None };
+        let is_forced = matches!(&self.fate, Fate::Ended(end) if end.outcome == rules::Outcome::Forced);
         let lost = self.lost.filter(|_| outcome == Outcome::Lost).map(|how| match how {
-            Loss::Deadline => HowLost::Expired,
-            Loss::NotHeld => match &self.fate {
-                Fate::Ended(end) if end.outcome == rules::Outcome::Forced => HowLost::Forced,
-                _ => HowLost::Vanished,
-            },
-            Loss::Revoked => HowLost::Forced,
-            Loss::Asked(Asker::Operator) => HowLost::Asked,
-            Loss::Asked(Asker::Newer) => HowLost::Superseded,
+            Loss::NotHeld if is_forced => HowLost::Forced,
+            how => how_lost(how),
         });
         let waited_until = self.granted.map_or(now, |(at, _)| at);
         Report {
@@ -87,5 +82,16 @@ impl RunReport {
             Exit::Usage | Exit::Config => Outcome::Invalid,
             Exit::No | Exit::Internal | Exit::Output => Outcome::Fault,
         }
+    }
+}
+
+/// The word for a loss.
+pub fn how_lost(how: Loss) -> HowLost {
+    match how {
+        Loss::Deadline => HowLost::Expired,
+        Loss::NotHeld => HowLost::Vanished,
+        Loss::Revoked => HowLost::Forced,
+        Loss::Asked(Asker::Operator) => HowLost::Asked,
+        Loss::Asked(Asker::Newer) => HowLost::Superseded,
     }
 }

@@ -1,11 +1,11 @@
 //! `status --watch`: one thread asks the store, the other handles the terminal and signals, so ^C
 //! and q end it at once, whatever the store does. An outage is waited out and shown on the page.
 
-use super::{IN_A_LINE, Overview, look, place};
+use super::{IN_A_LINE, look, place};
 use crate::clock::{self, Moment};
 use crate::commands::context::Context;
 use crate::commands::foreground::{Foreground, News, Signals};
-use crate::commands::key_operands::KeyOperands;
+use crate::commands::key_operands::{KeyOperands, Overview};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::columns::{Width, broken};

@@ -117,7 +117,7 @@ impl Session<'_> {
         let limits = Limits { term_at: own.schedule.term_at(sent), kill_at: own.schedule.kill_at(sent) };
         let settings = &self.context.settings;
         let held = Held::new(settings, own.keys.clone(), own.token.clone(), grant.fence, By::Run);
-        let env = environment(settings, &self.run.keys, &held, grant.slot, own.holds.clone());
+        let env = environment(settings, &self.run.keys, &held, grant.slot, Some(own.holds.clone()));
         let started = match &self.work {
             Work::Command => self.guard.start(&env, limits),
             Work::Hold(_) => self.begin_hold(own, &grant, limits),
