@@ -9,7 +9,7 @@ use crate::cli::{Color, Common, LogFormat};
 use crate::error::Error;
 use clap::ValueEnum;
 use credentials::Login;
-use file::{File, Value};
+use file::File;
 use job_env::{Access, Beside};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -299,8 +299,8 @@ fn verbosity(flags: &Common, file: &File) -> Result<Verbosity, Error> {
     if flags.quiet || flags.verbose {
         return Ok(of(flags.quiet, flags.verbose));
     }
-    match (file.get("quiet"), file.get("verbose")) {
-        (Some(quiet), Some(verbose)) if quiet.value == Value::Flag(true) && verbose.value == quiet.value => {
+    match file.get("verbose") {
+        Some(verbose) if file.flag("quiet") && file.flag("verbose") => {
             Err(invalid(&verbose.source, "quiet and verbose exclude each other; leave one out"))
         }
         _ => Ok(of(file.flag("quiet"), file.flag("verbose"))),
@@ -390,7 +390,7 @@ impl<'a> Layers<'a> {
     ) -> Result<Option<Set<String>>, Error> {
         match flag {
             Some(text) => of_flag(text, name).map(Some),
-            None => Ok(self.variable(variable).or_else(|| self.file.text(key))),
+            None => Ok(self.variable(variable).or_else(|| self.file.get(key).cloned())),
         }
     }
 

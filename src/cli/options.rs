@@ -124,7 +124,7 @@ pub fn slots(text: &str) -> Result<u32, String> {
 }
 
 /// The value of `--busy-exit-code`.
-pub(super) fn exit_status(text: &str) -> Result<u8, String> {
+pub fn exit_status(text: &str) -> Result<u8, String> {
     text.parse().map_err(|_| "an exit status is a number from 0 to 255".into())
 }
 

@@ -62,9 +62,9 @@ impl Layers<'_> {
             (Form::File, self.variable("DLOCK_PASSWORD_FILE")),
             (Form::Command, self.variable("DLOCK_PASSWORD_COMMAND")),
             (Form::Text, in_url(&secret)),
-            (Form::Text, file.text("password")),
-            (Form::File, file.text("password-file")),
-            (Form::Command, file.text("password-command")),
+            (Form::Text, file.get("password").cloned()),
+            (Form::File, file.get("password-file").cloned()),
+            (Form::Command, file.get("password-command").cloned()),
         ];
         let mut given: Vec<_> = given.into_iter().filter_map(|(form, set)| Some((form, set?))).collect();
         given.extend(self.urls_below(url).into_iter().filter_map(secret_of));
@@ -94,7 +94,7 @@ impl Layers<'_> {
     /// The URLs on lower layers that name the same store. A job gets DLOCK_STORE without the
     /// password; if it can read the password's original place, it finds it there.
     fn urls_below(&self, url: &Set<url::Url>) -> Vec<Set<url::Url>> {
-        let files = self.files.iter().filter_map(|file| file.text("store"));
+        let files = self.files.iter().filter_map(|file| file.get("store").cloned());
         let texts = self.variable("DLOCK_STORE").into_iter().chain(files);
         let others = texts.filter(|text| text.source != url.source);
         let parsed =
@@ -146,7 +146,7 @@ impl Layers<'_> {
         let passwords = [
             self.flags.password_file.as_ref().map(PathBuf::from),
             self.variable("DLOCK_PASSWORD_FILE").map(|set| set.value.into()),
-            self.file.text("password-file").map(|set| password_path(&set)),
+            self.file.get("password-file").cloned().map(|set| password_path(&set)),
             url.value.sentinel.as_ref().map(|login| login.password_file.clone()),
         ];
         found.extend(passwords.into_iter().flatten().map(|path| (path, Secret)));

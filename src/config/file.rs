@@ -18,20 +18,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::de::{DeTable, DeValue};
 
-/// A value, of the type that its key requires.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Value {
-    /// Any text, or one of a closed set of words, already checked.
-    Text(String),
-    Flag(bool),
-    Span(Duration),
-    Status(u8),
-    Replicas(Replicas),
-    Slots(u32),
-}
-
-/// Converts a value to the type of its key. The error reads after the key's name.
-type Read = fn(&DeValue<'_>) -> Result<Value, String>;
+/// Checks that a value is what its key requires, and returns its text. The error reads after the
+/// key's name.
+type Read = fn(&DeValue<'_>) -> Result<String, String>;
 
 /// Every key, and how its value is read.
 const KEYS: [(&str, Read); 27] = [
@@ -48,7 +37,7 @@ const KEYS: [(&str, Read); 27] = [
     ("verbose", flag),
     ("log-format", |value| word(value, |text| choice::<LogFormat>(text).map(drop))),
     ("color", |value| word(value, |text| choice::<Color>(text).map(drop))),
-    ("ttl", |value| span(value, |text| Ok(Ttl::new(duration::parse(text)?)?.get()))),
+    ("ttl", |value| span(value, |text| Ttl::new(duration::parse(text)?).map(Ttl::get))),
     // true is for ever.
     ("wait", |value| flag(value).or_else(|_| span(value, duration::parse))),
     ("min-hold", |value| span(value, duration::parse)),
@@ -71,7 +60,7 @@ const KEYS: [(&str, Read); 27] = [
 pub struct File {
     /// Its path; empty for a merged one.
     pub path: PathBuf,
-    entries: BTreeMap<&'static str, Set<Value>>,
+    entries: BTreeMap<&'static str, Set<String>>,
 }
 
 impl fmt::Debug for File {
@@ -125,54 +114,48 @@ impl File {
         Self { path: PathBuf::new(), entries }
     }
 
-    pub fn get(&self, key: &str) -> Option<&Set<Value>> {
+    pub fn get(&self, key: &str) -> Option<&Set<String>> {
         self.entries.get(key)
     }
 
-    pub fn text(&self, key: &str) -> Option<Set<String>> {
-        let set = self.get(key)?;
-        match &set.value {
-            Value::Text(text) => Some(Set { value: text.clone(), source: set.source.clone() }),
-            _ => None,
-        }
+    /// A value of another type. Its text was checked when the file was read.
+    pub fn parsed<T>(&self, key: &str, parse: impl FnOnce(&str) -> Result<T, String>) -> Option<T> {
+        parse(&self.get(key)?.value).ok()
     }
 
     pub fn span(&self, key: &str) -> Option<Duration> {
-        match self.get(key)?.value {
-            Value::Span(span) => Some(span),
-            _ => None,
-        }
+        self.parsed(key, duration::parse)
     }
 
     /// A boolean; false if it is not set.
     pub fn flag(&self, key: &str) -> bool {
-        self.get(key).is_some_and(|set| set.value == Value::Flag(true))
+        self.get(key).is_some_and(|set| set.value == "true")
     }
 
     /// One of a closed set of words.
     pub fn choice<T: ValueEnum>(&self, key: &str) -> Option<T> {
-        choice(&self.text(key)?.value).ok()
+        self.parsed(key, choice)
     }
 }
 
-fn word(value: &DeValue<'_>, check: impl Fn(&str) -> Result<(), String>) -> Result<Value, String> {
+fn word(value: &DeValue<'_>, check: impl Fn(&str) -> Result<(), String>) -> Result<String, String> {
     match value {
-        DeValue::String(text) => check(text).map(|()| Value::Text(text.to_string())),
+        DeValue::String(text) => check(text).map(|()| text.to_string()),
         _ => Err("must be a string".into()),
     }
 }
 
-fn text(value: &DeValue<'_>) -> Result<Value, String> {
+fn text(value: &DeValue<'_>) -> Result<String, String> {
     word(value, |text| if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) })
 }
 
 /// Text that `status` shows.
-fn note(value: &DeValue<'_>) -> Result<Value, String> {
+fn note(value: &DeValue<'_>) -> Result<String, String> {
     word(value, |text| options::note(text).map(drop).map_err(|why| format!("is refused: {why}")))
 }
 
-fn flag(value: &DeValue<'_>) -> Result<Value, String> {
-    value.as_bool().map(Value::Flag).ok_or_else(|| "must be true or false".into())
+fn flag(value: &DeValue<'_>) -> Result<String, String> {
+    value.as_bool().map(|flag| flag.to_string()).ok_or_else(|| "must be true or false".into())
 }
 
 /// The digits of a whole number.
@@ -180,30 +163,30 @@ fn number<'a>(value: &'a DeValue<'_>) -> Option<&'a str> {
     value.as_integer().filter(|number| number.radix() == 10).map(|number| number.as_str())
 }
 
-fn span(value: &DeValue<'_>, read: fn(&str) -> Result<Duration, String>) -> Result<Value, String> {
+fn span(value: &DeValue<'_>, read: fn(&str) -> Result<Duration, String>) -> Result<String, String> {
     let float = || value.as_float().map(|number| number.as_str());
     let text = value.as_str().or_else(|| number(value)).or_else(float);
     let text = text.ok_or("must be a duration like \"90s\", or seconds")?;
-    read(text).map(Value::Span).map_err(|why| format!("'{text}': {why}"))
+    read(text).map(|_| text.into()).map_err(|why| format!("'{text}': {why}"))
 }
 
-fn timeout(value: &DeValue<'_>) -> Result<Value, String> {
+fn timeout(value: &DeValue<'_>) -> Result<String, String> {
     span(value, duration::parse_positive)
 }
 
-fn slots(value: &DeValue<'_>) -> Result<Value, String> {
+fn slots(value: &DeValue<'_>) -> Result<String, String> {
     let digits = number(value).ok_or_else(|| format!("must be a number from 1 to {SLOTS_MAX}"))?;
-    options::slots(digits).map(Value::Slots).map_err(|_| format!("must be from 1 to {SLOTS_MAX}"))
+    options::slots(digits).map(|_| digits.into()).map_err(|_| format!("must be from 1 to {SLOTS_MAX}"))
 }
 
-fn status(value: &DeValue<'_>) -> Result<Value, String> {
+fn status(value: &DeValue<'_>) -> Result<String, String> {
     let digits = number(value).ok_or("must be a number from 0 to 255")?;
-    digits.parse().map(Value::Status).map_err(|_| "must be from 0 to 255".into())
+    digits.parse::<u8>().map(|_| digits.into()).map_err(|_| "must be from 0 to 255".into())
 }
 
-fn replicas(value: &DeValue<'_>) -> Result<Value, String> {
+fn replicas(value: &DeValue<'_>) -> Result<String, String> {
     let text = value.as_str().or_else(|| number(value)).ok_or("must be a number, or \"all\"")?;
-    Replicas::parse(text).map(Value::Replicas).map_err(|why| format!("'{text}': {why}"))
+    Replicas::parse(text).map(|_| text.into()).map_err(|why| format!("'{text}': {why}"))
 }
 
 /// The message for an unknown key.

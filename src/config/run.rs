@@ -1,10 +1,10 @@
 //! Joins flags and configuration files to the plain values of one run. Every default of `run` is
 //! here. Does not check whether the command exists.
 
-use super::file::{File, Value};
+use super::file::File;
 use super::url::Location;
 use super::{Settings, Source};
-use crate::cli::{self, key::each_once};
+use crate::cli::{self, key::each_once, options::exit_status};
 use crate::error::Error;
 use crate::exit::{Exit, OnLost};
 use crate::lock::{Key, Mode, Replicas, Ttl, Wait};
@@ -95,15 +95,7 @@ impl Settings {
             Some(text) => vec![self.shell.clone(), "-c".into(), text.clone()],
             None => flags.command.clone(),
         };
-        let text = |flag: &Option<String>, key| flag.clone().or_else(|| Some(file.text(key)?.value));
-        let busy = match file.get("busy-exit-code").map(|set| &set.value) {
-            Some(Value::Status(status)) => *status,
-            _ => Exit::BUSY,
-        };
-        let replicas = match file.get("replicas").map(|set| &set.value) {
-            Some(Value::Replicas(replicas)) => *replicas,
-            _ => Replicas::None,
-        };
+        let text = |flag: &Option<String>, key| flag.clone().or_else(|| Some(file.get(key)?.value.clone()));
         Ok(Run {
             keys,
             mode,
@@ -116,9 +108,15 @@ impl Settings {
             grace: flags.grace.or_else(|| file.span("grace")).unwrap_or(Duration::from_secs(10)),
             on_lost: flags.on_lost.or_else(|| file.choice("on-lost")).unwrap_or(OnLost::Stop),
             keep_for: if flags.tree || file.flag("tree") { KeepFor::Tree } else { KeepFor::Command },
-            busy: flags.busy_exit_code.unwrap_or(busy),
+            busy: flags
+                .busy_exit_code
+                .or_else(|| file.parsed("busy-exit-code", exit_status))
+                .unwrap_or(Exit::BUSY),
             argv,
-            replicas: flags.replicas.unwrap_or(replicas),
+            replicas: flags
+                .replicas
+                .or_else(|| file.parsed("replicas", Replicas::parse))
+                .unwrap_or(Replicas::None),
             once_per: flags.once_per,
             replaces: flags.replace,
             stays: flags.no_replace,
@@ -131,11 +129,8 @@ impl Settings {
         match flags.wait {
             Some(bound) => Wait::given(bound),
             None if flags.hidden.nonblock => Wait::No,
-            None => match self.file.get("wait").map(|set| &set.value) {
-                Some(Value::Flag(true)) => Wait::Forever,
-                Some(Value::Span(span)) => Wait::given(Some(*span)),
-                _ => Wait::No,
-            },
+            None if self.file.flag("wait") => Wait::Forever,
+            None => self.file.span("wait").map_or(Wait::No, |span| Wait::given(Some(span))),
         }
     }
 
@@ -217,10 +212,10 @@ fn mode(flags: &cli::Run, file: &File) -> Result<Mode, Error> {
     }
     let said = ["shared", "exclusive", "slots"].into_iter().filter_map(|key| {
         let set = file.get(key)?;
-        let mode = match set.value {
-            Value::Flag(true) if key == "shared" => Mode::Shared,
-            Value::Flag(true) => Mode::Exclusive,
-            Value::Slots(slots) => Mode::Slots(slots),
+        let mode = match (key, &*set.value) {
+            ("slots", slots) => Mode::Slots(slots.parse().ok()?),
+            ("shared", "true") => Mode::Shared,
+            ("exclusive", "true") => Mode::Exclusive,
             _ => return None,
         };
         Some((key, mode, &set.source))
