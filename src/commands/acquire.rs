@@ -209,7 +209,7 @@ impl Acquiring<'_> {
             let learned = foreground.learn(&mut self.messages.live.borrow_mut())?;
             match learned {
                 ControlFlow::Break(signal) => {
-                    self.messages.clear();
+                    self.messages.live.borrow_mut().clear();
                     self.leave(LEAVING);
                     return Ok(Exit::Signal(signal));
                 }
@@ -302,7 +302,7 @@ impl Acquiring<'_> {
         } else {
             Ok(format!("{}\n", token.secret()))
         };
-        self.messages.clear();
+        self.messages.live.borrow_mut().clear();
         if let Err(error) = text.and_then(|text| output::deliver(&text)) {
             // The script did not get the token.
             self.leave(GIVE_BACK_WITHIN);

@@ -9,6 +9,7 @@
 
 use crate::clock::{Moment, Timer};
 use crate::error::Error;
+use crate::exit::Exit;
 use crate::lease::event_fd::EventFd;
 use crate::output::live::Line;
 use crate::supervise;
@@ -129,6 +130,37 @@ impl<T: Send + 'static> Foreground<T> {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
+        }
+    }
+}
+
+/// What a worker that waits reports.
+pub enum Told {
+    /// Something to print beside the line about waiting.
+    Say(Box<dyn FnOnce(&mut Line) + Send>),
+    /// The last report.
+    Over(Result<Exit, Error>),
+}
+
+impl Teller<Told> {
+    /// Has something printed beside the line about waiting.
+    pub fn say(&self, what: impl FnOnce(&mut Line) + Send + 'static) {
+        self.tell(Told::Say(Box::new(what)));
+    }
+}
+
+/// Waits as `work`, which a worker thread runs, says. A signal ends the wait.
+pub fn wait(
+    signals: Signals,
+    mut line: Line,
+    work: impl FnOnce(&Teller<Told>) -> Result<Exit, Error> + Send + 'static,
+) -> anyhow::Result<Exit> {
+    let foreground = Foreground::start(signals, move |teller| teller.tell(Told::Over(work(teller))))?;
+    loop {
+        match foreground.learn(&mut line)? {
+            ControlFlow::Break(signal) => return Ok(Exit::Signal(signal)),
+            ControlFlow::Continue(Told::Say(say)) => say(&mut line),
+            ControlFlow::Continue(Told::Over(over)) => return Ok(over?),
         }
     }
 }

@@ -2,12 +2,11 @@
 //! stands in no queue.
 
 use super::context::{Context, riding_out};
-use super::foreground::{Foreground, Signals, Teller};
+use super::foreground::{self, Signals, Teller, Told};
 use super::held::Holds;
 use super::key_operands::KeyOperands;
 use crate::cli;
 use crate::clock::Moment;
-use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::Until;
@@ -20,22 +19,9 @@ use crate::output::{Event, Kind, What};
 use crate::rules::{FOREIGN_LOOK, State};
 use crate::store::{self, View};
 use crate::supervise;
-use std::ops::ControlFlow;
 use std::time::Duration;
 
-/// What the worker thread, which watches the locks, reports.
-enum Learned {
-    NotFree(Box<View>),
-    Remark(Remark, String),
-    /// Which locks the patterns match.
-    Meant(String),
-    Free(Name),
-    /// The last report: all are free, or the lock at which the time ran out.
-    Over(Result<Option<Name>, Error>),
-}
-
 pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> {
-    let settings = &context.settings;
     let wanted = KeyOperands::of(context, &flags.keys)?;
     let (since, end) = (Moment::now(), flags.wait.map(|bound| Moment::now().after(bound)));
     // Before the store is opened, which may start a thread.
@@ -45,69 +31,86 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
     let bound = flags.wait.filter(|bound| !bound.is_zero());
     let first = if bound.is_some() { First::RiddenOut } else { First::Counts };
     let mut observer = context.observe(FOREIGN_LOOK)?;
-    let inside = context.clone();
-    let foreground = Foreground::start(signals, move |teller| {
-        let over = locks_to_wait_for(&inside, &mut observer, &wanted, first, end, teller).and_then(|names| {
-            refuse_own_locks(&inside, &mut observer, &names)?;
-            let over = watch_until_free(&mut observer, &names, end, first, teller);
-            Ok(over.map_err(|error| inside.with_origin(error))?)
-        });
-        teller.tell(Learned::Over(over));
-    })?;
-    let mut line = Line::new(&context.printer, since);
-    let mut last: Option<Box<View>> = None;
-    loop {
-        let learned = match foreground.learn(&mut line)? {
-            ControlFlow::Break(signal) => return Ok(Exit::Signal(signal)),
-            ControlFlow::Continue(learned) => learned,
-        };
-        match learned {
-            Learned::NotFree(view) => {
-                line.waits(describe::line(settings.store.to_string(), (*view).clone(), since));
-                last = Some(view);
+    let line = Line::new(&context.printer, since);
+    let context = context.clone();
+    foreground::wait(signals, line, move |teller| {
+        let names = locks_to_wait_for(&context, &mut observer, &wanted, first, end, teller)?;
+        refuse_own_locks(&context, &mut observer, &names)?;
+        let waiting = Waiting { context: &context, since, end, bound, first, teller };
+        for name in &names {
+            if let Some(over) = waiting.until_free(&mut observer, name)? {
+                return Ok(over);
             }
-            Learned::Meant(text) => line.say(Kind::Note, What::Matched, &text),
-            Learned::Remark(Remark::Trouble(error), key) => {
-                let origin = settings.store.origin();
-                let text = format!("{error} ({origin}); still waiting for {key}, trying again");
-                line.announce(Event::from(What::Trouble).about(&key), &text);
-            }
-            Learned::Remark(Remark::Recovered, _) => {
-                line.say(Kind::Note, What::Recovered, &format!("{} answers again", settings.store));
-            }
-            Learned::Free(name) => {
-                let (kind, after) = match line.has_announced() {
-                    true => (Kind::Note, format!(" after {}", span(Moment::now().since(since)))),
-                    false => (Kind::Detail, String::new()),
-                };
-                let text = format!("{} in {} is free{after}", name.key(), settings.store);
-                line.say(kind, Event::from(What::Free).about(name.key()), &text);
-                last = None;
-            }
-            Learned::Over(Ok(None)) => return Ok(Exit::Ok),
-            Learned::Over(Ok(Some(name))) => {
-                return Ok(ran_out(settings, &mut line, &name, last.as_deref(), bound));
-            }
-            Learned::Over(Err(error)) => return Err(error.into()),
         }
-    }
+        Ok(Exit::Ok)
+    })
 }
 
-/// The time is over while this lock is not free.
-fn ran_out(
-    settings: &Settings,
-    line: &mut Line,
-    name: &Name,
-    last: Option<&View>,
+struct Waiting<'a> {
+    context: &'a Context,
+    since: Moment,
+    end: Option<Moment>,
     bound: Option<Duration>,
-) -> Exit {
-    let state = last.map(describe::state).unwrap_or_default();
-    let over = bound.map(|bound| format!("; --wait ({}) ran out", span(bound))).unwrap_or_default();
-    let holder = last.and_then(|view| view.holders.first());
-    let text = format!("{} in {} {state}{over}", name.key(), settings.store);
-    let (event, exit) = (Event::from(What::Busy).about(name.key()), Exit::Busy(Exit::BUSY));
-    line.say(Kind::Note, event.held_by(holder).ends(exit), &text);
-    exit
+    first: First,
+    teller: &'a Teller<Told>,
+}
+
+impl Waiting<'_> {
+    /// Watches a lock until it is free. Returns the exit status if the time runs out.
+    fn until_free(&self, observer: &mut Observer, name: &Name) -> Result<Option<Exit>, Error> {
+        let Self { context, since, teller, .. } = *self;
+        let (store, key) = (context.settings.store.to_string(), name.key().to_owned());
+        let mut last = None;
+        let free = |view: View| match view.state {
+            State::Free => Some(()),
+            _ => {
+                let (store, seen) = (store.clone(), view.clone());
+                teller.say(move |line| line.waits(describe::line(store, seen, since)));
+                last = Some(view);
+                None
+            }
+        };
+        let found = observer.wait_for(name, self.end, self.first, free, |remark| self.remark(&key, remark));
+        if found.map_err(|error| context.with_origin(error))?.is_none() {
+            return Ok(Some(self.ran_out(name, last)));
+        }
+        teller.say(move |line| {
+            let (kind, after) = match line.has_announced() {
+                true => (Kind::Note, format!(" after {}", span(Moment::now().since(since)))),
+                false => (Kind::Detail, String::new()),
+            };
+            let text = format!("{key} in {store} is free{after}");
+            line.say(kind, Event::from(What::Free).about(&key), &text);
+        });
+        Ok(None)
+    }
+
+    fn remark(&self, key: &str, remark: Remark) {
+        let (store, key) = (&self.context.settings.store, key.to_owned());
+        match remark {
+            Remark::Trouble(error) => {
+                let text = format!("{error} ({}); still waiting for {key}, trying again", store.origin());
+                self.teller.say(move |line| line.announce(Event::from(What::Trouble).about(&key), &text));
+            }
+            Remark::Recovered => {
+                let text = format!("{store} answers again");
+                self.teller.say(move |line| line.say(Kind::Note, What::Recovered, &text));
+            }
+        }
+    }
+
+    /// The time is over while this lock is not free.
+    fn ran_out(&self, name: &Name, last: Option<View>) -> Exit {
+        let state = last.as_ref().map(describe::state).unwrap_or_default();
+        let over = self.bound.map(|bound| format!("; --wait ({}) ran out", span(bound))).unwrap_or_default();
+        let (key, exit) = (name.key().to_owned(), Exit::Busy(Exit::BUSY));
+        let text = format!("{key} in {} {state}{over}", self.context.settings.store);
+        self.teller.say(move |line| {
+            let holder = last.as_ref().and_then(|view| view.holders.first());
+            line.say(Kind::Note, Event::from(What::Busy).about(&key).held_by(holder).ends(exit), &text);
+        });
+        exit
+    }
 }
 
 /// Returns the locks to wait for. An outage is waited out here, too.
@@ -117,7 +120,7 @@ fn locks_to_wait_for(
     wanted: &KeyOperands,
     first: First,
     end: Option<Moment>,
-    teller: &Teller<Learned>,
+    teller: &Teller<Told>,
 ) -> Result<Vec<Name>, Error> {
     if wanted.patterns.is_empty() {
         return Ok(wanted.named.clone());
@@ -128,8 +131,14 @@ fn locks_to_wait_for(
     };
     let patterns = wanted.patterns().join(", ");
     let trouble = |error: &store::Error| {
-        teller.tell(Learned::Remark(Remark::Trouble(error.clone()), patterns.clone()));
+        let text = format!(
+            "{error} ({}); still waiting for {patterns}, trying again",
+            context.settings.store.origin()
+        );
+        let key = patterns.clone();
+        teller.say(move |line| line.announce(Event::from(What::Trouble).about(&key), &text));
     };
+    let matched = |text: String| teller.say(move |line| line.say(Kind::Note, What::Matched, &text));
     let names = riding_out(until, trouble, || Ok(wanted.known(observer.store())?));
     let names = names.map_err(|error| match error {
         Error::Store(error) => context.with_origin(error).into(),
@@ -137,38 +146,13 @@ fn locks_to_wait_for(
     })?;
     let place = &context.settings.store;
     if let Some(none) = wanted.unmatched(&names, place) {
-        teller.tell(Learned::Meant(format!("{none}: nothing to wait for")));
+        matched(format!("{none}: nothing to wait for"));
     }
     if !names.is_empty() {
         let keys: Vec<&str> = names.iter().map(Name::key).collect();
-        teller.tell(Learned::Meant(format!("waiting for {} in {place}", keys.join(", "))));
+        matched(format!("waiting for {} in {place}", keys.join(", ")));
     }
     Ok(names)
-}
-
-/// Watches one lock after the other until it is free. Returns the one at which the time ran out.
-fn watch_until_free(
-    observer: &mut Observer,
-    names: &[Name],
-    end: Option<Moment>,
-    first: First,
-    teller: &Teller<Learned>,
-) -> Result<Option<Name>, store::Error> {
-    for name in names {
-        let free = |view: View| match view.state {
-            State::Free => Some(()),
-            _ => {
-                teller.tell(Learned::NotFree(Box::new(view)));
-                None
-            }
-        };
-        let remark = |remark| teller.tell(Learned::Remark(remark, name.key().to_owned()));
-        if observer.wait_for(name, end, first, free, remark)?.is_none() {
-            return Ok(Some(name.clone()));
-        }
-        teller.tell(Learned::Free(name.clone()));
-    }
-    Ok(None)
 }
 
 /// Refuses to wait for a lock that this process runs under: it would wait for its own end.

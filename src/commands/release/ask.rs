@@ -6,7 +6,7 @@ use super::force::left_alone;
 use crate::cli;
 use crate::clock::Moment;
 use crate::commands::context::Context;
-use crate::commands::foreground::{Foreground, Signals};
+use crate::commands::foreground::{self, Signals, Teller, Told};
 use crate::commands::owner::owner;
 use crate::config::Settings;
 use crate::error::Error;
@@ -20,9 +20,8 @@ use crate::output::question;
 use crate::output::time::span;
 use crate::output::{Event, Kind, What};
 use crate::rules::{FOREIGN_LOOK, Holder, Requested, State};
-use crate::store::{self, Store, View};
+use crate::store::{Store, View};
 use crate::supervise;
-use std::ops::ControlFlow;
 use std::time::Duration;
 
 /// `dlock release KEY` of another holder's lock.
@@ -138,14 +137,6 @@ fn request(
     Ok(pending)
 }
 
-/// What the worker thread, which watches the lock, reports.
-enum Learned {
-    Seen(Box<View>),
-    Remark(Remark),
-    /// The last report: all have ended, or the time is over (`None`).
-    Over(Result<Option<()>, store::Error>),
-}
-
 /// Waits until the holds that were asked to end have ended.
 fn wait_for_ends(
     context: &Context,
@@ -157,60 +148,50 @@ fn wait_for_ends(
     if pending.is_empty() {
         return Ok(Exit::Ok);
     }
-    let settings = &context.settings;
-    let place = format!("{} in {}", name.key(), settings.store);
-    let (since, end) = (Moment::now(), flags.timeout.map(|bound| Moment::now().after(bound)));
+    let (context, name, timeout) = (context.clone(), name.clone(), flags.timeout);
+    let store = context.settings.store.to_string();
+    let place = format!("{} in {store}", name.key());
+    let (since, end) = (Moment::now(), timeout.map(|bound| Moment::now().after(bound)));
     // Signals are taken only now, after the question: they end the wait, and the request remains.
     let signals = Signals::take(&supervise::ENDING)?;
-    let (watched, fences) = (name.clone(), pending.iter().map(|holder| holder.fence).collect::<Vec<_>>());
-    let foreground = Foreground::start(signals, move |teller| {
+    foreground::wait(signals, Line::new(&context.printer, since), move |teller| {
         let all_ended = |view: View| {
-            let ended = !view.holders.iter().any(|holder| fences.contains(&holder.fence));
-            teller.tell(Learned::Seen(Box::new(view)));
-            ended.then_some(())
-        };
-        let remark = |remark| teller.tell(Learned::Remark(remark));
-        let over = observer.wait_for(&watched, end, First::Counts, all_ended, remark);
-        teller.tell(Learned::Over(over));
-    })?;
-    let mut line = Line::new(&context.printer, since);
-    loop {
-        let learned = match foreground.learn(&mut line)? {
-            ControlFlow::Break(signal) => return Ok(Exit::Signal(signal)),
-            ControlFlow::Continue(learned) => learned,
-        };
-        match learned {
-            Learned::Seen(view) => {
-                pending.retain(|holder| {
-                    let lives = view.holders.iter().any(|other| other.fence == holder.fence);
-                    if !lives {
-                        let kind = if line.has_announced() { Kind::Note } else { Kind::Done };
-                        let event = Event::from(What::Released).held_by(Some(holder));
-                        line.say(kind, event, &ended(&place, holder, &view, since));
-                    }
-                    lives
+            let lives = |holder: &Holder| view.holders.iter().any(|other| other.fence == holder.fence);
+            for holder in pending.extract_if(.., |holder| !lives(holder)) {
+                let text = ended(&place, &holder, &view, since);
+                teller.say(move |line| {
+                    let kind = if line.has_announced() { Kind::Note } else { Kind::Done };
+                    line.say(kind, Event::from(What::Released).held_by(Some(&holder)), &text);
                 });
-                if !pending.is_empty() {
-                    line.waits(describe::line(settings.store.to_string(), *view, since));
+            }
+            if pending.is_empty() {
+                return Some(());
+            }
+            let store = store.clone();
+            teller.say(move |line| line.waits(describe::line(store, view, since)));
+            None
+        };
+        let remark = |remark| {
+            let (kind, what, text) = match remark {
+                Remark::Trouble(error) => {
+                    let origin = context.settings.store.origin();
+                    let text = format!("{error} ({origin}); still waiting, trying again");
+                    (Kind::Passing, What::Trouble, text)
                 }
-            }
-            Learned::Remark(Remark::Trouble(error)) => {
-                let origin = settings.store.origin();
-                let text = format!("{error} ({origin}); still waiting, trying again");
-                line.say(Kind::Passing, What::Trouble, &text);
-            }
-            Learned::Remark(Remark::Recovered) => {
-                line.say(Kind::Note, What::Recovered, &format!("{} answers again", settings.store));
-            }
-            Learned::Over(Ok(Some(()))) => return Ok(Exit::Ok),
-            Learned::Over(Ok(None)) => return Ok(ran_out(&mut line, &place, &pending, flags.timeout)),
-            Learned::Over(Err(error)) => return Err(context.with_origin(error).into()),
+                Remark::Recovered => (Kind::Note, What::Recovered, format!("{store} answers again")),
+            };
+            teller.say(move |line| line.say(kind, what, &text));
+        };
+        let over = observer.wait_for(&name, end, First::Counts, all_ended, remark);
+        match over.map_err(|error| context.with_origin(error))? {
+            Some(()) => Ok(Exit::Ok),
+            None => Ok(ran_out(teller, &place, pending, timeout)),
         }
-    }
+    })
 }
 
 /// The time is over while these holders have not ended.
-fn ran_out(line: &mut Line, place: &str, pending: &[Holder], timeout: Option<Duration>) -> Exit {
+fn ran_out(teller: &Teller<Told>, place: &str, pending: Vec<Holder>, timeout: Option<Duration>) -> Exit {
     let holders = pending.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ");
     let bound = span(timeout.unwrap_or_default());
     let text = format!(
@@ -218,7 +199,9 @@ fn ran_out(line: &mut Line, place: &str, pending: &[Holder], timeout: Option<Dur
          lock away"
     );
     let exit = Exit::Busy(Exit::BUSY);
-    line.say(Kind::Note, Event::from(What::Busy).held_by(pending.first()).ends(exit), &text);
+    teller.say(move |line| {
+        line.say(Kind::Note, Event::from(What::Busy).held_by(pending.first()).ends(exit), &text);
+    });
     exit
 }
 

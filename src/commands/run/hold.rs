@@ -144,7 +144,7 @@ impl Session<'_> {
     /// `None`: give up, the lock is not wanted any more. `Some(at)`: look again at that time, or
     /// only on news.
     pub(super) fn next_look(&self) -> Option<Option<Moment>> {
-        let next = self.messages.next();
+        let next = self.messages.live.borrow().next();
         let Some(hold) = self.hold() else { return Some(next) };
         let look = Moment::now().after(LOOK);
         (!hold.is_over()).then(|| Some(next.map_or(look, |next| next.min(look))))

@@ -106,28 +106,9 @@ impl<'a> Messages<'a> {
         }
     }
 
-    /// When the waiting line is printed next; `None` before there is a queue.
-    pub fn next(&self) -> Option<Moment> {
-        self.live.borrow().next()
-    }
-
-    /// Removes the line about waiting from the terminal.
-    pub fn clear(&self) {
-        self.live.borrow_mut().clear();
-    }
-
     /// Called when the queue has changed. Prints the line about waiting when it is time.
     pub fn waiting(&self, waiting: Waiting) {
         self.live.borrow_mut().waits(busy::line(self.asked.clone(), waiting, self.since));
-    }
-
-    /// Called without news. Prints the line about waiting when it is time.
-    pub fn still_waiting(&self) {
-        self.live.borrow_mut().go_on();
-    }
-
-    pub fn resized(&self) {
-        self.live.borrow_mut().resized();
     }
 
     /// The command runs under a hold of the parent job.
@@ -141,7 +122,7 @@ impl<'a> Messages<'a> {
     }
 
     pub fn granted(&self, grant: Grant) {
-        self.clear();
+        self.live.borrow_mut().clear();
         let kind = if self.live.borrow().has_announced() { Kind::Note } else { Kind::Detail };
         if self.context.printer.says(kind) {
             let mode = match (self.asked.mode, grant.slot) {

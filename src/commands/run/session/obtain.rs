@@ -36,12 +36,14 @@ impl Session<'_> {
                     return Ok(Obtained::Interrupted(received.signal));
                 }
                 News::Signal(received) if received.signal == libc::SIGTSTP => {
-                    self.messages.clear();
+                    self.messages.live.borrow_mut().clear();
                     supervise::stop_by(libc::SIGTSTP);
                 }
-                News::Signal(received) if received.signal == libc::SIGWINCH => self.messages.resized(),
+                News::Signal(received) if received.signal == libc::SIGWINCH => {
+                    self.messages.live.borrow_mut().resized()
+                }
                 News::Signal(_) => {}
-                News::Nothing => self.messages.still_waiting(),
+                News::Nothing => self.messages.live.borrow_mut().go_on(),
                 News::Job(Event::Died) => {
                     self.leave(own);
                     return Err(Error::Internal(self.messages.guard_died_before_start()).into());
