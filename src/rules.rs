@@ -64,6 +64,9 @@ pub const SPENT_KEPT: Duration = Duration::from_secs(600);
 /// Most waiters of one lock that one operation grants, so that a store can write the result. When
 /// one of them confirms, that operation grants more.
 pub const GRANTED_AT_ONCE: usize = 64;
+/// Most waiters in the queue of a lock; the next one is refused. Suspended waiters do not count, and
+/// may return to their places.
+pub const QUEUE_MAX: usize = 1000;
 /// How often the head of the queue checks a lock that is not dlock's: nothing will wake it.
 pub const FOREIGN_LOOK: Duration = Duration::from_millis(250);
 /// How long a watcher is woken at changes of a lock before it must ask again.
@@ -79,13 +82,21 @@ pub const HISTORY_KEPT: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 /// waiters also want, and so on. If one is missing, the operation inserts an empty record and takes
 /// that lock for free, which may be wrong. The caller must then load that record and apply the
 /// operation again.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockTable {
     /// By full name of the lock.
     pub records: BTreeMap<String, Record>,
     /// How many times the result of this operation was too large for the store. Each time, an
     /// eighth as many waiters are granted, and in the end none.
     pub too_large: u32,
+    /// [`QUEUE_MAX`]; smaller in tests.
+    pub queue_max: usize,
+}
+
+impl Default for LockTable {
+    fn default() -> Self {
+        Self { records: BTreeMap::new(), too_large: 0, queue_max: QUEUE_MAX }
+    }
 }
 
 impl LockTable {
@@ -116,6 +127,13 @@ impl LockTable {
                 self.grant_next(now, work);
                 return Acquired::Done(done);
             }
+            if ask.patience == Patience::Queue
+                && let Some(at) = self.full_queue(now, names, &ask.token, &mut work)
+            {
+                self.grant_next(now, work);
+                let blocker = self.record(names.as_slice()[at].as_str()).blocker(now, ask.mode);
+                return self.busy(names, Blocker { at, queue_full: Some(self.queue_max), ..blocker });
+            }
             let came = self.came(now, names, ask);
             if ask.terms.replaces
                 && let Some(superseded) = self.supersede(now, names, ask, came, &mut work)
@@ -145,8 +163,7 @@ impl LockTable {
         match ask.patience {
             Patience::None => {
                 let blocker = self.blocker(now, names, ask);
-                stat::count(&mut self.record(names.as_slice()[blocker.at].as_str()).stat.busy);
-                Acquired::Busy(blocker)
+                self.busy(names, blocker)
             }
             Patience::Queue => {
                 let (ahead, next) = self.place(now, names, ask);
@@ -154,6 +171,11 @@ impl LockTable {
                 Acquired::Waiting(Waiting { ahead, next, blocker, turn: None })
             }
         }
+    }
+
+    fn busy(&mut self, names: &Names, blocker: Blocker) -> Acquired {
+        stat::count(&mut self.record(names.as_slice()[blocker.at].as_str()).stat.busy);
+        Acquired::Busy(blocker)
     }
 
     /// Extends the lease of a token that holds all of these locks, and of no other (I2, I12).

@@ -7,6 +7,7 @@
 //! - cost: requests, bytes, threads, system calls of a run
 //! - first_contact: waiting for a store that cannot be reached yet
 //! - foreign_processes: processes outside the job delay no KILL
+//! - full_queue: more runs want a lock than its queue takes
 //! - guard: dlock, its guard or a waiter is killed or stopped
 //! - hold: a lock for a process that dlock did not start
 //! - input: what is accepted from the caller, and what is refused
@@ -38,6 +39,7 @@ pub mod control_group;
 pub mod cost;
 pub mod first_contact;
 pub mod foreign_processes;
+pub mod full_queue;
 pub mod guard;
 pub mod hold;
 pub mod input;

@@ -35,6 +35,7 @@ pub enum Tried {
 /// The message for busy. `so` says what it means for the command, if there is one.
 pub fn busy(asked: &Asked, blocker: &Blocker, tried: Tried, so: &str) -> String {
     let (verdict, next) = match tried {
+        _ if blocker.queue_full.is_some() => ("is busy".into(), "try later"),
         // A run with --min-hold cannot use --wait.
         Tried::Once if blocker.state == State::Cooling => ("is busy".into(), "try later"),
         Tried::Once => ("is busy".into(), "-w waits for it"),
@@ -182,6 +183,10 @@ fn joined(keys: &[Key]) -> String {
 
 /// Why a request for this mode is not granted, as a clause.
 fn reason(blocker: &Blocker, asked: Mode) -> String {
+    if let Some(waiters) = blocker.queue_full {
+        let rest = Blocker { queue_full: None, ..blocker.clone() };
+        return format!("the queue is full: {} wait; {}", grouped(waiters), reason(&rest, asked));
+    }
     match &blocker.paused {
         Some(Pause { by, .. }) if blocker.state == State::Paused => {
             let left = blocker.left.map(span).unwrap_or_default();
@@ -191,6 +196,14 @@ fn reason(blocker: &Blocker, asked: Mode) -> String {
             format!("{}; also paused by {}{}", blocker_text(blocker, asked), who(by), because(by))
         }
         None => blocker_text(blocker, asked),
+    }
+}
+
+/// A number with a comma before each three digits.
+fn grouped(number: usize) -> String {
+    match number {
+        0..1000 => number.to_string(),
+        _ => format!("{},{:03}", grouped(number / 1000), number % 1000),
     }
 }
 
@@ -344,6 +357,7 @@ mod tests {
             others,
             left: None,
             paused: None,
+            queue_full: None,
         }
     }
 
@@ -364,6 +378,21 @@ mod tests {
         assert_contains(&busy(&asked, &blocker, Tried::Once, NOT_RUN), &[&parts[..], &more].concat());
         let line = busy(&asked, &blocker, Tried::Waited(Duration::from_secs(10)), NOT_RUN);
         assert_contains(&line, &["--wait (10s)"]);
+        Ok(())
+    }
+
+    #[test]
+    fn busy_line_says_that_the_queue_is_full() -> Result<(), String> {
+        let asked = asked(&["nightly"], Mode::Exclusive)?;
+        let blocker = Blocker { queue_full: Some(1000), ..blocker(Mode::Exclusive, 0) };
+        let parts = [
+            "nightly in redis://h:6379 is busy: the queue is full: 1,000 wait; held by app@web1 (pid 4711)",
+            "; the command did not run; try later",
+        ];
+        for tried in [Tried::Once, Tried::Waited(Duration::from_secs(10))] {
+            assert_contains(&busy(&asked, &blocker, tried, NOT_RUN), &parts);
+        }
+        assert_eq!([7, 1000, 12_345_067].map(grouped), ["7", "1,000", "12,345,067"]);
         Ok(())
     }
 

@@ -106,7 +106,7 @@ pub struct Event<'a> {
     pub key: Option<&'a str>,
     /// The holder, or one of several holders.
     pub holder: Option<&'a Holder>,
-    /// Number of waiters ahead in the queue.
+    /// Number of waiters ahead in the queue; of busy, in a queue that is full.
     pub ahead: Option<u64>,
     /// Who did it, or asks for it.
     pub by: Option<&'a Owner>,
@@ -130,6 +130,11 @@ impl<'a> Event<'a> {
 
     pub fn held_by(self, holder: Option<&'a Holder>) -> Self {
         Self { holder, ..self }
+    }
+
+    /// The number that wait, if the queue is full.
+    pub fn behind(self, waiters: Option<usize>) -> Self {
+        Self { ahead: waiters.and_then(|waiters| waiters.try_into().ok()), ..self }
     }
 
     pub fn by(self, by: Option<&'a Owner>) -> Self {

@@ -81,7 +81,11 @@ impl Exposition {
         };
         let counters: [(_, _, Count); 5] = [
             ("grants_total", "Times that the lock was granted.", |lock| lock.stat.waited.count()),
-            ("busy_total", "Attempts without --wait that were refused.", |lock| lock.stat.busy),
+            (
+                "busy_total",
+                "Attempts that were refused: without --wait, or because the queue was full.",
+                |lock| lock.stat.busy,
+            ),
             ("done_total", "Runs with --once-per that were skipped because a run had succeeded.", |lock| {
                 lock.stat.done
             }),

@@ -15,7 +15,8 @@ pub enum Acquired {
     Granted(Grant),
     /// The token waits in the queue.
     Waiting(Waiting),
-    /// The lock is not granted, and the token has no place in the queue.
+    /// The lock is not granted, and the token has no place in the queue: it does not wait, or the
+    /// queue is full.
     Busy(Blocker),
     /// The job is done already ([`super::Terms::once_per`]). The token has no place in the queue.
     Done(Done),
@@ -121,6 +122,8 @@ pub struct Blocker {
     pub left: Option<Duration>,
     /// The pause, if the lock is paused, whether it is held or not.
     pub paused: Option<Pause>,
+    /// How many wait, if the caller was refused because the queue is full ([`super::QUEUE_MAX`]).
+    pub queue_full: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]

@@ -10,6 +10,31 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 impl LockTable {
+    /// The first of these locks whose queue is full, if the caller would join it. Stale waiters at
+    /// the end of a full queue are suspended: no waiter behind them does that.
+    pub(super) fn full_queue(
+        &mut self,
+        now: Time,
+        names: &Names,
+        token: &Token,
+        work: &mut VecDeque<String>,
+    ) -> Option<usize> {
+        if names.iter().any(|name| self.record(name.as_str()).waiters.contains_key(token)) {
+            return None;
+        }
+        names.iter().position(|name| {
+            while self.record(name.as_str()).queue.len() >= self.queue_max {
+                let record = self.record(name.as_str());
+                record.notice_absence(now);
+                match record.queue.last().cloned() {
+                    Some(last) if !record.is_heard(now, &last.1) => self.suspend(name.as_str(), &last, work),
+                    _ => return true,
+                }
+            }
+            false
+        })
+    }
+
     /// Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.
     pub(super) fn record_heartbeat(&mut self, now: Time, names: &Names, ask: &Ask, came: Time) {
         let known = names.iter().find_map(|name| {

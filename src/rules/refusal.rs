@@ -42,6 +42,8 @@ pub enum Why {
     Superseded,
     /// Its time to wait was over.
     GaveUp,
+    /// The queue was full.
+    QueueFull,
 }
 
 impl Why {
@@ -53,6 +55,7 @@ impl Why {
             Self::Paused => "paused",
             Self::Superseded => "superseded",
             Self::GaveUp => "gave-up",
+            Self::QueueFull => "queue-full",
         }
     }
 }
@@ -71,9 +74,15 @@ impl Refusal {
     /// The lock was busy. With `waited`, the caller gave up after that time.
     pub fn busy(owner: &Owner, blocker: &Blocker, waited: Option<Duration>) -> Self {
         let (why, by) = match (&blocker.paused, &blocker.holder) {
-            (Some(pause), _) if blocker.state == State::Paused => (Why::Paused, Some(&pause.by)),
+            (Some(pause), _) if blocker.state == State::Paused && blocker.queue_full.is_none() => {
+                (Why::Paused, Some(&pause.by))
+            }
             (_, holder) => {
-                let why = if waited.is_some() { Why::GaveUp } else { Why::Busy };
+                let why = match (blocker.queue_full, waited) {
+                    (Some(_), _) => Why::QueueFull,
+                    (None, Some(_)) => Why::GaveUp,
+                    (None, None) => Why::Busy,
+                };
                 (why, holder.as_ref().map(|holder| &holder.owner))
             }
         };

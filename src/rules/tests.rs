@@ -123,6 +123,35 @@ fn readers_share_and_a_queued_writer_holds_back_later_ones() {
 }
 
 #[test]
+fn a_full_queue_refuses_newcomers_only() {
+    let mut scene = Scene::new();
+    scene.table.queue_max = 2;
+    assert!(scene.queue(1, "b", X));
+    let full = |acquired| match acquired {
+        Acquired::Busy(blocker) => blocker.queue_full.map(|waiters| (blocker.at, waiters)),
+        _ => None,
+    };
+    let waits = |acquired| matches!(acquired, Acquired::Waiting(_));
+    for who in [2, 3] {
+        assert!(waits(scene.acquire(who, "b", X, Patience::Queue)));
+    }
+    assert_eq!(full(scene.acquire(4, "b", X, Patience::Queue)), Some((0, 2)));
+    assert_eq!(full(scene.acquire(4, "abc", X, Patience::Queue)), Some((1, 2)), "of several one is full");
+    assert_eq!(full(scene.acquire(5, "b", X, Patience::None)), None, "it would not have waited");
+    assert_eq!((scene.seen("b").stat.busy, scene.seen("a").waiters.len()), (3, 0));
+    // The last one dies, and nobody waits behind it.
+    for _ in 0..3 {
+        scene.pass(2000);
+        assert!(waits(scene.acquire(2, "b", X, Patience::Queue)));
+    }
+    assert!(waits(scene.acquire(4, "b", X, Patience::Queue)));
+    assert!(waits(scene.acquire(3, "b", X, Patience::Queue)), "it was only stale, and is back in its place");
+    assert_eq!(full(scene.acquire(5, "b", X, Patience::Queue)), Some((0, 2)));
+    let waiters: Vec<u32> = scene.seen("b").waiters.iter().map(|waiter| waiter.owner.pid).collect();
+    assert_eq!(waiters, [2, 3, 4]);
+}
+
+#[test]
 fn all_readers_at_the_head_are_granted_in_one_step() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X));

@@ -78,6 +78,7 @@ pub struct RedisStore {
     /// client of an earlier, broken connection, which must not take the wake meant for this one.
     wake_number: u64,
     asked: bool,
+    queue_max: usize,
     ahead: Option<Prefetch>,
 }
 
@@ -113,8 +114,15 @@ impl RedisStore {
             wake: None,
             wake_number: 0,
             asked: false,
+            queue_max: rules::QUEUE_MAX,
             ahead: None,
         }
+    }
+
+    /// For tests: with another bound than [`rules::QUEUE_MAX`].
+    pub fn with_queue_max(mut self, queue_max: usize) -> Self {
+        self.queue_max = queue_max;
+        self
     }
 
     /// Makes replicas acknowledge every grant, renewal and release.
@@ -232,7 +240,12 @@ impl Store for RedisStore {
         if let Some(why) = self.caller.route.topology.part(names.as_slice()) {
             return Err(Error::Unfit(format!("{}: {why}", self.target.shown)));
         }
-        let argument = argument::Acquire { ask, connection: self.wake_number, again: self.asked };
+        let argument = argument::Acquire {
+            ask,
+            connection: self.wake_number,
+            again: self.asked,
+            queue_max: self.queue_max,
+        };
         let said =
             self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &argument, Limit::OpTimeout, by);
         // A refused newcomer has no record on the server. If it asks again and the server is out of

@@ -10,7 +10,7 @@ mod steered;
 
 use comparison::Comparison;
 use dlock::lock::{Key, Mode, Name, Token};
-use dlock::rules::{LockTable, Patience, Ran, Time};
+use dlock::rules::{LockTable, Patience, QUEUE_MAX, Ran, Time};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use random_steps::{Step, Want, flags, histories, steps};
@@ -26,6 +26,9 @@ const BEGIN: Time = Time(4_000_000_000_000_000);
 const PEOPLE: usize = 6;
 
 const LOCKS: usize = 3;
+
+/// Most waiters of a lock, one history after the other.
+const BOUNDS: [usize; 3] = [QUEUE_MAX, 1, 3];
 
 /// The keys, with characters of two bytes.
 const KEYS: [&str; LOCKS] = ["é-0", "é-é1", "-éé-é-2"];
@@ -89,6 +92,26 @@ fn a_grant_that_is_renewed_first_is_left_alike() {
     let renew = Step::Renew { who: 4, ttl: 500 };
     let history = vec![queue(5, 500), queue(4, 500), leave(5), renew, leave(4), queue(0, 500)];
     answer_alike(&Servers::start(1), 1, &Just((vec![exclusive(&[0], true); PEOPLE], history)));
+}
+
+/// A full queue refuses a newcomer, but not a waiter that was suspended and returns. Stale waiters
+/// at its end make room.
+#[test]
+fn a_full_queue_refuses_alike() {
+    let leave = |who| Step::Leave { who, ran: Ran::Yes, job: None };
+    let mut wants = vec![exclusive(&[0], false); PEOPLE];
+    (wants[4], wants[5]) = (exclusive(&[0, 1], true), exclusive(&[1, 0], false));
+    let mut history: Vec<Step> = (0..PEOPLE).map(|who| queue(who, 60_000)).collect();
+    history.extend([
+        Step::Pass(2000),
+        queue(1, 60_000),
+        Step::Pass(2000),
+        queue(1, 60_000),
+        Step::Pass(2000),
+    ]);
+    history.extend([queue(5, 60_000), queue(1, 60_000), queue(2, 60_000), queue(4, 60_000), leave(0)]);
+    history.extend((1..PEOPLE).map(|who| queue(who, 60_000)));
+    answer_alike(&Servers::start(1), BOUNDS.len() as u32, &Just((wants, history)));
 }
 
 /// Masters with the same records decide by the same rules.
@@ -182,14 +205,16 @@ fn answer_alike(servers: &Servers, cases: u32, histories: &impl Strategy<Value =
         .run(histories, |(wants, history)| {
             let number = count.fetch_add(1, Ordering::Relaxed);
             let mut raw = raw.borrow_mut();
+            // dlock reads the queue of a database only in part.
+            let queue_max = if raw.is_empty() { QUEUE_MAX } else { BOUNDS[number as usize % BOUNDS.len()] };
             let mut both = Comparison {
                 servers,
                 raw: &mut raw,
-                store: servers.store(),
+                store: servers.store(queue_max),
                 names: KEYS
                     .map(|key| Name::new(&format!("t{number}:"), &Key::new(key).unwrap()).unwrap())
                     .into(),
-                rules: LockTable::default(),
+                rules: LockTable { queue_max, ..LockTable::default() },
                 now: *now.borrow(),
                 people: wants.into_iter().map(|want| (Token::random().unwrap(), want)).collect(),
                 looked: 0,

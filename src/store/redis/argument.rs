@@ -25,6 +25,8 @@ pub struct Acquire<'a> {
     pub connection: u64,
     /// Whether it has asked before.
     pub again: bool,
+    /// Most waiters of a lock.
+    pub queue_max: usize,
 }
 
 #[derive(Serialize)]

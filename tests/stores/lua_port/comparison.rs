@@ -98,7 +98,7 @@ impl Comparison<'_> {
                 };
                 if self.runs_the_rules() {
                     // The store belongs to one process and remembers when it was heard.
-                    self.store = self.servers.store();
+                    self.store = self.servers.store(self.rules.queue_max);
                 }
                 let (token, mode, names) = self.person(who);
                 let (ttl, min_hold) = (ms(ttl), ms(min_hold));

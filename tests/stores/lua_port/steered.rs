@@ -113,8 +113,8 @@ impl Servers {
         self.clock.write_at(&us.to_ne_bytes(), 0).unwrap();
     }
 
-    /// One server, or a quorum of several.
-    pub fn store(&self) -> Box<dyn Store> {
+    /// One server, with this bound of the queue, or a quorum of several.
+    pub fn store(&self, queue_max: usize) -> Box<dyn Store> {
         #[cfg(feature = "sql")]
         if let Some(database) = &self.database {
             return database.store();
@@ -131,7 +131,7 @@ impl Servers {
         };
         let left_behind = Arc::clone(&self.left_behind);
         match self.processes.len() {
-            1 => Box::new(RedisStore::new(target(0))),
+            1 => Box::new(RedisStore::new(target(0)).with_queue_max(queue_max)),
             count => Box::new(QuorumStore::new(
                 (0..count).map(target).collect(),
                 "redis+quorum://test".into(),

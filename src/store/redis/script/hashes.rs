@@ -1,6 +1,6 @@
 //! The SHA-1 of each script as it is sent. Generated: DLOCK_REGENERATE=1 cargo test generated
 
-pub const ACQUIRE: &str = "6c99405408681d3986b49bd1913e40320f66e089";
+pub const ACQUIRE: &str = "7d5a8158b2d80f8a3af127013b105170243ae541";
 pub const RENEW: &str = "621fa37c6c3df3fc6ccaad375a5372a01e1933fa";
 pub const LEAVE: &str = "2502e30996ec714dcf6e02387d1cee9d9581becc";
 pub const FORGET: &str = "570fb5636499d114ff0b87094c7592cf8f84e36f";

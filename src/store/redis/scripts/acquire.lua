@@ -2,10 +2,11 @@
 -- LockTable::acquire).
 -- Argument: token, ttl, min_hold, owner, mode, patience ('none' or 'queue'), terms {once_per,
 --        replaces, stays}, waited (how long it has asked), connection (to wake), again (whether it
---        has asked before), prefix of the locks' names. Times in ms.
--- Replies: granted {fence, waited, slot} · waiting {ahead, next, blocker} · busy {at, blocker…} ·
---        done {at, success, ago, due} · superseded {at, by} · token-ended. `at`: index of the lock,
---        from 0.
+--        has asked before), queue_max (most waiters of a lock), prefix of the locks' names. Times in
+--        ms.
+-- Replies: granted {fence, waited, slot} · waiting {ahead, next, blocker} · busy {at, queue_full (how
+--        many wait, if it is refused because of that), blocker…} · done {at, success, ago, due} ·
+--        superseded {at, by} · token-ended. `at`: index of the lock, from 0.
 -- Why atomic: no other client may come between the check and the grant, a newcomer must not
 -- overtake, and of several locks a caller gets all or none.
 
@@ -16,13 +17,30 @@ if arg.again then write_first() end
 
 local function cool_from(since) return arg.min_hold > 0 and math.floor(since / 1000) + arg.min_hold or 0 end
 
--- Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.
-local function record_heartbeat(locks, came)
+-- The ticket of the caller, and since when it waits; nil if it does not.
+local function place_of(locks)
   local ticket, since
   for _, lock in ipairs(locks) do
     local w = object_at(waiter_key(lock, token)) or {}
     if number_in(w.ticket) and number_in(w.since) then ticket, since = w.ticket, w.since end
   end
+  return ticket, since
+end
+
+-- The index of the first lock whose queue is full. Stale waiters at the end of a full queue are
+-- suspended: no waiter behind them does that.
+local function full_queue(locks, work)
+  for at, lock in ipairs(locks) do
+    while redis.call('ZCARD', lock.QUEUE) >= arg.queue_max do
+      local last = redis.call('ZREVRANGE', lock.QUEUE, 0, 0)[1]
+      if heard(lock, last) then return at end
+      suspend(lock, last, work)
+    end
+  end
+end
+
+-- Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.
+local function record_heartbeat(locks, came, ticket, since)
   if not ticket then
     local last = us
     for _, lock in ipairs(locks) do
@@ -89,6 +107,14 @@ local function first_blocker(locks)
   return b
 end
 
+local function busy(locks, b)
+  local lock = locks[b.at + 1]
+  lock.changed = true
+  tally(lock, { busy = 1 })
+  tell()
+  return answer('busy', b)
+end
+
 -- The token's hold, if the lock has one by its kind.
 local function recorded(lock, token)
   if lock.kind == 'exclusive' and lock.token ~= token or lock.kind == 'free' then return nil end
@@ -118,16 +144,6 @@ local function skip_if_done(locks)
   for _, lock in ipairs(news) do wake_head(lock) end
   tell()
   return answer('done', was)
-end
-
--- When the caller came: by its place in a queue. If that is forgotten, by how long it says that it
--- has asked.
-local function arrival(locks)
-  for _, lock in ipairs(locks) do
-    local w = object_at(waiter_key(lock, token)) or {}
-    if number_in(w.since) then return number_in(w.since) end
-  end
-  return us - arg.waited * 1000
 end
 
 local function mark_superseded(lock, whom)
@@ -225,10 +241,20 @@ if not held_everywhere(locks, token) then
   end
   local skipped = skip_if_done(locks)
   if skipped then return skipped end
-  local work, came = worklist(locks), terms.replaces and arrival(locks) or us
+  local work = worklist(locks)
+  local ticket, since = place_of(locks)
+  local full = arg.patience == 'queue' and not ticket and full_queue(locks, work)
+  if full then
+    grant_next(work, token)
+    local b = blocker(locks[full], mode)
+    b.at, b.queue_full = full - 1, arg.queue_max
+    return busy(locks, b)
+  end
+  -- If its place is forgotten, it came by how long it says that it has asked.
+  local came = terms.replaces and (tonumber(since) or us - arg.waited * 1000) or us
   local superseded = terms.replaces and supersede(locks, came, work, news)
   if not superseded and arg.patience == 'queue' then
-    record_heartbeat(locks, came)
+    record_heartbeat(locks, came, ticket, since)
     suspend_stale_before(locks, work)
   end
   grant_next(work, token)
@@ -268,13 +294,7 @@ if held_everywhere(locks, token) then
   return granted(hold)
 end
 local b = first_blocker(locks)
-if arg.patience == 'none' then
-  local refused = locks[b.at + 1]
-  refused.changed = true
-  tally(refused, { busy = 1 })
-  tell()
-  return answer('busy', b)
-end
+if arg.patience == 'none' then return busy(locks, b) end
 tell()
 local ahead, next = place(locks)
 return answer('waiting', { ahead = ahead, next = next, blocker = b })
