@@ -350,7 +350,7 @@ def server(redis):
     return None
 
 
-def size(_):
+def binary(_):
     with tempfile.NamedTemporaryFile(dir=HOME) as out:
         shutil.copyfile(DLOCK, out.name)
         subprocess.run(['strip', out.name], check=False)
@@ -462,7 +462,7 @@ def etcd(_):
     database(server, 'etcd', [('etcdctl lock', server.lock('k', 'true'))], [('etcdctl lock', server.lock('w', '@STAMP'))])
 
 
-PARTS = {part.__name__: part for part in (overhead, trips, handoff, commands, crash, server, looking, size, postgres, mysql, etcd)}
+PARTS = {part.__name__: part for part in (overhead, trips, handoff, commands, crash, server, looking, binary, postgres, mysql, etcd)}
 
 
 def main(names):

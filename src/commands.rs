@@ -16,7 +16,7 @@ pub mod acquire;
 pub mod check;
 pub mod complete;
 pub mod completions;
-mod context;
+pub mod context;
 pub mod doctor;
 mod env;
 mod fate;
