@@ -18,7 +18,7 @@ use std::time::Duration;
 
 pub use crate::rules::view::{View, Waiter};
 
-mod engine;
+pub mod engine;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod events;

@@ -13,6 +13,7 @@
 //! - interop: the well-known pattern of other lock libraries
 //! - lost_replies: a network that loses and delays; waiters that leave at the moment of their grant
 //! - lua_port: the lock rules against their port in Lua, on random histories
+//! - memory: a whole store, as docs/adding-a-store.md says
 //! - mysql: MySQL and MariaDB
 //! - quorum: several masters hold one lock, and some of them are lost
 //! - replicas: `--replicas`
@@ -41,6 +42,7 @@ pub mod guests;
 pub mod interop;
 pub mod lost_replies;
 pub mod lua_port;
+pub mod memory;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 pub mod quorum;

@@ -1,18 +1,19 @@
 //! The store `etcd://…`. It keeps a record for each lock, a key for each waiter, and a session for
-//! each holder. Holder and waiter have a `life/` key that others watch. The engine applies the lock
-//! rules; this module sends the requests to etcd.
+//! each holder and waiter. Each also has a `life/` key that others watch. The engine applies the
+//! lock rules; this module sends the requests to etcd.
 //!
-//! *A transaction takes two requests.* The first reads the records and the sessions. The second
-//! writes, if no record has changed since. If one has, nothing is written, and the engine starts
-//! again with a linearizable read. So a request that arrives twice, or after another write, writes
-//! nothing.
+//! *An operation takes two requests.* The first reads the records, all waiters and the sessions.
+//! The second writes, if no record has changed since. If one has, nothing is written, and the
+//! engine starts again with a linearizable read. So a request that arrives twice, or after another
+//! write, writes nothing. Waiters have keys of their own, because etcd keeps every earlier value of
+//! a key until it compacts: with a whole queue in one value, each change would cost that much.
 //!
-//! *The lease is a session.* A holder has an etcd lease, and beside the record a key on that lease.
-//! When the lease ends, etcd deletes the key, and the hold is over; no time in a record is compared
-//! for that. A waiter has a short lease, so its place in the queue goes when the waiter is stale.
-//! Its heartbeat keeps that lease alive and writes nothing. Lease ids are derived from the token,
-//! so a repeated grant creates no second lease, and any process with the token can keep the lease
-//! alive.
+//! *The session is an etcd lease.* A holder or waiter has a lease, and beside the record a key on
+//! that lease. When the lease ends, etcd deletes the key, and the hold is over, or the waiter
+//! stale; no time in a record is compared for that. The waiter's own key is on no lease, so its
+//! ticket outlives its session. A waiter's lease is short. Its heartbeat keeps that lease alive and
+//! writes nothing. Lease ids are derived from the token, so a repeated grant creates no second
+//! lease, and any process with the token can keep the lease alive.
 //!
 //! *A keep-alive counts only when it is proved.* An old leader that has not noticed the new one may
 //! renew a lease without the new leader's knowledge. So the member that answered the keep-alive
@@ -20,16 +21,19 @@
 //! that term was still the leader when it renewed the lease. A later leader gives every lease its
 //! whole ttl again (docs/protocol.md#etcd).
 //!
+//! *A session can end without a change of the record.* Then a write may rest on a read that still
+//! saw it. It takes a dead token for alive: the lock is not granted yet. A session never begins
+//! without a change of the record.
+//!
 //! *The time* is this machine's, moved into the second that the answering member names; if it names
 //! none, as it is. Neither a lease nor exclusion (I1) depends on it.
 
 mod cleanup;
 mod client;
-mod draft;
-mod entry;
+mod commit;
 mod http;
+mod layout;
 mod lease;
-mod own_state;
 mod probe;
 mod read;
 mod subscription;
@@ -37,34 +41,30 @@ mod words;
 
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
-use crate::rules::{HEARTBEAT, Record, Time};
-use crate::store::engine::kept::Kept;
-use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Liveness, Written, listed_by};
+use crate::rules::HEARTBEAT;
+use crate::store::engine::Engine;
+use crate::store::engine::coordinator::{
+    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Purpose, Reading, Snapshot,
+    Watching, Written,
+};
 use crate::store::net::failure::silent;
 use crate::store::net::interrupt;
 use crate::store::{Endurance, Error, Listener, Subscription};
 use client::Client;
-use draft::Draft;
-use entry::{Layout, Node};
+use layout::Layout;
 use lease::{LeaseOf, seconds};
-use own_state::OwnState;
-use read::{Depth, Question, Source, garbled};
-use std::cell::{Cell, RefCell};
+use read::Sessions;
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use subscription::{RequestSubscription, Watches};
-use words::{Act, Header, Pair, Range, Span, Txn};
+use words::{Bytes, Header, Range};
 
 pub use client::Target;
 
 /// First pause after a failed watch. It doubles with each further failure, up to [`HEARTBEAT`].
 const WATCH_RETRY: Duration = Duration::from_millis(25);
-/// A waiter polls less often if more than this many stand before it: each poll reads all waiters'
-/// names.
-const NEAR: u64 = 4;
 /// One in this many first requests cleans up old records.
 const CLEANS_UP_EVERY: u32 = 512;
 
@@ -78,33 +78,25 @@ impl EtcdStore {
     }
 }
 
-/// The engine's adapter for etcd.
+/// The engine's coordinator for etcd.
 pub struct Keys {
     client: Client,
-    mine: Option<Arc<OwnState>>,
-    /// The caller's token in the current operation.
-    asker: RefCell<Option<Token>>,
+    /// The token of this process.
+    mine: Option<Token>,
     /// Leases that the caller is known to have.
-    leases: RefCell<BTreeSet<u64>>,
-    /// Whether the caller probably holds the lock: it did at its last operation, or it was just
-    /// woken.
-    is_holder: Cell<bool>,
-    /// Whether the last read of the current operation turned out to be outdated.
-    is_outrun: Cell<bool>,
+    leases: BTreeSet<u64>,
+    /// Whether the last write found that its read was outdated.
+    is_outrun: bool,
     /// A lease that was kept alive and the header of that answer, until a read proves it.
-    kept: Cell<Option<(u64, Header)>>,
-    /// Whether the hold is on another lease than the one that was kept alive.
-    is_moved: Cell<bool>,
-    /// Revision of the last read.
-    read: Cell<u64>,
+    kept: Option<(u64, Header)>,
     /// Revision of the last read with the caller's token. The caller's watch starts after it. Only
     /// a read of the caller's own place moves the start of its watch; another would skip events.
-    seen: Cell<u64>,
+    seen: u64,
     /// Revision of this process's last write, which the caller's watch ignores.
-    wrote: Cell<u64>,
-    watches: RefCell<Option<Watches>>,
+    wrote: u64,
+    watches: Option<Watches>,
     /// Watches that have failed in a row.
-    failed_watches: Cell<u32>,
+    failed_watches: u32,
 }
 
 impl Clone for Keys {
@@ -119,28 +111,41 @@ impl Keys {
         Self {
             client,
             mine: None,
-            asker: RefCell::default(),
-            leases: RefCell::default(),
-            is_holder: Cell::default(),
-            is_outrun: Cell::default(),
-            kept: Cell::default(),
-            is_moved: Cell::default(),
-            read: Cell::default(),
-            seen: Cell::default(),
-            wrote: Cell::default(),
-            watches: RefCell::default(),
-            failed_watches: Cell::default(),
+            leases: BTreeSet::new(),
+            is_outrun: false,
+            kept: None,
+            seen: 0,
+            wrote: 0,
+            watches: None,
+            failed_watches: 0,
         }
     }
 
-    fn layout(&self) -> Layout<'_> {
-        Layout(&self.client.target.prefix)
+    fn layout(&self) -> Layout {
+        Layout(Arc::clone(&self.client.target))
+    }
+
+    /// The keys of all records.
+    fn all_records(&mut self, by: Moment) -> Result<Vec<Bytes>, Error> {
+        let range = Range { keys_only: true, ..self.layout().locks().whole() };
+        let read = self.client.read(vec![range], by)?;
+        Ok(read.ranges.into_iter().flat_map(|range| range.kvs).map(|pair| pair.key).collect())
     }
 }
 
-impl Adapter for Keys {
-    type Entry = Node;
+impl Coordinator for Keys {
+    /// The sessions of each lock that was read.
+    type Seen = Vec<Sessions>;
     type Watch = Token;
+
+    const LEASES: Leases = Leases::Sessions;
+
+    /// A waiter polls rarely: a watch reports the end of the waiter before it, and a grant.
+    const CROWD: (u64, u32) = (4, 16);
+
+    fn request_time(&self) -> Duration {
+        self.client.request_time()
+    }
 
     /// The hash of the token, because before 3.4.26 and 3.5.9 any user of etcd could read key names
     /// by asking which keys are on a lease (CVE-2023-32082).
@@ -148,240 +153,89 @@ impl Adapter for Keys {
         token.hashed()
     }
 
-    fn refresh(&mut self, by: Moment) -> Result<(), Error> {
-        self.client.by.set(by);
-        self.kept.take();
-        self.is_outrun.take();
-        Ok(())
-    }
-
-    fn reset(&mut self) {
-        self.client.turn_away();
-        self.watches.take();
-    }
-
-    fn endurance(&self) -> Endurance {
-        let late = silent(self.client.shown());
-        Endurance::Beside { second: Box::new(Engine::new(self.clone())), late }
-    }
-
-    fn lock(
-        &self,
-        names: &BTreeSet<String>,
-        me: Option<&Token>,
-        _: Moment,
-    ) -> Result<(Vec<Node>, Time), Error> {
-        // A serializable read may be outdated; then the write that follows fails.
-        let is_outrun = self.is_outrun.take() || self.kept.get().is_some();
-        let source = if is_outrun { Source::Majority } else { Source::Member };
-        if let Some(me) = me.filter(|_| self.is_holder.get()) {
-            let (nodes, now) =
-                self.nodes(&Question { names, me: Some(me), depth: Depth::Front, source }, false)?;
-            if nodes.iter().all(|node| node.is_enough_for(me)) {
-                return Ok((nodes, now));
-            }
-            self.is_holder.set(false);
-        }
-        self.nodes(&Question { names, me, depth: Depth::Places, source }, false)
-    }
-
-    fn look(
-        &self,
-        names: &BTreeSet<String>,
-        me: Option<&Token>,
-        whom: CatchUp,
-    ) -> Result<(Vec<Node>, Time), Error> {
-        let is_all = whom == CatchUp::All;
-        // A read of everything is not one of the caller's own place (see `seen`).
-        let me = me.filter(|_| !is_all);
-        let depth = if is_all { Depth::All } else { Depth::Places };
-        self.nodes(&Question { names, me, depth, source: Source::Majority }, is_all)
-    }
-
-    fn show(
-        &self,
-        node: &mut Node,
-        waiter: usize,
-        record: &mut Record,
-        now: Time,
-    ) -> Result<Vec<String>, Error> {
-        let (shown, prefix) = (self.client.shown(), &self.client.target.prefix);
-        let Some(token) = node.queue.token(waiter) else {
-            self.read_rest(node, now)?;
-            return Ok(Vec::new());
-        };
-        if !node.notes.contains_key(&token) {
-            let key = self.layout().waiter(&node.name, &node.queue.waiting[waiter]);
-            let place = node.queue.waiting[waiter].place;
-            let range = Range { span: Span { key, range_end: None }, ..Range::default() };
-            let (answer, _) =
-                self.client.txn(&Txn { compare: Vec::new(), success: vec![Act::Range(range)] })?;
-            // The waiter has left, or its lease has ended.
-            let Some(pair) = answer.ranges().next().and_then(|mut range| range.kvs.pop()) else {
-                node.queue.waiting.remove(waiter);
-                return Ok(Vec::new());
-            };
-            node.add_waiter(&pair, place, now).map_err(|why| garbled(shown, prefix, &node.name, why))?;
-        }
-        let note = node.notes.get(&token).map(Vec::as_slice).unwrap_or_default();
-        let note = serde_json::from_slice(note)
-            .map_err(|_| garbled(shown, prefix, &node.name, "a waiter cannot be read"))?;
-        let Kept { queue, name, tracked, .. } = &mut **node;
-        queue
-            .show(waiter, note, name, record, tracked, |_, _| {})
-            .map_err(|why| garbled(shown, prefix, name, why))
-    }
-
-    fn write(&self, entries: Vec<(Node, Changed)>, now: Time, woken: &[Token]) -> Result<Written, Error> {
-        if entries.iter().all(|(_, changed)| *changed == Changed::No) {
-            return Ok(Written::Yes);
-        }
-        let mut draft = Draft::new(self, &entries);
-        for (node, _) in entries.into_iter().filter(|(_, changed)| *changed == Changed::Yes) {
-            draft
-                .add(node, now)
-                .map_err(|error| Error::Garbled(format!("{}: {error}", self.client.shown())))?;
-        }
-        draft.write(woken)
-    }
-
-    fn release(&self, _: Vec<Node>) {}
-
-    fn names(&self) -> Result<Vec<Result<String, Error>>, Error> {
-        let (target, by) = (&self.client.target, &self.client.by);
-        by.set(listed_by(by.get(), target.connect_timeout + target.op_timeout));
-        let layout = self.layout();
-        let range = Range { keys_only: true, ..layout.locks().whole() };
-        let (answer, _) = self.client.txn(&Txn { compare: Vec::new(), success: vec![Act::Range(range)] })?;
-        let name = |pair: Pair| {
-            let (shown, prefix) = (self.client.shown(), &self.client.target.prefix);
-            layout.name_of(&pair.key).ok_or_else(|| garbled(shown, prefix, "?", "its name is invalid"))
-        };
-        Ok(answer.ranges().flat_map(|range| range.kvs).map(name).collect())
-    }
-
-    fn clean_up(&self) {
-        if getrandom::u32().is_ok_and(|chance| chance % CLEANS_UP_EVERY == 0) {
-            self.remove_old().ok();
-        }
-    }
-
-    fn now(&self) -> Duration {
-        Moment::now().since_boot()
-    }
-
-    fn crowd(&self) -> u64 {
-        NEAR
-    }
-
-    /// Polls rarely: a watch reports the end of the waiter before it, and a grant.
-    fn rarely(&self) -> u32 {
-        16
-    }
-
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
-        let mine =
-            OwnState { token: token.clone(), is_given_up: AtomicBool::new(false), place: Mutex::new(None) };
-        self.mine = Some(Arc::new(mine));
+        self.mine = Some(token.clone());
         Ok(Vec::new())
     }
 
+    /// Unseen: a session belongs to the token, and not to the process.
+    fn own(&self, _: &Token) -> OwnLiveness {
+        OwnLiveness::Unseen
+    }
+
     /// Revokes the leases. If etcd cannot be reached, they expire.
-    fn end(&mut self, token: &Token) {
-        self.watches.take();
-        self.stand(token, |place| *place = None);
-        self.is_holder.set(false);
-        let leases: Vec<u64> = std::mem::take(&mut *self.leases.borrow_mut()).into_iter().collect();
+    fn end(&mut self, token: &Token, by: Moment) {
+        self.watches = None;
+        let leases: Vec<u64> = std::mem::take(&mut self.leases).into_iter().collect();
         // Another process may use these leases, too: end only those without keys.
-        if self.mine(token).is_none() {
-            self.let_go(&leases).ok();
+        if self.mine.as_ref() != Some(token) {
+            self.let_go(&leases, by).ok();
         } else if !leases.is_empty() {
-            self.client.revoke(&leases).ok();
+            self.client.revoke(&leases, by).ok();
         }
     }
 
-    fn is_mine(&self, token: &Token) -> bool {
-        self.mine(token).is_some()
-    }
-
-    fn give_up(&self, token: &Token) {
-        if let Some(mine) = self.mine(token) {
-            mine.is_given_up.store(true, Ordering::SeqCst);
+    fn read(&mut self, reading: &Reading<'_>) -> Result<Snapshot<Vec<Sessions>>, Error> {
+        let (snapshot, revision) = self.snapshot(reading)?;
+        // A read of everything is not one of the caller's own place (see `seen`).
+        if let Some(me) = reading.me.filter(|_| reading.purpose != Purpose::LookAtAll) {
+            self.seen = revision;
+            let mine = snapshot.seen.iter().filter_map(|sessions| sessions.get(me));
+            self.leases.extend(mine.map(|session| session.lease));
         }
+        Ok(snapshot)
     }
 
-    fn is_given_up(&self, token: &Token) -> bool {
-        self.mine(token).is_some_and(|mine| mine.is_given_up.load(Ordering::SeqCst))
+    /// Alive: a token that is still in a record after a read is. A watch reports when a session
+    /// ends later.
+    fn liveness(&mut self, _: &mut Vec<Sessions>, _: &Token) -> Liveness {
+        Liveness::Alive
     }
 
-    fn was_ended(&self, _: &Token) -> bool {
-        false
+    fn commit(&mut self, seen: Vec<Sessions>, batch: Batch<'_>) -> Result<Written, Error> {
+        self.write(&seen, batch)
     }
 
-    /// False: no end is published outside the record, for only etcd ends a lease.
-    fn publish_lease(&self, _: &Token, _: Duration) -> bool {
-        false
-    }
-
-    fn has_sessions(&self) -> bool {
-        true
-    }
-
-    fn extend(&self, names: &Names, token: &Token, ttl: Duration) -> Result<bool, Error> {
-        let lease = LeaseOf::Holder(seconds(ttl)).id(token);
-        if !self.is_moved.take()
-            && let Some((kept, _)) = self.client.keep(lease)?
-        {
-            self.kept.set(Some((lease, kept)));
-            return Ok(true);
+    /// A keep-alive of a holder's lease counts only if the read that follows proves it. If the hold
+    /// is on a lease of another length, a write must move it to this one.
+    fn keep_alive(&mut self, sign: &KeepAlive<'_>, by: Moment) -> Result<bool, Error> {
+        let (of, is_holder) = match sign.kind {
+            KeepAliveOf::Holder { ttl, .. } => (LeaseOf::Holder(seconds(ttl)), true),
+            KeepAliveOf::Waiter { .. } => (LeaseOf::Waiter, false),
+        };
+        let lease = of.id(sign.token);
+        if is_holder && !self.leases.contains(&lease) {
+            return Ok(false);
         }
-        self.move_to(names, token, ttl)
-    }
-
-    fn publish_heartbeat(&self, _: &Names, token: &Token, _: Duration) -> bool {
-        self.client.allow();
-        let lease = LeaseOf::Waiter.id(token);
-        match self.client.keep(lease) {
-            Ok(Some(_)) => {
-                let heard = Moment::now();
-                self.stand(token, |place| place.iter_mut().for_each(|place| place.heard = heard));
-                true
-            }
-            Ok(None) => {
-                self.leases.borrow_mut().remove(&lease);
-                false
-            }
-            Err(_) => false,
+        let kept = self.client.keep(lease, by)?;
+        if kept.is_none() {
+            self.leases.remove(&lease);
         }
+        self.kept = kept.filter(|_| is_holder).map(|(header, _)| (lease, header));
+        Ok(kept.is_some())
     }
 
-    /// A token that is still in a record is alive: when a record is read, a hold without a session
-    /// ends. A watch reports when a session ends later.
-    fn liveness(&self, token: &Token) -> Liveness<Token> {
-        Liveness::Alive(token.clone())
+    fn watch(&mut self, token: &Token, _: Moment) -> Watching<Token> {
+        Watching::Watched(token.clone())
     }
 
-    fn forget(&self, _: &Token) {}
-
-    fn sleep<'a>(
-        &self,
+    fn wait(
+        &mut self,
         _: &Names,
         token: &Token,
         _: u64,
-        mut others: impl Iterator<Item = &'a Token>,
-        limit: Duration,
+        watches: &mut dyn Iterator<Item = &Token>,
+        until: Moment,
     ) -> Result<bool, Error> {
-        self.client.allow();
-        let heard = self.listen(token, &mut others, Moment::now().after(limit));
-        self.is_holder.set(matches!(heard, Ok(true)));
+        let heard = self.listen(token, watches, until);
         // A broken watch does not end the place in the queue. The next request shows whether
         // members answer.
-        let failed = if heard.is_ok() { 0 } else { self.failed_watches.get().saturating_add(1) };
-        let failed_watches = self.failed_watches.replace(failed);
+        let failed = if heard.is_ok() { 0 } else { self.failed_watches.saturating_add(1) };
+        let failed_watches = std::mem::replace(&mut self.failed_watches, failed);
         Ok(heard.unwrap_or_else(|_| {
             self.client.turn_away();
-            let pause = (WATCH_RETRY * 2u32.pow(failed_watches.min(6))).min(HEARTBEAT).min(limit);
-            interrupt::sleep_until(Moment::now().after(pause));
+            let pause = (WATCH_RETRY * 2u32.pow(failed_watches.min(6))).min(HEARTBEAT);
+            interrupt::sleep_until(Moment::now().after(pause).min(until));
             true
         }))
     }
@@ -395,5 +249,27 @@ impl Adapter for Keys {
             watches: None,
             backoff_until: Moment::now(),
         })
+    }
+
+    fn list(&mut self, by: Moment) -> Result<Vec<Result<String, Error>>, Error> {
+        let (layout, keys) = (self.layout(), self.all_records(by)?);
+        let name = |key| layout.name_of(&key).ok_or_else(|| self.garbled("?", "its name is invalid"));
+        Ok(keys.into_iter().map(name).collect())
+    }
+
+    fn clean_up(&mut self, by: Moment) {
+        if getrandom::u32().is_ok_and(|chance| chance % CLEANS_UP_EVERY == 0) {
+            self.remove_old(by).ok();
+        }
+    }
+
+    fn reset(&mut self) {
+        self.client.turn_away();
+        self.watches = None;
+    }
+
+    fn endurance(&self) -> Endurance {
+        let late = silent(self.client.shown());
+        Endurance::Beside { second: Box::new(Engine::new(self.clone())), late }
     }
 }

@@ -1,39 +1,44 @@
 //! Keeps the locks of one machine without a server, for `file:/DIR`: records in a directory, each
 //! changed under a file lock, and FIFOs by which the kernel reports the death of a process. The
 //! records decide; a FIFO only carries news. The engine decides what the records say; this module
-//! is its adapter.
+//! is its coordinator.
 //!
-//! To change a lock, it takes the mutex, reads the record ([`slot`], [`record`]) and writes it in
-//! place. The clock is read after the mutexes are taken and before the deadlines that holders and
-//! waiters publish in their own files: see [`liveness`].
+//! To change a lock, it takes the mutex, reads the record ([`record`]) and writes it ([`draft`]).
+//! The clock is read after the mutexes are taken and before the deadlines that holders and waiters
+//! publish in their own files: see [`liveness`].
+//!
+//! A full disk ends no job: renewals and heartbeats need no room, and a record is written where an
+//! earlier one was. If a release needs more room than that, it fails; the waiters see that the
+//! holder is dead, and the first of them takes the lock when there is room.
 //!
 //! It does not lock out other machines that mount the directory too; see [`directory`].
 
 mod boot;
 mod cleanup;
 mod directory;
+mod draft;
 mod liveness;
 mod mutex;
 pub mod probe;
-mod queue;
 mod record;
-mod slot;
 #[cfg(test)]
 mod tests;
 
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
-use crate::rules::{LoggedEnd, Record, Time};
-use crate::store::engine::queue::Queue;
-use crate::store::engine::{Adapter, CatchUp, Changed, Engine, Entry, Liveness, Tracked, Written};
+use crate::store::engine::Engine;
+use crate::store::engine::coordinator::{
+    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Purpose, Reading, Snapshot,
+    Watching, Written,
+};
+use crate::store::engine::stored_lock::{Change, StoredLock};
 use crate::store::{Error, Listener, Subscription};
-use boot::Boot;
+use boot::{Boot, time};
 use directory::{Directory, FileName, FileRole};
-use liveness::{LifeFile, Watch, liveness};
+use draft::{Draft, OldFile};
+use liveness::{LifeFile, Watch, look_for};
 use mutex::Mutex;
-use record::RecordFile;
-use slot::{Access, Draft, FILE_MOST, load};
-use std::collections::{BTreeMap, BTreeSet};
+use record::{Header, RecordFile};
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -60,7 +65,7 @@ impl FileStore {
     }
 }
 
-/// The engine's adapter for a directory.
+/// The engine's coordinator for a directory.
 #[derive(Debug, Clone)]
 pub struct Files {
     directory: Arc<Directory>,
@@ -72,70 +77,30 @@ pub struct Files {
     killed_before: Option<usize>,
 }
 
-/// The record of one lock during an operation.
+/// The files of the records that an operation has read.
 #[derive(Debug)]
-pub struct FileEntry {
+pub struct Seen {
+    /// The offset of all times.
+    offset: u64,
+    /// In order of name.
+    files: Vec<SeenFile>,
+}
+
+#[derive(Debug)]
+struct SeenFile {
     /// None if the record is only read.
     mutex: Option<Mutex>,
-    record: RecordFile,
-    file: File,
-    /// Whether the record has nothing left to keep.
-    is_empty: bool,
-}
-
-/// Whether a record has a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum File {
-    Exists,
-    Absent,
-}
-
-impl Entry for FileEntry {
-    fn name(&self) -> &str {
-        &self.record.name
-    }
-
-    fn record(&mut self) -> &mut Record {
-        &mut self.record.record
-    }
-
-    fn tracked(&self) -> &BTreeMap<Token, Tracked> {
-        &self.record.tracked
-    }
-
-    fn tracked_mut(&mut self) -> &mut BTreeMap<Token, Tracked> {
-        &mut self.record.tracked
-    }
-
-    fn queue(&self) -> &Queue {
-        &self.record.queue
-    }
-
-    fn version(&self) -> u64 {
-        self.record.turn()
-    }
-
-    fn log(&self) -> Vec<LoggedEnd> {
-        self.record.log()
-    }
+    /// None if there is no record.
+    file: Option<OldFile>,
 }
 
 impl Files {
-    fn read(&self, name: &str, mutex: Option<Mutex>, access: Access) -> Result<FileEntry, Error> {
-        let file = FileName::of(name, FileRole::Record);
-        let content = load(&self.directory, &file, access)?;
-        let record = RecordFile::parse(&self.directory, &file, content.as_ref(), Some(name), &self.boot)?;
-        let file = if content.is_some() { File::Exists } else { File::Absent };
-        Ok(FileEntry { mutex, record, file, is_empty: false })
-    }
-
-    /// Shifts all records to one time: that of the record with the latest offset.
-    fn align_times(&self, mut entries: Vec<FileEntry>, whom: CatchUp) -> (Vec<FileEntry>, Time) {
-        let offset = entries.iter().map(|entry| entry.record.offset).max().unwrap_or_default();
-        entries.iter_mut().for_each(|entry| entry.record.lift(offset));
-        let now = entries.first().map_or(Time(0), |entry| entry.record.now(&self.boot));
-        entries.iter_mut().for_each(|entry| entry.record.catch_up(&self.directory, &self.boot, now, whom));
-        (entries, now)
+    /// If the path leads to another directory now, moves there, because the other processes do.
+    fn follow(&mut self) -> Result<(), Error> {
+        if let Some(directory) = self.directory.successor()? {
+            self.directory = Arc::new(directory);
+        }
+        Ok(())
     }
 
     /// The life file of `token`, if this process has it.
@@ -146,208 +111,166 @@ impl Files {
     /// All records in the directory. A file that has the name of a record and is none is skipped or
     /// returned as an error for that lock alone.
     fn records(&self) -> Result<Vec<Result<RecordFile, Error>>, Error> {
-        let failed = |errno| self.directory.error("list the records", errno);
-        let mut records = Vec::new();
-        for (file, kind) in self.directory.names().map_err(failed)? {
-            if kind != FileRole::Record || !self.directory.has_file(&file, FILE_MOST) {
-                continue;
-            }
-            if let Some(content) = load(&self.directory, &file, Access::Look)? {
-                records.push(RecordFile::parse(&self.directory, &file, Some(&content), None, &self.boot));
-            }
-        }
-        Ok(records)
+        let names =
+            self.directory.names().map_err(|errno| self.directory.error("list the records", errno))?;
+        let is_record = |(file, role): &(FileName, FileRole)| {
+            *role == FileRole::Record && self.directory.has_file(file, draft::RECORD_MOST)
+        };
+        let read = |(file, _)| RecordFile::read(&self.directory, &file, None, Purpose::Look, &self.boot);
+        Ok(names.into_iter().filter(is_record).map(read).collect())
     }
 
-    /// Writes all drafts first, so that what can fail, above all on a full disk, fails before
-    /// anything has changed. Then puts one after the other in place.
-    fn place(&self, entries: &mut [(FileEntry, Changed)], now: Time) -> Result<(), Error> {
-        let directory = &*self.directory;
-        let mut drafts: Vec<(usize, Draft)> = Vec::with_capacity(1);
-        let discard =
-            |drafts: &[(usize, Draft)]| drafts.iter().for_each(|(_, draft)| draft.discard(directory));
-        for (at, (entry, changed)) in entries.iter_mut().enumerate() {
-            entry.is_empty = entry.record.is_empty();
-            if *changed == Changed::No || (entry.is_empty && entry.file == File::Absent) {
-                continue;
-            }
-            match entry.record.write(directory, now) {
-                Ok(draft) => drafts.push((at, draft)),
-                Err(error) => {
-                    discard(&drafts);
-                    return Err(error);
-                }
-            }
+    /// Prepares the write of a changed record; None if there is and was nothing to keep.
+    fn draft<'d>(
+        &self,
+        directory: &'d Directory,
+        old: Option<OldFile>,
+        change: Change,
+        offset: u64,
+    ) -> Result<Option<Draft<'d>>, Error> {
+        let mut kept = change.after;
+        let now = time(offset);
+        let garbled = |error: serde_json::Error| {
+            Error::Garbled(format!("{}: a record cannot be written as JSON: {error}", directory.shown()))
+        };
+        let (body, ends) = kept.to_value(now).map_err(garbled)?;
+        let file = FileName::of(&kept.name, FileRole::Record);
+        if kept.is_empty() {
+            return Ok(old.map(|_| Draft::removal(directory, file)));
         }
-        for (number, (at, draft)) in drafts.iter().enumerate() {
+        let version = kept.version.saturating_add(1).max(now.0);
+        let content = Header::new(version, offset, &self.boot).content(&body).map_err(garbled)?;
+        Draft::write(directory, file, old, content, ends).map(Some)
+    }
+
+    /// Prepares all writes first, so that what can fail, above all on a full disk, fails before
+    /// anything has changed. Then puts one after the other in place.
+    fn write(&self, seen: &mut Seen, changes: Vec<Change>) -> Result<(), Error> {
+        let mut drafts = Vec::with_capacity(1);
+        for (seen_file, change) in seen.files.iter_mut().zip(changes).filter(|(_, change)| change.is_changed)
+        {
+            let draft = self.draft(&self.directory, seen_file.file.take(), change, seen.offset)?;
+            drafts.extend(draft.map(|draft| (seen_file, draft)));
+        }
+        #[cfg_attr(not(test), expect(unused_variables, reason = "tests count the records"))]
+        for (number, (seen_file, draft)) in drafts.into_iter().enumerate() {
             #[cfg(test)]
             if self.killed_before == Some(number) {
                 return Err(Error::Unreachable("killed".into()));
             }
-            if let Err(error) = draft.place(directory) {
-                discard(&drafts[number..]);
-                return Err(error);
+            let exists = draft.place()?;
+            if let Some(mutex) = &mut seen_file.mutex {
+                mutex.has_record = exists;
             }
-            let entry = &mut entries[*at].0;
-            // An empty record is removed, if that is allowed.
-            let file = FileName::of(entry.name(), FileRole::Record);
-            let is_removed = entry.is_empty && directory.remove(&file).is_ok();
-            entry.file = if is_removed { File::Absent } else { File::Exists };
         }
         Ok(())
     }
 }
 
-impl Adapter for Files {
-    type Entry = FileEntry;
+impl Coordinator for Files {
+    type Seen = Seen;
     type Watch = Watch;
 
-    /// If the path leads to another directory now, moves there, because the other processes do.
-    fn refresh(&mut self, _: Moment) -> Result<(), Error> {
-        if let Some(directory) = self.directory.successor()? {
-            self.directory = Arc::new(directory);
-        }
-        Ok(())
-    }
+    const LEASES: Leases = Leases::Published;
+    const CROWD: (u64, u32) = (50, 8);
 
-    fn lock(
-        &self,
-        names: &BTreeSet<String>,
-        _: Option<&Token>,
-        deadline: Moment,
-    ) -> Result<(Vec<FileEntry>, Time), Error> {
-        let lock = |name: &String| {
-            self.read(name, Some(Mutex::lock(&self.directory, name, deadline)?), Access::Change)
-        };
-        let entries = names.iter().map(lock).collect::<Result<_, Error>>()?;
-        Ok(self.align_times(entries, CatchUp::Due))
-    }
-
-    fn look(
-        &self,
-        names: &BTreeSet<String>,
-        _: Option<&Token>,
-        whom: CatchUp,
-    ) -> Result<(Vec<FileEntry>, Time), Error> {
-        // A reader of all holders also wants the past ones.
-        let access = if whom == CatchUp::All { Access::LookAtAll } else { Access::Look };
-        let entries = names.iter().map(|name| self.read(name, None, access)).collect::<Result<_, _>>()?;
-        Ok(self.align_times(entries, whom))
-    }
-
-    fn show(
-        &self,
-        entry: &mut FileEntry,
-        waiter: usize,
-        record: &mut Record,
-        now: Time,
-    ) -> Result<Vec<String>, Error> {
-        entry.record.show(waiter, record, &self.directory, &self.boot, now)
-    }
-
-    /// Wakes after all mutexes are released, because a token that is woken asks for the lock at
-    /// once.
-    fn write(
-        &self,
-        mut entries: Vec<(FileEntry, Changed)>,
-        now: Time,
-        woken: &[Token],
-    ) -> Result<Written, Error> {
-        let written = self.place(&mut entries, now);
-        self.release(entries.into_iter().map(|(entry, _)| entry).collect());
-        written?;
-        for token in woken {
-            if let Liveness::Alive(watch) = self.liveness(token) {
-                watch.wake();
-            }
-        }
-        Ok(Written::Yes)
-    }
-
-    /// Removes the mutex of a lock without a record. If it cannot be removed, a later clean-up
-    /// finds it.
-    fn release(&self, entries: Vec<FileEntry>) {
-        for entry in entries {
-            if let (File::Absent, Some(mutex)) = (entry.file, entry.mutex) {
-                mutex.remove(&self.directory).ok();
-            }
-        }
-    }
-
-    fn names(&self) -> Result<Vec<Result<String, Error>>, Error> {
-        self.sweep();
-        let is_kept =
-            |record: &Result<RecordFile, Error>| record.as_ref().map_or(true, |record| !record.is_empty());
-        let records = self.records()?.into_iter().filter(is_kept);
-        Ok(records.map(|record| record.map(|record| record.name)).collect())
-    }
-
-    fn clean_up(&self) {
-        self.clean_up_now_and_then();
-    }
-
-    fn now(&self) -> Duration {
-        self.boot.now()
+    fn request_time(&self) -> Duration {
+        Duration::from_secs(5)
     }
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
+        self.follow()?;
         let life = LifeFile::begin(&self.directory, token)?;
         let fds = vec![life.fd(), self.directory.raw_fd()];
         self.life = Some(Arc::new(life));
         Ok(fds)
     }
 
-    fn end(&mut self, token: &Token) {
+    fn own(&self, token: &Token) -> OwnLiveness {
+        match self.life_of(token) {
+            None => OwnLiveness::Unseen,
+            Some(life) if life.has_name() => OwnLiveness::Seen,
+            Some(_) => OwnLiveness::Ended,
+        }
+    }
+
+    fn end(&mut self, token: &Token, _: Moment) {
         if let Some(life) = self.life_of(token) {
             life.end(&self.directory);
             self.life = None;
         }
     }
 
-    fn is_mine(&self, token: &Token) -> bool {
-        self.life_of(token).is_some_and(|life| !life.has_ended())
+    /// Locks in order of name, so that no two processes wait for each other. All records are
+    /// shifted to one time: that of the record with the latest offset.
+    fn read(&mut self, reading: &Reading<'_>) -> Result<Snapshot<Seen>, Error> {
+        self.follow()?;
+        let is_locked = matches!(reading.purpose, Purpose::Change | Purpose::Reserve);
+        let (mut files, mut records) = (Vec::new(), Vec::new());
+        for name in reading.names {
+            let lock = || Mutex::lock(&self.directory, name, reading.by);
+            let mut mutex = is_locked.then(lock).transpose()?;
+            let file = FileName::of(name, FileRole::Record);
+            let mut record =
+                RecordFile::read(&self.directory, &file, Some(name), reading.purpose, &self.boot)?;
+            if let Some(mutex) = &mut mutex {
+                mutex.has_record = record.file.is_some();
+            }
+            files.push(SeenFile { mutex, file: record.file.take() });
+            records.push(record);
+        }
+        let offset = records.iter().map(|record| record.offset).max().unwrap_or(self.boot.offset);
+        records.iter_mut().for_each(|record| record.lift(offset));
+        let now = time(offset);
+        records.iter_mut().for_each(|record| record.catch_up(&self.directory, now, reading));
+        let locks = records.into_iter().map(|record| record.kept).collect();
+        Ok(Snapshot { locks, now, seen: Seen { offset, files } })
     }
 
-    fn give_up(&self, token: &Token) {
-        if let Some(life) = self.life_of(token) {
-            life.give_up();
+    fn liveness(&mut self, _: &mut Seen, token: &Token) -> Liveness {
+        match look_for(&self.directory, token) {
+            Watching::Ended => Liveness::Dead,
+            Watching::Missing => Liveness::Missing,
+            Watching::Watched(_) | Watching::Unknown => Liveness::Alive,
         }
     }
 
-    fn is_given_up(&self, token: &Token) -> bool {
-        self.life_of(token).is_some_and(|life| life.is_given_up())
+    /// Wakes after all mutexes are released, because a token that is woken asks for the lock at
+    /// once.
+    fn commit(&mut self, mut seen: Seen, batch: Batch<'_>) -> Result<Written, Error> {
+        self.write(&mut seen, batch.changes)?;
+        drop(seen);
+        for token in batch.dead {
+            self.directory.remove(&FileName::of(token.secret(), FileRole::Life)).ok();
+        }
+        for token in batch.woken {
+            if let Watching::Watched(watch) = look_for(&self.directory, token) {
+                watch.wake();
+            }
+        }
+        Ok(Written::Yes)
     }
 
-    fn was_ended(&self, token: &Token) -> bool {
-        self.life_of(token).is_some_and(|life| !life.has_name())
+    fn keep_alive(&mut self, sign: &KeepAlive<'_>, _: Moment) -> Result<bool, Error> {
+        let (KeepAliveOf::Holder { until, .. } | KeepAliveOf::Waiter { until }) = sign.kind;
+        Ok(self.life_of(sign.token).is_some_and(|life| life.publish(until)))
     }
 
-    fn publish_lease(&self, token: &Token, until: Duration) -> bool {
-        self.life_of(token).is_some_and(|life| life.say(until))
+    fn watch(&mut self, token: &Token, _: Moment) -> Watching<Watch> {
+        look_for(&self.directory, token)
     }
 
-    fn publish_heartbeat(&self, _: &Names, token: &Token, until: Duration) -> bool {
-        self.publish_lease(token, until)
-    }
-
-    fn liveness(&self, token: &Token) -> Liveness<Watch> {
-        liveness(&self.directory, token)
-    }
-
-    fn forget(&self, token: &Token) {
-        self.directory.remove(&FileName::of(token.secret(), FileRole::Life)).ok();
-    }
-
-    fn sleep<'a>(
-        &self,
+    fn wait(
+        &mut self,
         _: &Names,
         token: &Token,
         _: u64,
-        others: impl Iterator<Item = &'a Watch>,
-        limit: Duration,
+        watches: &mut dyn Iterator<Item = &Watch>,
+        until: Moment,
     ) -> Result<bool, Error> {
         let mine = self.life_of(token).map(AsRef::as_ref);
-        liveness::sleep(mine, others, limit).map_err(|errno| self.directory.error("wait for the lock", errno))
+        liveness::sleep(mine, watches, until)
+            .map_err(|errno| self.directory.error("wait for the lock", errno))
     }
 
     fn subscribe(&self, _: &[Name], token: &Token, _: Listener) -> Box<dyn Subscription> {
@@ -355,6 +278,18 @@ impl Adapter for Files {
             life: self.life_of(token).cloned(),
             directory: Arc::clone(&self.directory),
         })
+    }
+
+    fn list(&mut self, _: Moment) -> Result<Vec<Result<String, Error>>, Error> {
+        self.follow()?;
+        self.clean();
+        let records = self.records()?.into_iter().map(|record| record.map(|record| record.kept));
+        let is_kept = |kept: &Result<StoredLock, Error>| !kept.as_ref().is_ok_and(StoredLock::is_empty);
+        Ok(records.filter(is_kept).map(|kept| kept.map(|kept| kept.name)).collect())
+    }
+
+    fn clean_up(&mut self, _: Moment) {
+        self.clean_up_now_and_then();
     }
 }
 
@@ -366,7 +301,7 @@ struct RequestSubscription {
 
 impl Subscription for RequestSubscription {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
-        liveness::sleep(self.life.as_deref(), std::iter::empty(), until.left())
+        liveness::sleep(self.life.as_deref(), &mut std::iter::empty(), until)
             .map_err(|errno| self.directory.error("listen for news of the lock", errno))?;
         Ok(!until.passed())
     }

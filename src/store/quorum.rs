@@ -180,7 +180,7 @@ impl QuorumStore {
         self.troubles[at] = now;
     }
 
-    fn patience(&self) -> Duration {
+    fn request_time(&self) -> Duration {
         self.masters.targets.first().map_or(STRAGGLERS, |target| target.connect_timeout + target.op_timeout)
     }
 
@@ -262,7 +262,7 @@ impl Store for QuorumStore {
             hold = Vouched { cooling, stays, ..told.hold };
         }
         let win = WinBack { token, ttl, fence: fence.to_string(), hold: &hold };
-        let until = Deadline::Sent(deadline(sent, ttl).min(sent.after(self.patience())));
+        let until = Deadline::Sent(deadline(sent, ttl).min(sent.after(self.request_time())));
         if fence > 0 && !untold.is_empty() {
             self.win_back(name, &win, &untold, until);
         }

@@ -113,12 +113,15 @@ const TOKENS: [&str; 4] = ["0123456789abcdef0123456789abcdef", "0123", "\u{1}", 
 #[cfg(feature = "sql")]
 const NUMBERS: [&str; 5] = ["-1", "0", "9223372036854775807", "1152921504606846977", "7"];
 
+/// The value of a waiter.
+const WAITER: &[u8] = br#"{"is_queued":true,"waiter":{"ticket":1,"since":5,"silent":1,"forget":2,"mode":"Exclusive","names":["dlock:bad"],"owner":{}}}"#;
+
 /// Changes the record of the lock (0 and 1), or adds a waiter or an end. Returns what it did, and
 /// whether the record is unreadable.
 fn spoil(world: &World, backend: Backend, what: u64, dice: &mut Dice) -> (String, bool) {
     let bytes = match what {
         0 | 1 => spoiled(dice, record(world, backend).as_bytes()),
-        _ => spoiled(dice, br#"{"since":5,"mode":"Exclusive","silent":1,"forget":2,"note":{}}"#),
+        _ => spoiled(dice, WAITER),
     };
     let is_lock = what < 2;
     let shown = format!("{:.200}", String::from_utf8_lossy(&bytes));
@@ -130,14 +133,13 @@ fn spoil(world: &World, backend: Backend, what: u64, dice: &mut Dice) -> (String
         #[cfg(feature = "etcd")]
         Backend::Etcd => {
             let prefix = world.url().rsplit('/').next().expect("a prefix").to_owned();
-            let (token, ticket) =
+            let (token, number) =
                 (*dice.of(&TOKENS), *dice.of(&["0000000000000001", "7", "x", "ffffffffffffffff"]));
             let key = match (is_lock, dice.roll(6)) {
                 (true, _) => "lock/dlock:bad".into(),
-                (_, 0) => format!("hold/dlock:bad/{token}"),
-                (_, 1 | 2) => format!("wait/dlock:bad/{ticket}/{token}"),
-                (_, 3) => format!("call/dlock:bad/{ticket}/{token}"),
-                (_, 4) => format!("end/dlock:bad/{ticket}"),
+                (_, 0) => format!("session/dlock:bad/{token}"),
+                (_, 1..4) => format!("wait/dlock:bad/{token}"),
+                (_, 4) => format!("end/dlock:bad/{number}"),
                 _ => "lock/%ff".into(),
             };
             Etcd::shared().put(&format!("{prefix}/{key}"), &bytes);
@@ -146,14 +148,10 @@ fn spoil(world: &World, backend: Backend, what: u64, dice: &mut Dice) -> (String
         #[cfg(feature = "zookeeper")]
         Backend::ZooKeeper => {
             let lock = "dlock/locks/dlock:bad";
-            let (token, ticket) =
-                (*dice.of(&TOKENS), *dice.of(&["0000000000000001", "7", "x", "ffffffffffffffff"]));
             let path = match (is_lock, dice.roll(6)) {
                 (true, _) => lock.into(),
-                (_, 0..3) => {
-                    format!("{lock}/w-{ticket}-{token}-{}", dice.of(&["x-q", "s-p7", "n4-q", "n-p", "q"]))
-                }
-                (_, 3 | 4) => format!("{lock}/{}", dice.of(&["e00", "e01", "e63", "e", "w-", "z"])),
+                (_, 0..3) => format!("{lock}/b-{}", dice.of(&TOKENS)),
+                (_, 3 | 4) => format!("{lock}/{}", dice.of(&["e00", "e01", "e63", "e", "b-", "z"])),
                 _ => "dlock/locks/%ff".into(),
             };
             let path = path.replace('\u{1}', "-");
@@ -203,14 +201,8 @@ fn forget(world: &World, backend: Backend) {
         #[cfg(feature = "etcd")]
         Backend::Etcd => {
             let prefix = world.url().rsplit('/').next().expect("a prefix").to_owned();
-            for kind in [
-                "lock/dlock:bad",
-                "lock/%ff",
-                "hold/dlock:bad",
-                "wait/dlock:bad",
-                "call/dlock:bad",
-                "end/dlock:bad",
-            ] {
+            for kind in ["lock/dlock:bad", "lock/%ff", "session/dlock:bad", "wait/dlock:bad", "end/dlock:bad"]
+            {
                 Etcd::shared().ctl(&["del", "--prefix", &format!("{prefix}/{kind}")]);
             }
         }
@@ -226,24 +218,16 @@ fn forget(world: &World, backend: Backend) {
 
 #[cfg(feature = "mysql")]
 fn rows_of_mysql(world: &World, what: u64, bytes: &[u8], dice: &mut Dice) -> String {
-    let mut number = || *dice.of(&NUMBERS);
-    let numbers: Vec<&str> = (0..7).map(|_| number()).collect();
-    let numbers = numbers.join(", ");
-    let (body, token, place) = (hex(bytes), hex(dice.of(&TOKENS).as_bytes()), dice.roll(4));
-    let (mode, number) = (*dice.of(&["-2", "-1", "0", "3", "2147483647"]), *dice.of(&NUMBERS));
-    let columns =
-        "kind, name, id, version, used, kept, ticket, since, silent, forget, mode, place, said, body";
+    let (body, token) = (hex(bytes), hex(dice.of(&TOKENS).as_bytes()));
+    let (number, other, queued) = (*dice.of(&NUMBERS), *dice.of(&NUMBERS), dice.roll(3));
     let statement = match what {
         0 | 1 => format!("UPDATE dlock_locks SET body = x'{body}' WHERE kind = 0 AND name = 'dlock:bad'"),
         2 => format!(
-            "INSERT INTO dlock_locks ({columns}) SELECT 1, 'dlock:bad', x'{token}', v, u, 0, t, s, i, f, {mode}, {place}, h, x'{body}' \
-             FROM (SELECT 0 AS v, 0 AS u, 0 AS t, 0 AS s, 0 AS i, 0 AS f, 0 AS h UNION ALL SELECT {numbers}) AS n LIMIT 1, 1"
+            "INSERT INTO dlock_locks (kind, name, id, queued, said, body) VALUES (1, 'dlock:bad', x'{token}', {queued}, {number}, x'{body}')"
         ),
-        _ if dice.roll(2) == 0 => {
-            format!(
-                "UPDATE dlock_locks SET version = {number}, used = {number} WHERE kind = 0 AND name = 'dlock:bad'"
-            )
-        }
+        _ if dice.roll(2) == 0 => format!(
+            "UPDATE dlock_locks SET version = {number}, used = {number}, reserved = {other} WHERE kind = 0 AND name = 'dlock:bad'"
+        ),
         _ => format!(
             "REPLACE INTO dlock_locks (kind, name, id, version, body) VALUES (2, 'dlock:bad', x'{token}', {number}, x'{body}')"
         ),
@@ -254,23 +238,19 @@ fn rows_of_mysql(world: &World, what: u64, bytes: &[u8], dice: &mut Dice) -> Str
 
 #[cfg(feature = "postgres")]
 fn rows_of_postgres(world: &World, what: u64, bytes: &[u8], dice: &mut Dice) -> String {
-    let numbers: Vec<&str> = (0..5).map(|_| *dice.of(&NUMBERS)).collect();
-    let numbers: [&str; 5] = numbers.try_into().expect("five");
-    let [ticket, since, silent, forget, said] = numbers;
-    let (body, token, place) = (hex(bytes), hex(dice.of(&TOKENS).as_bytes()), dice.roll(4));
-    let (mode, number) = (*dice.of(&["-2", "-1", "0", "3", "2147483647"]), *dice.of(&NUMBERS));
+    let (body, token) = (hex(bytes), hex(dice.of(&TOKENS).as_bytes()));
+    let (number, other, queued) = (*dice.of(&NUMBERS), *dice.of(&NUMBERS), dice.roll(2) == 0);
     let statement = match what {
         0 | 1 => format!("UPDATE dlock_locks SET body = '\\x{body}' WHERE name = 'dlock:bad'"),
         2 => format!(
-            "INSERT INTO dlock_waiters VALUES ('dlock:bad', convert_from('\\x{token}', 'UTF8'), {ticket}, {since}, {silent}, {forget}, \
-             {mode}, {place}, {said}, '\\x{body}')"
+            "INSERT INTO dlock_waiters VALUES ('dlock:bad', convert_from('\\x{token}', 'UTF8'), {queued}, {number}, '\\x{body}')"
         ),
-        _ if dice.roll(2) == 0 => {
-            format!("UPDATE dlock_locks SET version = {number}, used = {number} WHERE name = 'dlock:bad'")
-        }
+        _ if dice.roll(2) == 0 => format!(
+            "UPDATE dlock_locks SET version = {number}, used = {number}, reserved = {other} WHERE name = 'dlock:bad'"
+        ),
         _ => format!(
             "INSERT INTO dlock_ends VALUES ('dlock:bad', {number}, '\\x{body}') ON CONFLICT (name, number) DO UPDATE \
-             SET entry = excluded.entry"
+             SET body = excluded.body"
         ),
     };
     Kind::Postgres.ask(world, &statement);

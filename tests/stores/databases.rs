@@ -4,7 +4,7 @@
 
 mod crowds;
 
-use crate::support::database::{Kind, Server, on_every_database};
+use crate::support::database::{Kind, Server, on_every_database, refused};
 use crate::support::dlock::{Dlock, End};
 use crate::support::hand_over::hand_over;
 use crate::support::proxy::{Fault, Proxy};
@@ -24,6 +24,7 @@ on_every_database!(
     a_server_that_is_gone_for_good_ends_the_job_in_time,
     connections_that_are_ended_all_the_time_lose_nothing,
     a_row_that_is_damaged_is_left_as_it_is,
+    tables_with_other_columns_are_refused,
     an_unreadable_waiter_blocks_nobody,
     a_failover_that_forgets_is_noticed,
     a_clock_that_steps_disturbs_no_long_lease,
@@ -188,9 +189,21 @@ fn a_row_that_is_damaged_is_left_as_it_is(kind: Kind) {
     assert_eq!(world.log(), ["other", "well"]);
 }
 
+/// An earlier build of dlock, or another program, may have made tables with the same names.
+fn tables_with_other_columns_are_refused(kind: Kind) {
+    let world = kind.world();
+    world.run("k", &[], "true").run();
+    kind.ask(&world, "ALTER TABLE dlock_locks DROP COLUMN reserved");
+    let said = refused(&world, 78);
+    assert!(said.contains("other columns"), "{said}");
+    kind.ask(&world, kind.drop_tables());
+    world.run("k", &[], "echo well >> log").run();
+    assert_eq!(world.log(), ["well"]);
+}
+
 /// The waiter enters the queue again.
 fn an_unreadable_waiter_blocks_nobody(kind: Kind) {
-    for damage in kind.damage_notes() {
+    for damage in kind.damage_waiters() {
         damaged_waiters_block_nobody(kind, damage);
     }
 }

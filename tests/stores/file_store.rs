@@ -46,28 +46,44 @@ fn a_record_keeps_its_owner() {
     if !is_root(&world) {
         return;
     }
-    for mode in [0o2770, 0o3770] {
-        locks(&world, 0, mode);
-        let key = format!("k{mode:o}");
-        let theirs =
-            world.run(&key, &[], "echo up >> log; sleep 1000").under(&AS_NOBODY).any_stderr().spawn();
-        wait_until("the job runs", || world.state(&key) == "held");
-        world.run(&key, &[], "true").status(75).any_stderr().run();
-        let owners: Vec<u32> = fs::read_dir(world.path("locks"))
-            .expect("a directory")
-            .flatten()
-            .filter(|entry| entry.file_name().to_string_lossy().ends_with(".json"))
-            // A refusal is counted in a file that belongs to the refused user.
-            .filter(|entry| !is_of_refusals(&entry.path()))
-            .map(|entry| entry.metadata().expect("a file").uid())
-            .collect();
-        assert!(owners.iter().all(|owner| *owner == NOBODY), "{owners:?}");
-        world.run(&key, &[], "true").under(&AS_NOBODY).status(75).any_stderr().run();
-        theirs.signal(Signal::TERM);
-        theirs.output();
-        world.run(&key, &[], "true").run();
-        world.run(&key, &[], "true").under(&AS_NOBODY).run();
+    locks(&world, 0, 0o2770);
+    let theirs = world.run("k", &[], "echo up >> log; sleep 1000").under(&AS_NOBODY).any_stderr().spawn();
+    wait_until("the job runs", || world.state("k") == "held");
+    world.run("k", &[], "true").status(75).any_stderr().run();
+    let owners: Vec<u32> = fs::read_dir(world.path("locks"))
+        .expect("a directory")
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().ends_with(".json"))
+        // A refusal is counted in a file that belongs to the refused user.
+        .filter(|entry| !is_of_refusals(&entry.path()))
+        .map(|entry| entry.metadata().expect("a file").uid())
+        .collect();
+    assert!(owners.iter().all(|owner| *owner == NOBODY), "{owners:?}");
+    world.run("k", &[], "true").under(&AS_NOBODY).status(75).any_stderr().run();
+    theirs.signal(Signal::TERM);
+    theirs.output();
+    world.run("k", &[], "true").run();
+    world.run("k", &[], "true").under(&AS_NOBODY).run();
+}
+
+/// A long record belongs to the last user who wrote it, and the group may write it.
+#[test]
+fn users_of_a_group_wait_in_one_queue() {
+    let world = World::new(Backend::File);
+    if !is_root(&world) {
+        return;
     }
+    locks(&world, 0, 0o2770);
+    let job = "while ! [ -e end ]; do sleep 0.05; done";
+    let mut runs = vec![world.run("k", &[], job).spawn()];
+    wait_until("the job runs", || world.state("k") == "held");
+    for number in 1..=20 {
+        let run = world.run("k", &["-w"], "true").any_stderr();
+        runs.push(if number % 2 == 0 { run.spawn() } else { run.under(&AS_NOBODY).spawn() });
+        world.wait_for_waiters("k", number);
+    }
+    world.write("end", "");
+    finish_all(runs);
 }
 
 fn is_of_refusals(record: &Path) -> bool {
@@ -81,9 +97,12 @@ fn a_directory_of_another_user_is_refused_by_name() {
     if !is_root(&world) {
         return;
     }
-    for (owner, mode, says) in
-        [(NOBODY, 0o700, "belongs to user 65534"), (0, 0o777, "every user"), (0, 0o1777, "every user")]
-    {
+    for (owner, mode, says) in [
+        (NOBODY, 0o700, "belongs to user 65534"),
+        (0, 0o777, "every user"),
+        (0, 0o1777, "every user"),
+        (0, 0o3770, "chmod -t"),
+    ] {
         locks(&world, owner, mode);
         let output = world.run("k", &[], "true").status(78).any_stderr().run();
         let named = output.stderr.contains(&world.url()) && output.stderr.contains(says);

@@ -295,15 +295,19 @@ fn a_storm_leaves_no_node() {
     nobody_is_left(&server, "/ops/locks");
 }
 
-/// No session node and no queue entry is left. A ticket that is retained for a while may be there.
+/// No session node, no heartbeat node and no queue entry is left. A ticket that is retained for a
+/// while may be there.
 fn nobody_is_left(server: &ZooKeeper, chroot: &str) {
     wait_within(OUTAGE, "no life is left", || (!server.sessions().contains("/dlock/lives/")).then_some(()));
     let lives = server.command(&["ls", "-R", &format!("{chroot}/dlock/lives")]);
     assert!(!lives.contains("/lives/"), "{lives}");
     let said = server.command(&["ls", "-R", &format!("{chroot}/dlock/locks")]);
-    assert!(said.contains("/dlock/locks/"), "{said}");
-    let waiters: Vec<&str> = said.lines().filter(|line| line.contains("/w-")).collect();
-    assert!(waiters.iter().all(|path| path.contains("-p")), "nobody waits: {waiters:?}");
+    assert!(said.contains("/dlock/locks/") && !said.contains("/b-"), "{said}");
+    let is_lock = |path: &&str| path.split_once("/dlock/locks/").is_some_and(|(_, rest)| !rest.contains('/'));
+    for path in said.lines().filter(is_lock) {
+        let record = server.command(&["get", path]);
+        assert!(record.contains("\"queue\":[]"), "nobody waits: {record}");
+    }
 }
 
 const WISHES: [Wish; 3] = [

@@ -69,8 +69,8 @@ impl Kind {
         }
     }
 
-    /// Two statements, each of which damages the fixed part of the waiters' records.
-    pub fn damage_notes(self) -> [&'static str; 2] {
+    /// Two statements, each of which damages the waiters' records.
+    pub fn damage_waiters(self) -> [&'static str; 2] {
         match self {
             #[cfg(feature = "mysql")]
             Self::Mysql => [
@@ -79,7 +79,7 @@ impl Kind {
             ],
             #[cfg(feature = "postgres")]
             Self::Postgres => {
-                ["UPDATE dlock_waiters SET note = NULL", "UPDATE dlock_waiters SET note = 'somebody'"]
+                ["UPDATE dlock_waiters SET body = ''", "UPDATE dlock_waiters SET body = 'somebody'"]
             }
         }
     }

@@ -196,6 +196,18 @@ impl Etcd {
         keys.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
     }
 
+    /// Keys of such a URL that must be gone when no process holds or waits. Records and ends stay.
+    /// So does a suspended waiter, until its ticket is forgotten.
+    pub fn leftovers(&self, url: &str) -> Vec<String> {
+        let is_suspended = |key: &str| {
+            key.contains("/wait/")
+                && self.ctl(&["get", "--print-value-only", key]).contains("\"is_queued\":false")
+        };
+        let stays =
+            |key: &String| key.contains("/lock/") || key.contains("/end/") || is_suspended(key.as_str());
+        self.keys(url).into_iter().filter(|key| !stays(key)).collect()
+    }
+
     /// Removes the keys of such a URL.
     pub fn forget(&self, url: &str) {
         self.ctl(&["del", "--prefix", &prefix(url)]);

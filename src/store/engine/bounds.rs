@@ -1,8 +1,8 @@
 //! Checks the numbers and counts in a record that other programs could have spoiled. (Texts and
 //! tokens are bounded by their types.)
 
-use crate::lock::SLOTS_MAX;
-use crate::rules::{Lock, REFUSALS_KEPT, Record};
+use crate::lock::{Mode, SLOTS_MAX};
+use crate::rules::{Lock, REFUSALS_KEPT, Record, Waiter};
 
 /// Upper bound of times and fences, so that adding to them does not overflow.
 pub const NUMBER_MOST: u64 = 1 << 60;
@@ -12,8 +12,10 @@ pub fn check_number(number: u64) -> Result<(), &'static str> {
     if number > NUMBER_MOST { Err("a number is too great") } else { Ok(()) }
 }
 
-/// Checks a record without waiters: these are kept beside the record and checked where they are
-/// read.
+/// Most waiters of a record: some times as many as the rules let in.
+const WAITERS_MOST: usize = 10_000;
+
+/// Checks a record.
 pub fn check(record: &Record) -> Result<(), &'static str> {
     check_number(record.fence)?;
     match &record.lock {
@@ -33,9 +35,11 @@ pub fn check(record: &Record) -> Result<(), &'static str> {
             check_number(number)?;
         }
     }
-    if !record.waiters.is_empty() || !record.queue.is_empty() {
-        return Err("waiters stand in the record itself");
+    if record.waiters.len().max(record.queue.len()) > WAITERS_MOST {
+        return Err("it has too many waiters");
     }
+    record.waiters.values().try_for_each(check_waiter)?;
+    record.queue.iter().try_for_each(|(ticket, _)| check_number(*ticket))?;
     if let Some(pause) = &record.paused {
         check_number(pause.since.max(pause.until))?;
     }
@@ -55,4 +59,15 @@ pub fn check(record: &Record) -> Result<(), &'static str> {
         check_number(until.0)?;
     }
     Ok(())
+}
+
+/// Checks a waiter.
+pub fn check_waiter(waiter: &Waiter) -> Result<(), &'static str> {
+    for number in [waiter.ticket, waiter.since.0, waiter.silent.0, waiter.forget.0] {
+        check_number(number)?;
+    }
+    match waiter.mode {
+        Mode::Slots(slots) if slots > SLOTS_MAX => Err("a waiter wants too many slots"),
+        _ => Ok(()),
+    }
 }

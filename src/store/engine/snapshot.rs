@@ -2,7 +2,7 @@
 //! the way of which waiter.
 
 use crate::lock::{Mode, Token};
-use crate::rules::{Absence, Hold, Lock, Phase, Record};
+use crate::rules::{Hold, Lock, Phase, Record};
 use std::collections::BTreeMap;
 use std::mem::Discriminant;
 
@@ -11,7 +11,6 @@ use std::mem::Discriminant;
 pub struct Snapshot {
     /// The phase of each hold, and whether its holder was asked to end.
     pub holds: BTreeMap<Token, (Phase, Asked)>,
-    pub absence: Absence,
     head: Option<Token>,
     lock: Option<Discriminant<Lock>>,
     /// What only watchers are told of; None without watchers.
@@ -33,7 +32,6 @@ impl Snapshot {
                 .iter()
                 .map(|(token, hold)| (token.clone(), (hold.phase, asked(hold))))
                 .collect(),
-            absence: record.absence,
             head: record.queue.first().map(|(_, token)| token.clone()),
             lock: Some(std::mem::discriminant(&record.lock)),
             all: (!record.watchers.is_empty()).then(|| everything(record)),
@@ -92,11 +90,4 @@ pub fn admits(record: &Record, mode: Mode) -> bool {
         }
         _ => false,
     }
-}
-
-/// The fence of the exclusive hold of `me`, if `me` has not confirmed it yet.
-pub fn granted_alone(record: &Record, me: &Token) -> Option<u64> {
-    let is_alone = matches!(&record.lock, Lock::Exclusive { token, .. } if token == me);
-    let hold = record.holds.get(me).filter(|hold| is_alone && hold.phase == Phase::Held && !hold.confirmed);
-    hold.map(|hold| hold.fence)
 }

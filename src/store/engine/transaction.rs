@@ -5,18 +5,15 @@
 //! *Which locks.* The locks that the caller named, and the locks that the rules asked for: whether
 //! a waiter may be granted a lock depends on all locks that it waits for. Which those are shows
 //! only while the rules run. A lock that was not read looks empty to them. Then the transaction is
-//! thrown away, all records are released, and it starts again with those locks too. An adapter
+//! thrown away, all records are released, and it starts again with those locks too. A directory
 //! locks in order of name, so no two processes wait for each other. A caller that only joins a
 //! queue behind others, or leaves its middle, needs its own locks only.
-//!
-//! *Which waiters.* Those that the rules may decide about: see [`super::queue`]. If the rules
-//! reached others, the transaction starts again with more.
 //!
 //! *Without locking.* A transaction may first be tried on the records as they are
 //! ([`Transaction::look`]). If it would change nothing but what the caller publishes outside the
 //! record, as with most heartbeats and renewals, nothing more is needed.
 //!
-//! *A kill between two records.* An adapter writes all or nothing, unless its process is killed in
+//! *A kill between two records.* A store writes all or nothing, unless its process is killed in
 //! between. Then the first records in order of name are changed and the others are not. That never
 //! makes two holders, and would be safe in any order: each record was true before and is true
 //! after, it names the holders of its lock, and a token counts on its hold only after an operation
@@ -33,12 +30,12 @@
 //!
 //! There is deliberately no journal: each operation would cost one more write.
 
-use super::queue::Joins;
-use super::snapshot::{Asked, Snapshot, admits, asked, granted_alone, holders, predecessor};
-use super::{Adapter, CatchUp, Changed, Entry, Liveness, Tracked, Written};
+use super::coordinator::{Batch, Coordinator, Liveness, Reading, Written};
+use super::snapshot::{Asked, Snapshot, admits, asked, holders, predecessor};
+use super::stored_lock::{Change, StoredLock, Tracked};
 use crate::clock::Moment;
 use crate::lock::{Mode, Names, Token};
-use crate::rules::{Absence, Hold, Lock, LockTable, Phase, Record, Time, Tombstone, Waiter, millis};
+use crate::rules::{Hold, Lock, LockTable, Phase, Record, Time, Tombstone, Waiter, millis};
 use crate::store::Error;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -47,25 +44,21 @@ use std::time::Duration;
 const RELEASED_MAX: usize = 16;
 
 /// The records of one operation.
-pub struct Transaction<'a, A: Adapter> {
-    adapter: &'a A,
-    /// The caller's token, and whether the caller may join a queue.
-    me: Option<(Token, Joins)>,
+pub struct Transaction<'a, C: Coordinator> {
+    pub coordinator: &'a mut C,
+    seen: C::Seen,
     /// Full names of the locks that the operation is about.
     asked: BTreeSet<String>,
-    /// The records that were read, in order of name.
-    opened: Vec<Opened<A::Entry>>,
-    is_locked: bool,
+    /// The locks that were read, in order of name.
+    locks: Vec<Opened>,
     /// The records as the lock rules see and change them.
     pub table: LockTable,
     /// The time of the operation, for all records.
     pub now: Time,
+    by: Moment,
     /// Tokens that were reaped in all their locks, so that their liveness can be removed.
     dead: Vec<Token>,
     is_reaped: bool,
-    /// The fence of the grant, if the operation only confirms it. Then the rules are shown the
-    /// caller's own waiter and its predecessor, but not the first waiters.
-    confirms: Option<u64>,
     /// Whether a refusal need not be counted, because other processes have changed the records too
     /// often.
     pub may_go_uncounted: bool,
@@ -74,13 +67,13 @@ pub struct Transaction<'a, A: Adapter> {
     pub may_abort: bool,
 }
 
-/// One record. Its content is in `table` during the operation.
-struct Opened<E> {
-    entry: E,
-    /// The record as it was read, to see whether it has changed. None if it is always written: one
-    /// of the `asked` locks, under [`Transaction::open`].
-    was: Option<Box<Record>>,
-    before: Snapshot,
+/// One lock. Its record is in `table` during the operation.
+struct Opened {
+    kept: StoredLock,
+    /// The record as it was read.
+    before: Record,
+    /// The same, as far as it decides whom to wake.
+    snapshot: Snapshot,
 }
 
 /// Which holders an operation checks for death. It always checks the heads of the queues, which may
@@ -96,193 +89,60 @@ pub enum Look {
     Holders,
 }
 
-impl Look {
-    /// Whether the caller may join a queue.
-    pub fn joins(self) -> Joins {
-        if matches!(self, Self::Wants(_)) { Joins::Yes } else { Joins::No }
-    }
-}
-
-impl<'a, A: Adapter> Transaction<'a, A> {
-    /// Locks and reads the records of these locks and of the `related` ones.
+impl<'a, C: Coordinator> Transaction<'a, C> {
+    /// Reads the records of these locks and of the `related` ones.
     pub fn open(
-        adapter: &'a A,
+        coordinator: &'a mut C,
         names: &Names,
         related: &BTreeSet<String>,
-        me: Option<&Token>,
-        deadline: Moment,
+        reading: Reading<'_>,
     ) -> Result<Self, Error> {
         let asked = full(names);
-        let (entries, now) = adapter.lock(&asked.union(related).cloned().collect(), me, deadline)?;
-        Ok(Self { is_locked: true, ..Self::with(adapter, asked, entries, now) })
-    }
-
-    /// Reads the records of these locks without locking, to see what an operation would do.
-    pub fn look(adapter: &'a A, names: &Names, me: Option<&Token>) -> Result<Self, Error> {
-        let asked = full(names);
-        let (entries, now) = adapter.look(&asked, me, CatchUp::Due)?;
-        Ok(Self::with(adapter, asked, entries, now))
-    }
-
-    fn with(adapter: &'a A, asked: BTreeSet<String>, entries: Vec<A::Entry>, now: Time) -> Self {
-        let (mut table, mut opened) = (LockTable::default(), Vec::with_capacity(entries.len()));
-        for mut entry in entries {
-            table.records.insert(entry.name().to_owned(), std::mem::take(entry.record()));
-            opened.push(Opened { entry, was: None, before: Snapshot::default() });
+        let all = asked.union(related).cloned().collect();
+        let snapshot = coordinator.read(&Reading { names: &all, ..reading })?;
+        let (mut table, mut locks) = (LockTable::default(), Vec::with_capacity(snapshot.locks.len()));
+        for mut kept in snapshot.locks {
+            let record = std::mem::take(&mut kept.record);
+            let (snapshot, before) = (Snapshot::at(&record), record.clone());
+            table.records.insert(kept.name.clone(), record);
+            locks.push(Opened { kept, before, snapshot });
         }
-        Self {
-            adapter,
-            me: None,
+        Ok(Self {
+            coordinator,
+            seen: snapshot.seen,
             asked,
-            opened,
-            is_locked: false,
+            locks,
             table,
-            now,
+            now: snapshot.now,
+            by: reading.by,
             dead: Vec::new(),
             is_reaped: false,
-            confirms: None,
             may_go_uncounted: false,
             may_abort: false,
-        }
-    }
-
-    /// Adds the waiters that the rules may decide about: the first `front` of each queue, `me`, the
-    /// predecessor of `me`, and the last waiter if `me` joins the queue.
-    pub fn reveal(&mut self, front: usize, me: Option<&Token>, look: Look) -> Result<(), Error> {
-        self.me = me.map(|me| (me.clone(), look.joins()));
-        self.confirms = me.filter(|_| front == 0).and_then(|me| self.to_confirm(me));
-        self.show(front)?;
-        for opened in &mut self.opened {
-            let Some(record) = self.table.records.get(opened.entry.name()) else { continue };
-            opened.before = Snapshot::at(record);
-            if !self.is_locked || !self.asked.contains(opened.entry.name()) {
-                opened.was = Some(Box::new(record.clone()));
-            }
-        }
-        Ok(())
-    }
-
-    fn show(&mut self, front: usize) -> Result<(), Error> {
-        for at in 0..self.opened.len() {
-            while let Some(waiter) = self.exposed(at, front, self.joins()) {
-                self.show_one(at, waiter)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn joins(&self) -> Joins {
-        self.me.as_ref().map_or(Joins::No, |(_, joins)| *joins)
-    }
-
-    fn exposed(&self, at: usize, front: usize, joins: Joins) -> Option<usize> {
-        let entry = &self.opened[at].entry;
-        let me = self.me.as_ref().filter(|_| self.asked.contains(entry.name()));
-        let me = me.map(|(me, _)| (me, joins));
-        entry.queue().exposed(self.table.records.get(entry.name())?, front, me)
-    }
-
-    /// Adds one waiter, in all its queues: the rules remove it from all at once.
-    fn show_one(&mut self, at: usize, waiter: usize) -> Result<(), Error> {
-        let Self { adapter, opened, table, now, .. } = self;
-        let mut show = |entry: &mut A::Entry, waiter: usize| match table.records.get_mut(entry.name()) {
-            Some(record) => adapter.show(entry, waiter, record, *now),
-            None => Ok(Vec::new()),
-        };
-        let token = opened[at].entry.queue().token(waiter);
-        let names = show(&mut opened[at].entry, waiter)?;
-        for Opened { entry, .. } in opened.iter_mut().filter(|_| names.len() > 1) {
-            let place = token.as_ref().filter(|_| names.iter().any(|name| name == entry.name()));
-            if let Some(waiter) = place.and_then(|token| entry.queue().find(token)) {
-                show(entry, waiter)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// How many waiters of each queue the rules see at first. One: it is granted the lock when a
-    /// hold ends. Two, if both could hold the lock together, or with several locks. 0 if the caller
-    /// only confirms a grant, so that its job starts at once.
-    pub fn front(&self, me: Option<&Token>, look: Look) -> usize {
-        if matches!(look, Look::Wants(_)) && me.is_some_and(|me| self.to_confirm(me).is_some()) {
-            return 0;
-        }
-        let is_for_one = self.opened.iter().all(|opened| opened.entry.queue().is_for_one());
-        if self.opened.len() == 1 && is_for_one { 1 } else { 2 }
-    }
-
-    fn to_confirm(&self, me: &Token) -> Option<u64> {
-        let [Opened { entry, .. }] = self.opened.as_slice() else { return None };
-        granted_alone(self.table.records.get(entry.name())?, me)
-    }
-
-    /// Whether the grant was confirmed. Otherwise the lock may have been granted anew, to a waiter
-    /// that was read.
-    fn has_confirmed(&self, fence: u64) -> bool {
-        let mut records = self.table.records.values();
-        records.any(|record| {
-            let mine = self.me.as_ref().and_then(|(me, _)| record.holds.get(me));
-            mine.is_some_and(|mine| mine.confirmed && mine.fence == fence)
         })
-    }
-
-    /// Whether the rules reached waiters that they were not shown. With one lock, once it is full,
-    /// the rules look at nobody behind; with several locks, they may look further.
-    pub fn has_come_too_far(&self) -> bool {
-        if let Some(fence) = self.confirms {
-            return !self.has_confirmed(fence);
-        }
-        (0..self.opened.len()).any(|at| {
-            let Opened { entry, before, .. } = &self.opened[at];
-            let had = |token: &Token| before.holds.contains_key(token);
-            let is_fair = |record: &Record| !entry.queue().skipped_unshown(record, had);
-            let record = self.table.records.get(entry.name());
-            let is_done =
-                self.opened.len() == 1 && record.is_some_and(|record| !record.is_open() && is_fair(record));
-            self.exposed(at, usize::from(!is_done), Joins::No).is_some()
-        })
-    }
-
-    /// The waiter's position: the largest number of waiters before it in any of its queues.
-    pub fn ahead(&self, me: &Token) -> u64 {
-        let ahead = self.opened.iter().filter_map(|opened| {
-            let record = self
-                .table
-                .records
-                .get(opened.entry.name())
-                .filter(|_| self.asked.contains(opened.entry.name()))?;
-            let ticket = record.waiters.get(me)?.ticket;
-            let shown = record.queue.range(..(ticket, me.clone())).count() as u64;
-            Some(shown + opened.entry.queue().unseen_before(record, me))
-        });
-        ahead.max().unwrap_or_default()
     }
 
     /// The locks that the rules asked for and that were not read.
     pub fn missing(&self) -> Vec<String> {
-        let is_read = |name: &String| self.opened.iter().any(|opened| opened.entry.name() == *name);
+        let is_read = |name: &String| self.locks.iter().any(|lock| lock.kept.name == *name);
         self.table.records.keys().filter(|name| !is_read(name)).cloned().collect()
-    }
-
-    /// Releases all records without a change.
-    pub fn abort(self) {
-        self.adapter.release(self.opened.into_iter().map(|opened| opened.entry).collect());
     }
 
     /// Whether nothing has changed except the deadlines of the waiter `me` and the time of the last
     /// heartbeat.
     pub fn is_idle(&mut self, me: &Token) -> bool {
-        let Self { table, opened, .. } = self;
+        let Self { table, locks, .. } = self;
         !self.is_reaped
-            && table.records.len() == opened.len()
-            && opened.iter().all(|opened| {
-                let now = table.records.get_mut(opened.entry.name());
-                now.zip(opened.was.as_deref()).is_some_and(|(now, was)| {
-                    now.absence.heard = was.absence.heard;
-                    if let (Some(waiter), Some(before)) = (now.waiters.get_mut(me), was.waiters.get(me)) {
+            && table.records.len() == locks.len()
+            && locks.iter().all(|lock| {
+                table.records.get_mut(&lock.kept.name).is_some_and(|now| {
+                    now.absence.heard = lock.before.absence.heard;
+                    if let (Some(waiter), Some(before)) =
+                        (now.waiters.get_mut(me), lock.before.waiters.get(me))
+                    {
                         (waiter.silent, waiter.forget) = (before.silent, before.forget);
                     }
-                    *now == *was
+                    *now == lock.before
                 })
             })
     }
@@ -290,15 +150,15 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     /// Records that the token has liveness, so that others can check it from now on.
     pub fn track(&mut self, token: &Token, ttl: Duration) {
         let locks = u32::try_from(self.asked.len()).unwrap_or(u32::MAX);
-        for opened in self.opened.iter_mut().filter(|opened| self.asked.contains(opened.entry.name())) {
-            opened.entry.tracked_mut().insert(token.clone(), Tracked { locks, ttl: millis(ttl) });
+        for lock in self.locks.iter_mut().filter(|lock| self.asked.contains(&lock.kept.name)) {
+            lock.kept.tracked.insert(token.clone(), Tracked { locks, ttl: millis(ttl) });
         }
     }
 
     /// Records that the token's liveness has ended and can no longer be checked.
     pub fn untrack(&mut self, token: &Token) {
-        for opened in &mut self.opened {
-            opened.entry.tracked_mut().remove(token);
+        for lock in &mut self.locks {
+            lock.kept.tracked.remove(token);
         }
     }
 
@@ -323,31 +183,25 @@ impl<'a, A: Adapter> Transaction<'a, A> {
 
     /// Reaps dead tokens that would hold up others or be granted a lock: the heads of the queues,
     /// the predecessor of `me` in each queue, and holders as `look` says.
-    pub fn reap(&mut self, me: Option<&Token>, look: Look) -> Result<(), Error> {
+    pub fn reap(&mut self, me: Option<&Token>, look: Look) {
         let mut felt: BTreeSet<Token> = BTreeSet::new();
-        if self.confirms.is_some() {
-            return Ok(());
-        }
         loop {
             // Repeated, because the waiter behind a dead head becomes the head.
-            self.show(1)?;
             let found: Vec<Token> = self
                 .suspects(me, look)
                 .filter(|token| Some(*token) != me && !felt.contains(token))
                 .cloned()
                 .collect();
             if found.is_empty() {
-                return Ok(());
+                return;
             }
             for token in found {
                 if !felt.contains(&token) && self.is_dead(&token) {
-                    // The rules must not take the dead waiter for the last in the queue.
-                    self.show(2)?;
                     self.table.reap(self.now, &token);
                     self.is_reaped = true;
-                    let entries = self.opened.iter_mut();
+                    let locks = self.locks.iter_mut();
                     let known: Vec<Tracked> =
-                        entries.filter_map(|opened| opened.entry.tracked_mut().remove(&token)).collect();
+                        locks.filter_map(|lock| lock.kept.tracked.remove(&token)).collect();
                     // While another record names the token, its liveness stays: only that shows
                     // that the token is dead.
                     if known.iter().all(|tracked| tracked.locks as usize <= known.len()) {
@@ -382,11 +236,11 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     }
 
     fn is_tracked(&self, token: &Token) -> bool {
-        self.opened.iter().any(|opened| opened.entry.tracked().contains_key(token))
+        self.locks.iter().any(|lock| lock.kept.tracked.contains_key(token))
     }
 
-    fn is_dead(&self, token: &Token) -> bool {
-        self.is_tracked(token) && matches!(self.adapter.liveness(token), Liveness::Dead)
+    fn is_dead(&mut self, token: &Token) -> bool {
+        self.is_tracked(token) && self.coordinator.liveness(&mut self.seen, token) == Liveness::Dead
     }
 
     /// Drops released tokens that need not be remembered. A record remembers them because a request
@@ -394,25 +248,25 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     /// lock would keep a long list. Of the tokens without liveness, which a script released, the
     /// newest are enough: nothing acquires with them after the hand-over.
     pub fn drop_tombstones(&mut self, me: Option<&Token>) {
-        if self.confirms.is_some() {
-            return;
-        }
-        let is_done = |token: &Token| {
-            self.is_tracked(token)
-                && matches!(self.adapter.liveness(token), Liveness::Dead | Liveness::Missing)
-        };
         let mut done: BTreeSet<Token> = BTreeSet::new();
+        let (mut tracked, mut untracked) = (BTreeSet::new(), Vec::new());
         for record in self.asked() {
-            let (gone, kept): (Vec<_>, Vec<_>) = record
-                .spent
-                .iter()
-                .filter(|(token, _)| Some(*token) != me)
-                .partition(|(token, _)| is_done(token));
-            let mut kept: Vec<_> = kept.iter().filter(|(token, _)| !self.is_tracked(token)).collect();
-            kept.sort_unstable_by_key(|(_, spent)| std::cmp::Reverse(spent.until));
-            let oldest = kept.into_iter().skip(RELEASED_MAX);
-            done.extend(gone.iter().chain(oldest).map(|(token, _)| (*token).clone()));
+            for (token, spent) in record.spent.iter().filter(|(token, _)| Some(*token) != me) {
+                if self.is_tracked(token) {
+                    tracked.insert(token.clone());
+                } else {
+                    untracked.push((spent.until, token.clone()));
+                }
+            }
         }
+        for token in tracked {
+            let liveness = self.coordinator.liveness(&mut self.seen, &token);
+            if matches!(liveness, Liveness::Dead | Liveness::Missing) {
+                done.insert(token);
+            }
+        }
+        untracked.sort_unstable_by_key(|(until, _)| std::cmp::Reverse(*until));
+        done.extend(untracked.into_iter().skip(RELEASED_MAX).map(|(_, token)| token));
         for token in done {
             for record in self.table.records.values_mut() {
                 record.spent.remove(&token);
@@ -420,9 +274,9 @@ impl<'a, A: Adapter> Transaction<'a, A> {
         }
     }
 
-    /// The tokens that a waiter must watch, of those that the adapter can watch: its predecessor in
-    /// each queue, and if it is the head, the holders that block it. At most `limit`, those whose
-    /// leases end first; for the others the waiter relies on the `next` of the rules' answer.
+    /// The tokens that a waiter must watch: its predecessor in each queue, and if it is the head,
+    /// the holders that block it. At most `limit`, those whose leases end first; for the others the
+    /// waiter relies on the `next` of the rules' answer.
     pub fn watch_targets(&self, me: &Token, limit: usize) -> BTreeSet<Token> {
         let mut whom = Vec::new();
         for record in self.asked() {
@@ -435,35 +289,26 @@ impl<'a, A: Adapter> Transaction<'a, A> {
                 );
             }
         }
-        whom.retain(|(_, token)| *token != me && (self.is_tracked(token) || self.adapter.has_watch_target()));
+        whom.retain(|(_, token)| *token != me);
         whom.sort_unstable();
         whom.into_iter().take(limit).map(|(_, token)| token.clone()).collect()
     }
 
-    /// Writes what has changed, releases the records, and wakes.
+    /// Writes what has changed, and wakes. A lock that the operation is about is always written:
+    /// only the write proves that it was read as it is.
     pub fn commit(mut self, me: Option<&Token>) -> Result<Written, Error> {
         let woken = self.tokens_to_wake(me);
-        let mut entries = Vec::with_capacity(self.opened.len());
-        for Opened { mut entry, was, before } in self.opened {
-            let mut record = self.table.records.remove(entry.name()).unwrap_or_default();
-            // The rules saw only some of the waiters, took them for all, and so may have cleared
-            // `absence`. It is put back.
-            if record.absence == Absence::default()
-                && (self.confirms.is_some() || entry.queue().has_unshown())
-            {
-                record.absence = before.absence;
-            }
-            let changed = if was.is_some_and(|was| *was == record) { Changed::No } else { Changed::Yes };
-            *entry.record() = record;
-            entries.push((entry, changed));
+        let mut changes = Vec::with_capacity(self.locks.len());
+        for Opened { kept: mut after, before, .. } in self.locks {
+            after.record = self.table.records.remove(&after.name).unwrap_or_default();
+            let is_changed = self.asked.contains(&after.name) || after.record != before;
+            changes.push(Change { before, after, is_changed });
         }
-        // The adapter wakes last: a woken token asks at once. If a dead waiter was granted the
-        // lock, the waiter behind it watches it and asks by itself.
-        let written = self.adapter.write(entries, self.now, &woken)?;
-        if written == Written::Yes {
-            self.dead.iter().for_each(|token| self.adapter.forget(token));
-        }
-        Ok(written)
+        // The store wakes last: a woken token asks at once. If a dead waiter was granted the lock,
+        // the waiter behind it watches it and asks by itself.
+        let (now, by) = (self.now, self.by);
+        let batch = Batch { changes, me, now, woken: &woken, dead: &self.dead, by };
+        self.coordinator.commit(self.seen, batch)
     }
 
     /// The tokens to wake: new holders that have not confirmed, holders that were asked to end,
@@ -472,18 +317,19 @@ impl<'a, A: Adapter> Transaction<'a, A> {
     /// woken: it watches the new holder, its predecessor until now.
     fn tokens_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
         let (mut woken, mut others) = (Vec::new(), Vec::new());
-        for opened in &self.opened {
-            let Some(record) = self.table.records.get(opened.entry.name()) else { continue };
+        for Opened { kept, before, snapshot } in &self.locks {
+            let Some(record) = self.table.records.get(&kept.name) else { continue };
+            let was_queued = |token: &Token| before.queue.iter().any(|(_, queued)| queued == token);
             let granted = record
                 .holds
                 .iter()
-                .filter(|(token, hold)| !hold.confirmed && !opened.before.holds.contains_key(*token));
+                .filter(|(token, hold)| !hold.confirmed && !before.holds.contains_key(*token));
             let is_newly_asked = |(token, hold): &(&Token, &Hold)| {
-                let before = opened.before.holds.get(*token);
-                asked(hold) == Asked::Yes && before.is_some_and(|(_, asked)| *asked == Asked::No)
+                let was_asked = snapshot.holds.get(*token);
+                asked(hold) == Asked::Yes && was_asked.is_some_and(|(_, asked)| *asked == Asked::No)
             };
             let to_end = record.holds.iter().filter(is_newly_asked).map(|(token, _)| token.clone());
-            let is_seen = !record.watchers.is_empty() && opened.before.is_seen(record);
+            let is_seen = !record.watchers.is_empty() && snapshot.is_seen(record);
             let watchers = is_seen.then_some(&record.watchers).into_iter().flatten();
             others.extend(to_end.chain(watchers.map(|(token, _)| token.clone())));
             // A waiter whose --once-per run is done has left the queue. It is woken, and gets the
@@ -493,19 +339,19 @@ impl<'a, A: Adapter> Transaction<'a, A> {
                 waiter.terms.once_per.is_some()
                     && !is_queued_now
                     && !record.holds.contains_key(*token)
-                    && opened.entry.queue().is_queued(token)
+                    && was_queued(token)
             };
             others.extend(record.waiters.iter().filter(is_done).map(|(token, _)| token.clone()));
             let superseded = |(token, spent): &(&Token, &Tombstone)| {
-                spent.superseded && opened.entry.queue().find(token).is_some()
+                spent.superseded && before.waiters.contains_key(*token)
             };
             others.extend(record.spent.iter().filter(superseded).map(|(token, _)| token.clone()));
-            let before = woken.len();
+            let known = woken.len();
             woken.extend(granted.map(|(token, _)| token.clone()));
-            let is_handover = woken.len() > before && matches!(record.lock, Lock::Exclusive { .. });
+            let is_handover = woken.len() > known && matches!(record.lock, Lock::Exclusive { .. });
             if !is_handover
                 && let Some((_, head)) = record.queue.first()
-                && opened.before.is_news(record)
+                && snapshot.is_news(record)
             {
                 woken.push(head.clone());
             }

@@ -3,7 +3,9 @@
 //! dlock's.
 
 use super::http::{Answer, Connection, Failure, Request};
-use super::words::{Header, LeaseAnswer, Login, Number, Said, Streamed, Txn, TxnAnswer};
+use super::words::{
+    Act, Header, LeaseAnswer, Number, Range, RangeAnswer, Said, Streamed, Txn, TxnAnswer, bundled,
+};
 use crate::clock::Moment;
 use crate::rules::Time;
 use crate::store::Error;
@@ -12,8 +14,7 @@ use crate::store::net::password::{self, Password};
 use crate::store::net::tls::Tls;
 use crate::store::net::{Address, interrupt};
 use serde::de::{DeserializeOwned, IgnoredAny};
-use serde_json::json;
-use std::cell::{Cell, RefCell};
+use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -52,14 +53,21 @@ pub struct Target {
 pub struct Client {
     pub target: Arc<Target>,
     /// Index of the member in use.
-    member: Cell<usize>,
-    connection: RefCell<Option<Connection>>,
+    member: usize,
+    connection: Option<Connection>,
     /// The token of the login.
-    pass: RefCell<Option<String>>,
+    pass: Option<String>,
     /// Id of the cluster, once a member has said it.
-    cluster: Cell<Option<u64>>,
-    /// Deadline of the current operation.
-    pub by: Cell<Moment>,
+    cluster: Option<u64>,
+}
+
+/// What [`Client::read`] has read.
+pub struct Ranges {
+    pub header: Header,
+    /// In the order in which they were asked for.
+    pub ranges: Vec<RangeAnswer>,
+    /// The time of the member that answered.
+    pub now: Time,
 }
 
 /// The answer to a request, or etcd's error.
@@ -82,9 +90,8 @@ pub enum Leased {
 
 impl Clone for Client {
     fn clone(&self) -> Self {
-        let member = self.member.clone();
-        let (target, by, cluster) = (Arc::clone(&self.target), self.by.clone(), self.cluster.clone());
-        Self { target, member, connection: RefCell::default(), pass: self.pass.clone(), cluster, by }
+        let Self { member, cluster, .. } = *self;
+        Self { target: Arc::clone(&self.target), member, connection: None, pass: self.pass.clone(), cluster }
     }
 }
 
@@ -93,43 +100,38 @@ impl Client {
     /// load.
     pub fn new(target: Target) -> Self {
         let chance = getrandom::u32().map_or(0, |chance| chance as usize);
-        let member = Cell::new(chance % target.members.len().max(1));
-        let by = Cell::new(Moment::now());
-        let (connection, pass, cluster) = (RefCell::default(), RefCell::default(), Cell::new(None));
-        Self { target: Arc::new(target), member, connection, pass, cluster, by }
+        let member = chance % target.members.len().max(1);
+        Self { target: Arc::new(target), member, connection: None, pass: None, cluster: None }
     }
 
     pub fn shown(&self) -> &str {
         &self.target.shown
     }
 
-    /// Sets a new deadline for requests between two operations, if the last one has passed.
-    pub fn allow(&self) {
-        if self.by.get().passed() {
-            self.by.set(Moment::now().after(self.target.connect_timeout + self.target.op_timeout));
-        }
+    /// Time for a request that has no deadline of its own.
+    pub fn request_time(&self) -> Duration {
+        self.target.connect_timeout + self.target.op_timeout
     }
 
     /// Index of the member that the next request goes to.
     pub fn member(&self) -> usize {
-        self.member.get()
+        self.member
     }
 
     /// Moves on to the next member, on a new connection.
-    pub fn turn_away(&self) {
-        self.connection.take();
-        self.member.set((self.member.get() + 1) % self.target.members.len());
+    pub fn turn_away(&mut self) {
+        self.connection = None;
+        self.member = (self.member + 1) % self.target.members.len();
     }
 
     /// Sends requests in one batch. Each may arrive more than once. While another member is left to
     /// try, a member has half of the remaining time, at most a connect and an operation timeout.
-    pub fn ask(&self, requests: &[Request]) -> Result<Vec<Reply>, Failure> {
+    pub fn ask(&mut self, requests: &[Request], by: Moment) -> Result<Vec<Reply>, Failure> {
         let members = self.target.members.len();
-        let (mut asked, mut is_there, mut is_reused) = (0, false, self.connection.borrow().is_some());
+        let (mut asked, mut is_there, mut is_reused) = (0, false, self.connection.is_some());
         let mut unable = None;
         loop {
-            let by = self.by.get();
-            let each = self.target.connect_timeout + self.target.op_timeout;
+            let each = self.request_time();
             let share = match members.saturating_sub(asked) {
                 _ if members == 1 => by,
                 1 => by.min(Moment::now().after(each)),
@@ -142,12 +144,12 @@ impl Client {
             };
             // The member may have closed an idle connection; a new one to the same member may do.
             if std::mem::take(&mut is_reused) && matches!(failure, Failure::Broken(_)) {
-                self.connection.take();
+                self.connection = None;
                 continue;
             }
             // Some gateways close the connection on an expired login.
             if matches!(failure, Failure::Broken(_)) {
-                self.pass.take();
+                self.pass = None;
             }
             self.turn_away();
             if let Failure::Unable(error) = &failure {
@@ -166,41 +168,37 @@ impl Client {
         }
     }
 
-    fn ask_member(&self, requests: &[Request], by: Moment) -> Result<Vec<Reply>, Failure> {
-        let mut connection = self.take_connection(by)?;
+    fn ask_member(&mut self, requests: &[Request], by: Moment) -> Result<Vec<Reply>, Failure> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.connect(by)?,
+        };
         let mut is_new = false;
         loop {
-            if self.pass.borrow().is_none() && self.target.user.is_some() {
+            if self.pass.is_none() && self.target.user.is_some() {
                 is_new = true;
                 self.log_in(&mut connection, by)?;
             }
-            let answers = connection.ask(requests, self.pass.borrow().as_deref(), by)?;
-            let replies: Vec<Reply> = answers.into_iter().map(|answer| self.read(answer)).collect();
+            let answers = connection.ask(requests, self.pass(), by)?;
+            let replies: Vec<Reply> = answers.into_iter().map(reply).collect();
             if let Some(failure) = replies.iter().find_map(|reply| self.unable(reply.as_ref().err()?)) {
                 return Err(failure);
             }
             let is_stale = |reply: &Reply| reply.as_ref().is_err_and(is_old_pass);
             if !is_new && self.target.user.is_some() && replies.iter().any(is_stale) {
                 // The login is no longer valid, for instance after a restart of the member.
-                self.pass.take();
+                self.pass = None;
                 continue;
             }
-            self.connection.replace(Some(connection));
+            self.connection = Some(connection);
             return Ok(replies);
-        }
-    }
-
-    fn take_connection(&self, by: Moment) -> Result<Connection, Failure> {
-        match self.connection.take() {
-            Some(connection) => Ok(connection),
-            None => self.connect(by),
         }
     }
 
     /// Connects to the member in use.
     pub fn connect(&self, by: Moment) -> Result<Connection, Failure> {
         let Target { members, tls, shown, connect_timeout, .. } = &*self.target;
-        let address = &members[self.member.get()];
+        let address = &members[self.member];
         let reached = Moment::now().after(*connect_timeout);
         Connection::begin(shown, address, tls.as_ref(), reached, by).map_err(|error| {
             if error.is_transient() { Failure::Silent(error) } else { Failure::Refused(error) }
@@ -208,13 +206,14 @@ impl Client {
     }
 
     /// The token to send with a request, after the login.
-    pub fn pass(&self) -> Option<String> {
-        self.pass.borrow().clone()
+    pub fn pass(&self) -> Option<&str> {
+        self.pass.as_deref()
     }
 
-    fn log_in(&self, connection: &mut Connection, by: Moment) -> Result<(), Failure> {
-        let shown = self.shown();
-        let Some(password) = &self.target.password else {
+    fn log_in(&mut self, connection: &mut Connection, by: Moment) -> Result<(), Failure> {
+        let target = Arc::clone(&self.target);
+        let shown = &target.shown;
+        let Some(password) = &target.password else {
             return Err(Failure::Refused(Error::Denied(format!(
                 "{shown}: a user is set, but no password; give it with --password-file, --password-command or the config file"
             ))));
@@ -224,25 +223,29 @@ impl Client {
         })
     }
 
-    fn authenticate(&self, connection: &mut Connection, password: &str, by: Moment) -> Result<(), Failure> {
+    fn authenticate(
+        &mut self,
+        connection: &mut Connection,
+        password: &str,
+        by: Moment,
+    ) -> Result<(), Failure> {
         let body = json!({ "name": self.target.user, "password": password }).to_string();
         let answer = connection.ask(&[Request { path: "auth/authenticate", body }], None, by)?;
-        let reply = answer.into_iter().next().map(|answer| self.read(answer));
-        match reply {
+        match answer.into_iter().next().map(reply) {
             Some(Ok(good)) => {
-                let login: Login = self.parse(&good.body)?;
-                let is_plain = login.token.bytes().all(|byte| byte.is_ascii_graphic());
-                if login.token.is_empty() || !is_plain {
+                let login: Value = self.parse(&good.body)?;
+                let pass = login["token"].as_str().unwrap_or_default();
+                if pass.is_empty() || !pass.bytes().all(|byte| byte.is_ascii_graphic()) {
                     return Err(Failure::Refused(
                         self.garbled("its answer to the login has no usable token"),
                     ));
                 }
-                self.pass.replace(Some(login.token));
+                self.pass = Some(pass.into());
                 Ok(())
             }
             // Without authentication in the cluster, no login is needed.
             Some(Err(said)) if said.message.contains("authentication is not enabled") => {
-                self.pass.replace(Some("-".into()));
+                self.pass = Some("-".into());
                 Ok(())
             }
             Some(Err(said)) => {
@@ -250,20 +253,6 @@ impl Client {
             }
             None => Err(Failure::Refused(self.garbled("no answer"))),
         }
-    }
-
-    pub(super) fn read(&self, answer: Answer) -> Reply {
-        let Answer { status, date, body } = answer;
-        if status == 200 {
-            return Ok(Good { body, now: time(date) });
-        }
-        let streamed = || serde_json::from_slice::<Streamed<IgnoredAny>>(&body).ok()?.error;
-        let said = serde_json::from_slice::<Said>(&body).ok().filter(|said| said.code != 0).or_else(streamed);
-        // The answer of a proxy in front of a member has no etcd error in it.
-        let code = if matches!(status, 502..=504) { UNAVAILABLE } else { 0 };
-        let is_of_certificate = status == 400 && body.starts_with(NAMED_CERTIFICATE.as_bytes());
-        let message = if is_of_certificate { NAMED_CERTIFICATE.into() } else { format!("HTTP {status}") };
-        Err(said.unwrap_or(Said { code, message }))
     }
 
     /// Parses a body of at most [`PARTS_MOST`] commas.
@@ -337,16 +326,23 @@ impl Client {
     }
 
     /// Returns the transaction's answer and the time of the member that sent it.
-    pub fn txn(&self, txn: &Txn) -> Result<(TxnAnswer, Time), Failure> {
-        let mut replies = self.ask(&[txn.request(self)?])?;
+    pub fn txn(&mut self, txn: &Txn, by: Moment) -> Result<(TxnAnswer, Time), Failure> {
+        let mut replies = self.ask(&[txn.request(self)?], by)?;
         self.txn_answer(replies.pop())
     }
 
-    pub fn txn_answer(&self, reply: Option<Reply>) -> Result<(TxnAnswer, Time), Failure> {
+    /// Reads these ranges at one revision.
+    pub fn read(&mut self, ranges: Vec<Range>, by: Moment) -> Result<Ranges, Failure> {
+        let acts = ranges.into_iter().map(Act::Range).collect();
+        let (answer, now) = self.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) }, by)?;
+        Ok(Ranges { header: answer.header, ranges: answer.ranges().collect(), now })
+    }
+
+    pub fn txn_answer(&mut self, reply: Option<Reply>) -> Result<(TxnAnswer, Time), Failure> {
         let good = self.good(reply)?;
         let answer: TxnAnswer = self.parse(&good.body)?;
         let cluster = answer.header.cluster_id.0;
-        if self.cluster.replace(Some(cluster)).is_some_and(|before| before != cluster) {
+        if self.cluster.replace(cluster).is_some_and(|before| before != cluster) {
             let why = format!("{}: its members belong to different clusters", self.shown());
             return Err(Failure::Refused(Error::Unfit(why)));
         }
@@ -391,17 +387,17 @@ impl Client {
     /// Renews a lease. Returns the member that answered, its term, and the seconds left, or None if
     /// the lease is gone. A follower forwards the request to its leader, and answers with its own
     /// id.
-    pub fn keep(&self, lease: u64) -> Result<Option<(Header, u64)>, Failure> {
-        let mut replies = self.ask(&[keep(lease)])?;
+    pub fn keep(&mut self, lease: u64, by: Moment) -> Result<Option<(Header, u64)>, Failure> {
+        let mut replies = self.ask(&[keep(lease)], by)?;
         self.kept(replies.pop())
     }
 
     /// Revokes leases, and so deletes all keys on them. A lease that is gone already is no error.
-    pub fn revoke(&self, leases: &[u64]) -> Result<(), Failure> {
+    pub fn revoke(&mut self, leases: &[u64], by: Moment) -> Result<(), Failure> {
         let revoke =
             |lease: &u64| Request { path: "lease/revoke", body: json!({ "ID": Number(*lease) }).to_string() };
         let requests: Vec<Request> = leases.iter().map(revoke).collect();
-        self.ask(&requests).map(drop)
+        self.ask(&requests, by).map(drop)
     }
 }
 
@@ -411,6 +407,21 @@ impl Txn {
             .map_err(|error| Failure::Refused(Error::Garbled(format!("{}: {error}", client.shown()))))?;
         Ok(Request { path: "kv/txn", body })
     }
+}
+
+/// Reads an answer.
+pub fn reply(answer: Answer) -> Reply {
+    let Answer { status, date, body } = answer;
+    if status == 200 {
+        return Ok(Good { body, now: time(date) });
+    }
+    let streamed = || serde_json::from_slice::<Streamed<IgnoredAny>>(&body).ok()?.error;
+    let said = serde_json::from_slice::<Said>(&body).ok().filter(|said| said.code != 0).or_else(streamed);
+    // The answer of a proxy in front of a member has no etcd error in it.
+    let code = if matches!(status, 502..=504) { UNAVAILABLE } else { 0 };
+    let is_of_certificate = status == 400 && body.starts_with(NAMED_CERTIFICATE.as_bytes());
+    let message = if is_of_certificate { NAMED_CERTIFICATE.into() } else { format!("HTTP {status}") };
+    Err(said.unwrap_or(Said { code, message }))
 }
 
 /// Request for a lease of this many seconds.

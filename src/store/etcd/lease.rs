@@ -1,13 +1,13 @@
-//! The etcd leases of holders and waiters: granted, kept alive and proved, looked up, revoked. A
-//! hold whose ttl changes moves to another lease.
+//! The etcd leases of holders and waiters: granted, kept alive and proved, looked up, revoked.
 
 use super::Keys;
-use super::client::{self, Leased, grant};
-use super::entry::Node;
+use super::client::{self, Leased};
 use super::http::Request;
-use super::words::{Act, Bytes, Compare, Header, LeaseAnswer, Number, Pair, Put, Range, Span, Txn, bundled};
-use crate::lock::{Names, Token};
-use crate::rules::{SILENCE, millis};
+use super::read::Sessions;
+use super::words::{Header, LeaseAnswer, Number, Span};
+use crate::clock::Moment;
+use crate::lock::Token;
+use crate::rules::SILENCE;
 use crate::store::Error;
 use serde_json::json;
 use std::time::Duration;
@@ -22,6 +22,11 @@ pub enum LeaseOf {
 }
 
 impl LeaseOf {
+    /// The lease of a session with this ttl.
+    pub fn session(ttl: Duration) -> Self {
+        if ttl.is_zero() { Self::Waiter } else { Self::Holder(seconds(ttl)) }
+    }
+
     pub fn id(self, token: &Token) -> u64 {
         let text = match self {
             Self::Waiter => format!("dlock wait {}", token.secret()),
@@ -41,49 +46,35 @@ impl LeaseOf {
     }
 }
 
-/// Whether the caller has the lease that it needs already, and its id.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Has {
-    Yes(u64),
-    No,
-}
-
 /// A ttl in etcd's whole seconds, rounded up.
 pub fn seconds(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_millis().div_ceil(1000)).unwrap_or(u64::MAX).max(1)
 }
 
 impl Keys {
-    /// Checks that the caller has the lease that it needs. `reply` is the answer to the grant or
-    /// keep-alive, `answer` the header of the transaction sent after it.
-    pub(super) fn check_lease(
-        &self,
+    /// Checks that the caller has the lease that it asked for. `reply` is the answer to that
+    /// request, after which a transaction has put keys on the lease.
+    pub(super) fn check_granted(
+        &mut self,
         id: u64,
         of: LeaseOf,
-        has: Has,
         reply: Option<client::Reply>,
-        answer: &Header,
+        by: Moment,
     ) -> Result<(), Error> {
-        if has != Has::No {
-            let kept = self.client.kept(reply)?;
-            return self.check_proved(id, of, kept, answer);
-        }
         match (self.client.leased(reply)?, of) {
             (Leased::New(granted), LeaseOf::Holder(seconds)) if granted != seconds => {
                 // This also deletes the keys that were just put on it.
-                self.client.revoke(&[id])?;
+                self.client.revoke(&[id], by)?;
                 Err(self.too_short(granted))
             }
             (Leased::New(_), _) => Ok(()),
             // The lease may be old and about to end. The transaction has been applied, so renew and
             // prove the lease.
             (Leased::Old, _) => {
-                let kept = self.client.keep(id)?;
-                let proof =
-                    Range { span: Span { key: self.layout().lock(""), range_end: None }, ..Range::default() };
-                let txn = Txn { compare: Vec::new(), success: vec![Act::Range(proof)] };
-                let (answer, _) = self.client.txn(&txn)?;
-                self.check_proved(id, of, kept, &answer.header)
+                let kept = self.client.keep(id, by)?;
+                let proof = Span::one(self.layout().lock("")).whole();
+                let read = self.client.read(vec![proof], by)?;
+                self.check_proved(id, of, kept, &read.header, by)
             }
         }
     }
@@ -91,17 +82,18 @@ impl Keys {
     /// Checks that the leader of that term was still the leader when it renewed the lease, and that
     /// the lease is as long as asked for: any user of etcd may have created a shorter one with this
     /// id.
-    fn check_proved(
-        &self,
+    pub(super) fn check_proved(
+        &mut self,
         id: u64,
         of: LeaseOf,
         kept: Option<(Header, u64)>,
         answer: &Header,
+        by: Moment,
     ) -> Result<(), Error> {
         match kept {
             Some((_, length)) if length < of.seconds() => {
-                self.leases.borrow_mut().remove(&id);
-                self.client.revoke(&[id])?;
+                self.leases.remove(&id);
+                self.client.revoke(&[id], by)?;
                 Err(self.unproved())
             }
             Some((kept, _)) if is_same_term(&kept, answer) => Ok(()),
@@ -109,26 +101,24 @@ impl Keys {
         }
     }
 
-    /// Checks that this read proves the last keep-alive: the same member answered, in the same
-    /// term.
-    pub(super) fn check_kept(&self, header: &Header) -> Result<(), Error> {
-        match self.kept.get() {
-            Some((_, kept)) if !is_same_term(&kept, header) => {
-                self.kept.take();
-                Err(self.unproved())
-            }
-            _ => Ok(()),
+    /// Checks that a read proves the keep-alive before it: the same member answered, in the same
+    /// term, and the caller's sessions are on the lease that was kept alive.
+    pub(super) fn check_kept(
+        &mut self,
+        (lease, kept): (u64, Header),
+        read: &Header,
+        me: Option<&Token>,
+        seen: &[Sessions],
+    ) -> Result<(), Error> {
+        if !is_same_term(&kept, read) {
+            return Err(self.unproved());
         }
-    }
-
-    /// Checks that the lease that was kept alive is the one that the hold is on.
-    pub(super) fn check_sessions(&self, me: Option<&Token>, nodes: &[Node]) -> Result<(), Error> {
-        let Some((lease, _)) = self.kept.take() else { return Ok(()) };
-        let mut sessions = nodes.iter().filter_map(|node| node.sessions.get(me?));
-        if sessions.all(|(on, _)| *on == lease) {
+        let mut mine = seen.iter().filter_map(|sessions| sessions.get(me?));
+        if mine.all(|session| session.lease == lease) {
             return Ok(());
         }
-        self.is_moved.set(true);
+        // The next renewal then moves them.
+        self.leases.remove(&lease);
         Err(self.unproved())
     }
 
@@ -140,7 +130,7 @@ impl Keys {
     }
 
     /// Looks up the remaining time of leases, and the keys on them.
-    pub(super) fn look_at(&self, leases: &[u64]) -> Result<Vec<Option<LeaseAnswer>>, Error> {
+    pub(super) fn look_at(&mut self, leases: &[u64], by: Moment) -> Result<Vec<Option<LeaseAnswer>>, Error> {
         let request = |lease: &u64| Request {
             path: "kv/lease/timetolive",
             body: json!({ "ID": Number(*lease), "keys": true }).to_string(),
@@ -149,7 +139,7 @@ impl Keys {
         if requests.is_empty() {
             return Ok(Vec::new());
         }
-        let replies = self.client.ask(&requests)?;
+        let replies = self.client.ask(&requests, by)?;
         let parsed =
             replies.into_iter().map(|reply| reply.ok().map(|good| self.client.parse(&good.body)).transpose());
         Ok(parsed.collect::<Result<_, _>>()?)
@@ -163,53 +153,16 @@ impl Keys {
     }
 
     /// Revokes those leases that have no keys left. A lease that is left behind expires.
-    pub(super) fn let_go(&self, leases: &[u64]) -> Result<(), Error> {
-        let looked = leases.iter().zip(self.look_at(leases)?);
+    pub(super) fn let_go(&mut self, leases: &[u64], by: Moment) -> Result<(), Error> {
+        let looked = leases.iter().zip(self.look_at(leases, by)?);
         let is_empty =
             |looked: &Option<LeaseAnswer>| looked.as_ref().is_some_and(|looked| looked.keys.is_empty());
         let empty: Vec<u64> =
             looked.filter(|(_, looked)| is_empty(looked)).map(|(lease, _)| *lease).collect();
         if !empty.is_empty() {
-            self.client.revoke(&empty)?;
+            self.client.revoke(&empty, by)?;
         }
         Ok(())
-    }
-
-    /// Moves a hold to a lease of this length. Returns false if the token does not hold all the
-    /// locks.
-    pub(super) fn move_to(&self, names: &Names, token: &Token, ttl: Duration) -> Result<bool, Error> {
-        let (layout, of) = (self.layout(), LeaseOf::Holder(seconds(ttl)));
-        let keys: Vec<Bytes> = names.iter().map(|name| layout.hold(name.as_str(), token)).collect();
-        let range = |key: &Bytes| {
-            Act::Range(Range { span: Span { key: key.clone(), range_end: None }, ..Range::default() })
-        };
-        let acts = keys.iter().map(range).collect();
-        let (answer, _) = self.client.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) })?;
-        let found: Vec<Pair> = answer.ranges().flat_map(|range| range.kvs).collect();
-        if found.len() < keys.len() {
-            return Ok(false);
-        }
-        let old: Vec<u64> =
-            found.iter().map(|pair| pair.lease.0).filter(|lease| *lease != of.id(token)).collect();
-        let compare: Vec<_> = keys.iter().cloned().map(Compare::exists).collect();
-        let mut acts = Vec::new();
-        for key in keys.into_iter().chain([layout.life(token)]) {
-            let value = if key == layout.life(token) { Vec::new() } else { millis(ttl).to_string().into() };
-            let (value, lease) = (Some(Bytes(value)), Some(Number(of.id(token))));
-            acts.push(Act::Put(Put { key, value, lease, ..Put::default() }));
-        }
-        let success = bundled(acts, compare.len());
-        let txn = Txn { compare, success };
-        let mut replies =
-            self.client.ask(&[grant(of.id(token), of.seconds()), txn.request(&self.client)?])?;
-        let (answer, _) = self.client.txn_answer(replies.pop())?;
-        if !answer.succeeded {
-            return Ok(false);
-        }
-        self.check_lease(of.id(token), of, Has::No, replies.pop(), &answer.header)?;
-        self.leases.borrow_mut().insert(of.id(token));
-        self.let_go(&old).ok();
-        Ok(true)
     }
 }
 

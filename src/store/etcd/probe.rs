@@ -2,18 +2,16 @@
 //! a lock with a random name.
 
 use super::client::grant;
-use super::entry::{Row, body};
 use super::http::Request;
 use super::lease::LeaseOf;
-use super::words::{Act, Bytes, MemberList, Number, Put, Range, Span, Status, Txn};
+use super::words::{Act, Number, Put, Span, Txn};
 use super::{EtcdStore, Keys};
 use crate::clock::Moment;
-use crate::lock::{Mode, Token};
-use crate::rules::{Record, Time};
+use crate::lock::Token;
+use crate::rules::Time;
 use crate::store::Error;
-use crate::store::engine::Adapter;
-use crate::store::engine::queue::{Place, Waiting};
 use crate::store::probe::{Database, Offset, Role, Tried, WakeUp};
+use serde_json::Value;
 use std::time::{Duration, SystemTime};
 
 /// Most round trips that are measured.
@@ -25,11 +23,11 @@ impl EtcdStore {
     /// Fails if the cluster cannot be asked for its version or its clock. If only the test lock
     /// fails, the result says so.
     pub fn probe(mut self, by: Moment) -> Result<Database, Error> {
-        self.adapter.refresh(by)?;
-        let version = self.adapter.version()?;
-        let (round_trips, clock) = self.adapter.round_trips()?;
-        let tried = self.adapter.tried();
-        let members = self.adapter.members();
+        let keys = &mut self.coordinator;
+        let version = keys.version(by)?;
+        let (round_trips, clock) = keys.round_trips(by)?;
+        let tried = keys.tried(by);
+        let members = keys.members(by);
         let (role, forgets_by, wake_up, almighty) = (Role::Master, Vec::new(), WakeUp::Works, None);
         let standbys = None;
         Ok(Database {
@@ -48,9 +46,10 @@ impl EtcdStore {
 }
 
 impl Keys {
-    fn version(&self) -> Result<String, Error> {
-        let mut replies = self.client.ask(&[Request { path: "maintenance/status", body: "{}".into() }])?;
-        let status: Status = match replies.pop() {
+    fn version(&mut self, by: Moment) -> Result<String, Error> {
+        let request = Request { path: "maintenance/status", body: "{}".into() };
+        let mut replies = self.client.ask(&[request], by)?;
+        let status: Value = match replies.pop() {
             Some(Ok(good)) => self.client.parse(&good.body)?,
             Some(Err(said)) => match self.client.meaning(&said) {
                 // Later releases of 3.5 allow this to root only. The test lock shows whether the
@@ -58,64 +57,50 @@ impl Keys {
                 Error::Denied(_) => return Ok("etcd (only its root user can see the version)".into()),
                 other => return Err(other),
             },
-            None => Status::default(),
+            None => Value::Null,
         };
-        Ok(format!("etcd {}", status.version))
+        Ok(format!("etcd {}", status["version"].as_str().unwrap_or_default()))
     }
 
     /// Number of members, if the cluster tells it.
-    fn members(&self) -> Option<usize> {
-        let mut replies =
-            self.client.ask(&[Request { path: "cluster/member/list", body: "{}".into() }]).ok()?;
-        let list: MemberList = self.client.parse(&replies.pop()?.ok()?.body).ok()?;
-        Some(list.members.len())
+    fn members(&mut self, by: Moment) -> Option<usize> {
+        let request = Request { path: "cluster/member/list", body: "{}".into() };
+        let mut replies = self.client.ask(&[request], by).ok()?;
+        let list: Value = self.client.parse(&replies.pop()?.ok()?.body).ok()?;
+        Some(list["members"].as_array()?.len())
     }
 
     /// Round trips, fastest first, and the offset of the member's clock, which is exact to a
     /// second.
-    fn round_trips(&self) -> Result<(Vec<Duration>, Option<Offset>), Error> {
+    fn round_trips(&mut self, by: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
         let (mut round_trips, mut clock) = (Vec::new(), None);
-        let key = self.layout().lock("");
-        let range = Range { span: Span { key, range_end: None }, ..Range::default() };
-        let read = Txn { compare: Vec::new(), success: vec![Act::Range(range)] };
+        let range = Span::one(self.layout().lock("")).whole();
         let end = Moment::now().after(WITHIN);
         while round_trips.is_empty() || (round_trips.len() < ASKED && !end.passed()) {
             let sent = Moment::now();
-            let (_, now) = self.client.txn(&read)?;
+            let read = self.client.read(vec![range.clone()], by)?;
             round_trips.push(Moment::now().since(sent));
-            clock = Some(offset(now));
+            clock = Some(offset(read.now));
         }
         round_trips.sort_unstable();
         Ok((round_trips, clock))
     }
 
-    /// Writes a lock with a waiter and an end, and revokes the lease that all of it is on.
-    fn tried(&self) -> Result<Tried, Error> {
+    /// Writes a key of each kind, and revokes the lease that they are on. No lock has their empty
+    /// name, so nobody takes them for a lock.
+    fn tried(&mut self, by: Moment) -> Result<Tried, Error> {
         let token = Token::random()
             .map_err(|error| Error::Unavailable(format!("the system gave no random bytes: {error}")))?;
-        let (layout, name) = (self.layout(), format!("dlock.probe:{}", token.secret()));
-        let bytes =
-            token.secret().as_bytes().try_into().map_err(|_| Error::Garbled("a token is invalid".into()))?;
-        let waiting = Waiting::new(bytes, 1, Mode::Exclusive, Place::Queued);
-        let failed = |error: serde_json::Error| Error::Garbled(error.to_string());
-        let values = [
-            (layout.lock(&name), body(0, 0, &Record::default()).map_err(failed)?),
-            (layout.hold(&name, &token), b"0".to_vec()),
-            (layout.waiter(&name, &waiting), Row::of(&waiting, b"{}").map_err(failed)?),
-            (layout.life(&token), Vec::new()),
-            (layout.end(&name, 1), b"{}".to_vec()),
-        ];
-        let of = LeaseOf::Waiter;
-        let put = |(key, value): (Bytes, Vec<u8>)| {
-            let lease = Some(Number(of.id(&token)));
-            Act::Put(Put { key, value: Some(Bytes(value)), lease, ..Put::default() })
-        };
-        let txn = Txn { compare: Vec::new(), success: values.into_iter().map(put).collect() };
-        let mut replies =
-            self.client.ask(&[grant(of.id(&token), of.seconds()), txn.request(&self.client)?])?;
+        let (layout, of, id) = (self.layout(), LeaseOf::Waiter, LeaseOf::Waiter.id(&token));
+        let of_lock = [layout.lock(""), layout.end("", 1)];
+        let of_token = [layout.waiter("", &token), layout.session("", &token), layout.life(&token)];
+        let put = |key| Act::Put(Put { key, lease: Some(Number(id)), ..Put::default() });
+        let success = of_lock.into_iter().chain(of_token).map(put).collect();
+        let txn = Txn { compare: Vec::new(), success };
+        let mut replies = self.client.ask(&[grant(id, of.seconds()), txn.request(&self.client)?], by)?;
         let done = self.client.txn_answer(replies.pop());
         self.client.leased(replies.pop())?;
-        self.client.revoke(&[of.id(&token)])?;
+        self.client.revoke(&[id], by)?;
         done?;
         Ok(Tried::Done)
     }

@@ -1,202 +1,178 @@
-//! Reads locks in one etcd transaction: the records, the holders' sessions, and as many of the
-//! waiters as the operation needs.
+//! Reads locks in one etcd transaction: the records, all waiters, and the sessions of holders and
+//! waiters. A hold or a waiter lives as its session says, whatever the record says.
 
 use super::Keys;
-use super::entry::{Layout, Node};
-use super::own_state::Standing;
-use super::words::{Act, Bytes, Number, Range, Span, Txn, TxnAnswer, bundled};
+use super::layout::{Layout, token_of};
+use super::words::{Number, Pair, Range, Span};
+use crate::clock::Moment;
 use crate::lock::Token;
-use crate::rules::{LOG_KEPT, Time};
+use crate::rules::{Due, LOG_KEPT, Phase, SILENCE, TICKET_KEPT, Time};
 use crate::store::Error;
-use crate::store::engine::queue::{Place, Waiting};
+use crate::store::engine::bounds::check_number;
+use crate::store::engine::coordinator::{Purpose, Reading, Snapshot};
+use crate::store::engine::stored_lock::StoredLock;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Number of waiters at the head of a queue that are read with their values.
-const FRONT: u64 = 4;
 /// Most leases whose remaining time is looked up.
 const LEASES_ASKED: usize = 16;
 
-/// Which locks to read.
-pub struct Question<'q> {
-    pub names: &'q BTreeSet<String>,
-    pub me: Option<&'q Token>,
-    pub depth: Depth,
-    pub source: Source,
+/// A session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Session {
+    /// Id of its lease.
+    pub lease: u64,
+    /// The ttl of a confirmed hold; zero for a waiter, or a grant that is not confirmed.
+    pub ttl: Duration,
 }
 
-/// How much of a lock to read besides its record, its holders, all suspended waiters and the head
-/// of the queue.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Depth {
-    /// Nothing.
-    Front,
-    /// The names of all waiters and the value of the last one. If this process remembers the
-    /// caller's place, also the values of the caller and its predecessor.
-    Places,
-    /// All waiters and the ends.
-    All,
-}
-
-/// How current the answer has to be.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// Linearizable: a majority confirms that the answer is current.
-    Majority,
-    /// Serializable: the asked member's own state, which may lag behind. A write that follows then
-    /// fails.
-    Member,
-}
+/// The sessions of one lock.
+pub type Sessions = BTreeMap<Token, Session>;
 
 impl Keys {
-    pub(super) fn nodes(&self, question: &Question<'_>, with_left: bool) -> Result<(Vec<Node>, Time), Error> {
-        self.asker.replace(question.me.cloned());
-        let (mut nodes, now) = self.read(question)?;
-        if question.me.is_some() {
-            self.seen.set(self.read.get());
-        }
-        let left = if with_left { self.left(&nodes)? } else { BTreeMap::new() };
-        for node in &mut nodes {
-            node.judge(now, &left);
-            if let Some(me) = question.me {
-                let session = node.sessions.get(me).map(|(lease, _)| *lease);
-                self.leases.borrow_mut().extend(session.into_iter().chain(node.leases.get(me).copied()));
+    /// Reads the locks. Returns also the revision at which it read. If a lease was kept alive
+    /// before, this read proves it, or fails.
+    pub(super) fn snapshot(
+        &mut self,
+        reading: &Reading<'_>,
+    ) -> Result<(Snapshot<Vec<Sessions>>, u64), Error> {
+        let (layout, is_all) = (self.layout(), reading.purpose == Purpose::LookAtAll);
+        let (kept, is_outrun) = (self.kept.take(), std::mem::take(&mut self.is_outrun));
+        // A serializable read is the asked member's own state, which may lag behind. Then the write
+        // that follows fails. Any other read is linearizable.
+        let is_for_write = matches!(reading.purpose, Purpose::Change | Purpose::Reserve);
+        let serializable = is_for_write && !is_outrun && kept.is_none();
+        let mut ranges = Vec::new();
+        for name in reading.names {
+            let spans = [Span::one(layout.lock(name)), layout.waiters(name), layout.sessions(name)];
+            ranges.extend(spans.map(|span| Range { serializable, ..span.whole() }));
+            if is_all {
+                let limit = Some(Number(LOG_KEPT as u64));
+                ranges.push(Range { limit, sort_order: Some("DESCEND"), ..layout.ends(name).whole() });
             }
         }
-        Ok((nodes, now))
-    }
-
-    /// Reads the locks and the sessions in one transaction.
-    pub(super) fn read(&self, question: &Question<'_>) -> Result<(Vec<Node>, Time), Error> {
-        let standing = question.me.and_then(|me| self.standing(me));
-        let acts = self.asked(question, standing.as_ref());
-        let (answer, now) = self.client.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) })?;
-        self.check_kept(&answer.header)?;
-        self.read.set(answer.header.revision.0);
-        let nodes = self.answered(question, standing.as_ref(), answer, now)?;
-        self.check_sessions(question.me, &nodes)?;
-        Ok((nodes, now))
-    }
-
-    /// The ranges to read, in the order that [`Keys::answered`] expects.
-    pub(super) fn asked(&self, question: &Question<'_>, standing: Option<&Standing>) -> Vec<Act> {
-        let layout = self.layout();
-        let mut acts = Vec::new();
-        let serializable = question.source == Source::Member;
-        let mut ask = |range: Range| acts.push(Act::Range(Range { serializable, ..range }));
-        for name in question.names {
-            ask(Range { span: Span { key: layout.lock(name), range_end: None }, ..Range::default() });
-            ask(layout.holds(name).whole());
-            ask(layout.waiters(name, Place::Suspended).whole());
-            let queue = layout.waiters(name, Place::Queued);
-            if question.depth == Depth::All {
-                ask(queue.whole());
-                ask(Range {
-                    limit: Some(Number(LOG_KEPT as u64)),
-                    sort_order: Some("DESCEND"),
-                    ..layout.ends(name).whole()
-                });
-                continue;
-            }
-            ask(Range { limit: Some(Number(FRONT)), ..queue.clone().whole() });
-            if question.depth == Depth::Front {
-                continue;
-            }
-            ask(Range { keys_only: true, ..queue.clone().whole() });
-            ask(Range { limit: Some(Number(1)), sort_order: Some("DESCEND"), ..queue.clone().whole() });
-            if let (Some(me), Some(standing)) = (question.me, standing) {
-                // The caller and its predecessor.
-                let mut end = layout.waiter(name, &standing.waiting(me)).0;
-                end.push(0);
-                let span = Span { range_end: Some(Bytes(end)), ..queue };
-                ask(Range { limit: Some(Number(2)), sort_order: Some("DESCEND"), ..span.whole() });
-            }
+        let read = self.client.read(ranges, reading.by)?;
+        let (now, mut ranges) = (read.now, read.ranges.into_iter());
+        let (mut locks, mut seen) = (Vec::new(), Vec::new());
+        for name in reading.names {
+            let mut next = || ranges.next().unwrap_or_default().kvs;
+            let (record, waiters, sessions) = (next(), next(), next());
+            let ends = if is_all { next() } else { Vec::new() };
+            let lock = lock(name, record.first(), &waiters, &ends, now);
+            locks.push(lock.map_err(|why| self.garbled(name, &why))?);
+            seen.push(self::sessions(&sessions).map_err(|why| self.garbled(name, why))?);
         }
-        acts
-    }
-
-    /// Builds the locks from the answer.
-    pub(super) fn answered(
-        &self,
-        question: &Question<'_>,
-        standing: Option<&Standing>,
-        answer: TxnAnswer,
-        now: Time,
-    ) -> Result<Vec<Node>, Error> {
-        let mut ranges = answer.ranges();
-        let shown = self.client.shown();
-        let mut nodes = Vec::with_capacity(question.names.len());
-        for name in question.names {
-            let mut node = Node::absent(name);
-            let mut next = || ranges.next().unwrap_or_default();
-            let (record, sessions, suspended, first) = (next().kvs, next().kvs, next().kvs, next());
-            let rest = match question.depth {
-                Depth::Front => Vec::new(),
-                Depth::All => {
-                    next().kvs.iter().for_each(|pair| node.add_end(pair));
-                    Vec::new()
-                }
-                Depth::Places if standing.is_some() => [next().kvs, next().kvs, next().kvs].concat(),
-                Depth::Places => [next().kvs, next().kvs].concat(),
-            };
-            let mut add = || {
-                node.add_record(record.first(), now)?;
-                sessions.iter().try_for_each(|pair| node.add_session(pair))?;
-                suspended.iter().try_for_each(|pair| node.add_waiter(pair, Place::Suspended, now))?;
-                let mut queued = first.kvs.iter().chain(&rest);
-                queued.try_for_each(|pair| node.add_waiter(pair, Place::Queued, now))?;
-                Ok::<_, String>(())
-            };
-            add().map_err(|why| garbled(shown, &self.client.target.prefix, name, &why))?;
-            let queued = node.queue.waiting.iter().filter(|waiting| waiting.place == Place::Queued);
-            let last = queued.map(|waiting| waiting.ticket).max();
-            if question.depth == Depth::Front && first.count.0 > first.kvs.len() as u64 {
-                node.queue.waiting.extend(last.map(Waiting::unread));
-            } else if let (Some(me), Some(standing)) = (question.me, standing) {
-                node.remember(me, standing.waiting(me), &standing.note, now);
-            }
-            nodes.push(node);
+        if let Some(kept) = kept {
+            self.check_kept(kept, &read.header, reading.me, &seen)?;
         }
-        Ok(nodes)
-    }
-
-    /// Reads the names of all waiters, where only the head of the queue was read.
-    pub(super) fn read_rest(&self, node: &mut Node, now: Time) -> Result<(), Error> {
-        let queue = self.layout().waiters(&node.name, Place::Queued);
-        let range = Range { keys_only: true, ..queue.whole() };
-        let (answer, _) = self.client.txn(&Txn { compare: Vec::new(), success: vec![Act::Range(range)] })?;
-        node.queue.drop_unread();
-        let mut pairs = answer.ranges().flat_map(|range| range.kvs);
-        let added = pairs.try_for_each(|pair| node.add_waiter(&pair, Place::Queued, now));
-        let (shown, prefix) = (self.client.shown(), &self.client.target.prefix);
-        added.map_err(|why| garbled(shown, prefix, &node.name, why))?;
-        node.queue.waiting.sort_by_key(Waiting::key);
-        Ok(())
+        let left = if is_all { self.left(&seen, reading.by)? } else { BTreeMap::new() };
+        for (lock, sessions) in locks.iter_mut().zip(&seen) {
+            judge(lock, sessions, reading.me, now, &left);
+        }
+        Ok((Snapshot { locks, now, seen }, read.header.revision.0))
     }
 
     /// Looks up the remaining time of the holders' leases.
-    fn left(&self, nodes: &[Node]) -> Result<BTreeMap<u64, Duration>, Error> {
-        let leases = nodes.iter().flat_map(|node| node.sessions.values().map(|(lease, _)| *lease));
-        let leases: Vec<u64> = leases.collect::<BTreeSet<_>>().into_iter().take(LEASES_ASKED).collect();
+    fn left(&mut self, seen: &[Sessions], by: Moment) -> Result<BTreeMap<u64, Duration>, Error> {
+        let holders = seen.iter().flat_map(BTreeMap::values).filter(|session| !session.ttl.is_zero());
+        let leases: BTreeSet<u64> = holders.map(|session| session.lease).collect();
+        let leases: Vec<u64> = leases.into_iter().take(LEASES_ASKED).collect();
         let mut left = BTreeMap::new();
-        for (lease, looked) in leases.iter().zip(self.look_at(&leases)?) {
+        for (lease, looked) in leases.iter().zip(self.look_at(&leases, by)?) {
             // etcd reports 0 in a lease's last second, and until it has removed an expired one.
             let shortest = Duration::from_millis(1);
             left.extend(looked.map(|looked| (*lease, Duration::from_secs(looked.ttl.0).max(shortest))));
         }
         Ok(left)
     }
+
+    pub(super) fn garbled(&self, name: &str, why: &str) -> Error {
+        let key = |kind| Layout(Arc::clone(&self.client.target)).key(kind, name);
+        Error::Garbled(format!(
+            "{}: the record of the lock {name:?} is not dlock's, or damaged ({why}); it was not changed: when \
+             nothing runs under it, delete the key {} and all keys that begin with {}/, {}/ or {}/",
+            self.client.shown(),
+            key("lock"),
+            key("wait"),
+            key("session"),
+            key("end")
+        ))
+    }
 }
 
-pub fn garbled(shown: &str, prefix: &str, name: &str, why: &str) -> Error {
-    let key = |kind| Layout(prefix).key(kind, name);
-    Error::Garbled(format!(
-        "{shown}: the record of the lock {name:?} is not dlock's, or damaged ({why}); it was not changed: when \
-         nothing runs under it, delete the key {} and all keys that begin with {}/, {}/, {}/ or {}/",
-        key("lock"),
-        key("hold"),
-        key("wait"),
-        key("call"),
-        key("end")
-    ))
+fn lock(
+    name: &str,
+    record: Option<&Pair>,
+    waiters: &[Pair],
+    ends: &[Pair],
+    now: Time,
+) -> Result<StoredLock, String> {
+    let (mut lock, used) = match record {
+        Some(pair) => StoredLock::parse(&pair.value.0, pair.mod_revision.0)?,
+        None => (StoredLock::default(), 0),
+    };
+    name.clone_into(&mut lock.name);
+    for pair in waiters {
+        lock.add_waiter(token_of(&pair.key)?, &pair.value.0)?;
+    }
+    ends.iter().for_each(|pair| lock.add_end(&pair.value.0));
+    let ends = lock.ends;
+    lock.forget_history(used, now);
+    // The ends are still there, and the next one gets a number after theirs.
+    lock.ends = ends;
+    Ok(lock)
+}
+
+fn sessions(pairs: &[Pair]) -> Result<Sessions, &'static str> {
+    let session = |pair: &Pair| {
+        let ttl = match pair.value.0.as_slice() {
+            [] => Some(0),
+            text => std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()),
+        };
+        let ttl = ttl.filter(|ttl| check_number(*ttl).is_ok()).ok_or("the length of a lease is invalid")?;
+        Ok((token_of(&pair.key)?, Session { lease: pair.lease.0, ttl: Duration::from_millis(ttl) }))
+    };
+    pairs.iter().map(session).collect()
+}
+
+/// Tells the lock rules which waiters and holds live. An unconfirmed grant lives while its waiter
+/// does. `left` has the remaining time of those leases that were looked up.
+///
+/// A waiter's own deadlines in the record date from its last write. While it has a session, they
+/// count from now. When it has none, it is stale. Its ticket is retained for [`TICKET_KEPT`] from
+/// when an operation notices that, and suspends it.
+fn judge(
+    lock: &mut StoredLock,
+    sessions: &Sessions,
+    me: Option<&Token>,
+    now: Time,
+    left: &BTreeMap<u64, Duration>,
+) {
+    let record = &mut lock.record;
+    for (token, waiter) in &mut record.waiters {
+        let (place, lives) = ((waiter.ticket, token.clone()), sessions.contains_key(token));
+        if lives || record.queue.contains(&place) {
+            waiter.forget = Due::after(now, TICKET_KEPT);
+        }
+        if lives {
+            waiter.silent = Due::after(now, SILENCE);
+            continue;
+        }
+        waiter.silent = waiter.silent.min(Due::after(now, Duration::ZERO));
+        // The caller then returns to its place, so that it gets a session again.
+        if me == Some(token) {
+            record.queue.remove(&place);
+        }
+    }
+    // etcd ends the sessions of stale waiters, so no gap in the heartbeats is counted.
+    record.absence = Default::default();
+    record.judge(now, |token, hold| {
+        let Session { lease, ttl } = sessions.get(token)?;
+        let is_unconfirmed = !hold.confirmed && hold.phase != Phase::Revoked;
+        match ttl.is_zero() {
+            false => Some(left.get(lease).copied().unwrap_or(*ttl)),
+            true => is_unconfirmed.then_some(SILENCE),
+        }
+    });
 }

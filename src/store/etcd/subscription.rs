@@ -3,14 +3,13 @@
 //! records.
 
 use super::Keys;
-use super::client::Client;
-use super::entry::Layout;
+use super::client::{Client, reply};
 use super::http::{Connection, Failure, Request};
-use super::read::{Depth, Question, Source};
 use super::words::{Bytes, Number, Said, Streamed, Watched};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::Phase;
+use crate::store::engine::coordinator::{Purpose, Reading};
 use crate::store::net::failure::plain;
 use crate::store::net::interrupt;
 use crate::store::{Error, Listener, Subscription};
@@ -51,14 +50,14 @@ impl Watches {
         let mut body = String::new();
         for (key, news) in &keys {
             let filters: &[&str] = if *news == News::End { &["NOPUT"] } else { &[] };
-            let create = json!({ "create_request": { "key": key, "start_revision": Number(after + 1), "filters": filters } });
+            let create = json!({ "create_request": { "key": key, "start_revision": Number(after.saturating_add(1)), "filters": filters } });
             let _ = writeln!(body, "{create}");
         }
         let request = Request { path: "watch", body };
-        match connection.begin_lines(&request, client.pass().as_deref(), by)? {
+        match connection.begin_lines(&request, client.pass(), by)? {
             None => Ok(Self { connection, member: client.member(), keys }),
             Some(answer) => {
-                let said = client.read(answer).err().unwrap_or_default();
+                let said = reply(answer).err().unwrap_or_default();
                 Err(client.unable(&said).unwrap_or_else(|| Failure::Refused(client.meaning(&said))))
             }
         }
@@ -99,22 +98,24 @@ impl Keys {
     /// Sleeps. Returns true on a newer event of the token's `life/` key or when one of the others
     /// ends, false at `until`. The watch stays open for the next call with the same keys.
     pub(super) fn listen(
-        &self,
+        &mut self,
         token: &Token,
         others: &mut dyn Iterator<Item = &Token>,
         until: Moment,
     ) -> Result<bool, Failure> {
-        let layout = self.layout();
+        let (layout, client) = (self.layout(), &self.client);
         let mut keys = BTreeSet::from([(layout.life(token), News::All)]);
         keys.extend(others.map(|other| (layout.life(other), News::End)));
-        let (client, seen, wrote) = (&self.client, self.seen.get(), self.wrote.get());
-        let mut watches = match self.watches.take() {
-            Some(watches) if watches.is_for(client, &keys) => watches,
-            _ => Watches::open(client, keys, seen, client.by.get())?,
+        let (seen, wrote) = (self.seen, self.wrote);
+        let by = Moment::now().after(client.request_time());
+        let watches = self.watches.take().filter(|watches| watches.is_for(client, &keys));
+        let mut watches = match watches {
+            Some(watches) => watches,
+            None => Watches::open(client, keys, seen, by)?,
         };
         let new = |revision| revision > seen && revision != wrote;
         let is_heard = watches.hear(client, new, until)?;
-        self.watches.replace(Some(watches));
+        self.watches = Some(watches);
         Ok(is_heard)
     }
 }
@@ -131,33 +132,31 @@ pub struct RequestSubscription {
 
 impl RequestSubscription {
     fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
-        let client = &self.keys.client;
         let Some(watches) = &mut self.watches else {
-            client.by.set(Moment::now().after(client.target.connect_timeout + client.target.op_timeout));
-            let is_news = self.is_news()?;
-            let layout = Layout(&client.target.prefix);
-            let heard: BTreeSet<(Bytes, News)> = match self.listener {
+            let by = Moment::now().after(self.keys.client.request_time());
+            let (is_news, revision) = self.is_news(by)?;
+            let layout = self.keys.layout();
+            let heard = match self.listener {
                 Listener::Holder => BTreeSet::from([(layout.life(&self.token), News::All)]),
                 Listener::Watcher => self.names.iter().map(|name| (layout.lock(name), News::All)).collect(),
             };
-            self.watches = Some(Watches::open(client, heard, self.keys.read.get(), client.by.get())?);
+            self.watches = Some(Watches::open(&self.keys.client, heard, revision, by)?);
             return Ok(is_news);
         };
-        watches.hear(client, |_| true, until)
+        watches.hear(&self.keys.client, |_| true, until)
     }
 
     /// Whether there may be news already: for a watcher always; for a holder if it no longer holds
-    /// all the locks, or is asked to end.
-    fn is_news(&self) -> Result<bool, Failure> {
-        let question =
-            Question { names: &self.names, me: None, depth: Depth::Front, source: Source::Majority };
-        let (nodes, _) = self.keys.read(&question).map_err(Failure::Refused)?;
-        let hold = |phase: Phase, asked: bool| phase == Phase::Held && !asked;
-        let holds = nodes.iter().all(|node| {
-            let mine = node.record.holds.get(&self.token);
-            mine.is_some_and(|mine| hold(mine.phase, mine.asked.is_some()))
+    /// all the locks, or is asked to end. Returns also the revision that this is known of.
+    fn is_news(&mut self, by: Moment) -> Result<(bool, u64), Failure> {
+        let (names, purpose) = (&self.names, Purpose::Look);
+        let reading = Reading { names, me: None, lease: None, purpose, by };
+        let (snapshot, revision) = self.keys.snapshot(&reading)?;
+        let holds = snapshot.locks.iter().all(|lock| {
+            let mine = lock.record.holds.get(&self.token);
+            mine.is_some_and(|mine| mine.phase == Phase::Held && mine.asked.is_none())
         });
-        Ok(self.listener == Listener::Watcher || !holds)
+        Ok((self.listener == Listener::Watcher || !holds, revision))
     }
 }
 

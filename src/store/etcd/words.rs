@@ -5,7 +5,8 @@ use base64::display::Base64Display;
 use base64::engine::{Engine as _, general_purpose::STANDARD};
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize, Serializer};
-use std::fmt;
+use serde_json::Value;
+use std::borrow::Cow;
 
 /// A key or a value, in base64.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,19 +24,8 @@ impl Serialize for Bytes {
 
 impl<'de> Deserialize<'de> for Bytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
-            type Value = Bytes;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("base64")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Bytes, E> {
-                STANDARD.decode(text).map(Bytes).map_err(|_| E::custom("this is no base64"))
-            }
-        }
-        deserializer.deserialize_str(Visitor)
+        let text = Cow::<str>::deserialize(deserializer)?;
+        STANDARD.decode(text.as_bytes()).map(Bytes).map_err(|_| de::Error::custom("this is no base64"))
     }
 }
 
@@ -46,31 +36,15 @@ impl Serialize for Number {
 }
 
 impl<'de> Deserialize<'de> for Number {
+    /// A lease that is gone has a negative ttl, which is read as 0.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
-            type Value = Number;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number")
-            }
-
-            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Number, E> {
-                Ok(Number(number))
-            }
-
-            /// A lease that is gone has a negative ttl, which is read as 0.
-            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Number, E> {
-                Ok(Number(u64::try_from(number).unwrap_or(0)))
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Number, E> {
-                let number =
-                    text.strip_prefix('-').map_or_else(|| text.parse(), |rest| rest.parse().map(|_: u64| 0));
-                number.map(Number).map_err(|_| E::custom("this is no number"))
-            }
-        }
-        deserializer.deserialize_any(Visitor)
+        let value = Value::deserialize(deserializer)?;
+        let number = match value.as_str() {
+            Some(text) if text.starts_with('-') => text.parse().ok().map(|_: i64| 0),
+            Some(text) => text.parse().ok(),
+            None => value.as_u64().or_else(|| value.as_i64().map(|_| 0)),
+        };
+        number.map(Self).ok_or_else(|| de::Error::custom("this is no number"))
     }
 }
 
@@ -275,31 +249,11 @@ pub struct Said {
     pub message: String,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Login {
-    pub token: String,
-}
-
 impl Said {
     /// Whether the request exceeded `--max-request-bytes`, or the transport's limit.
     pub fn is_too_large(&self) -> bool {
         ["request is too large", "message larger than max"].iter().any(|why| self.message.contains(why))
     }
-}
-
-/// A member's status.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct Status {
-    pub version: String,
-}
-
-/// The members of a cluster. Only their number is used.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct MemberList {
-    pub members: Vec<de::IgnoredAny>,
 }
 
 #[cfg(test)]

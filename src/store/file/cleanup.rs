@@ -3,14 +3,17 @@
 //! does it too. Nothing waits for it, and no lock depends on it. Files with other names or types
 //! than dlock's stay.
 
+use crate::lock::Token;
 use crate::rules::HISTORY_KEPT;
-use crate::store::engine::queue::Waiting;
+use crate::store::engine::coordinator::Purpose;
+use crate::store::file::boot::time;
 use crate::store::file::directory::{CLEANED_UP, FileName, FileRole, kind_of};
+use crate::store::file::draft;
 use crate::store::file::mutex::Mutex;
 use crate::store::file::record::RecordFile;
-use crate::store::file::slot::{Access, load};
 use crate::store::file::{Files, liveness};
 use rustix::fs::{AtFlags, FileType, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, futimens, statat};
+use rustix::io::Errno;
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +24,7 @@ impl Files {
     /// Cleans up if no process did within [`CLEANS_UP_EVERY`].
     pub(super) fn clean_up_now_and_then(&self) {
         if self.is_clean_up_due() {
-            self.sweep();
+            self.clean();
         }
     }
 
@@ -32,7 +35,7 @@ impl Files {
         if stat.as_ref().is_ok_and(|stat| age(stat) < CLEANS_UP_EVERY) {
             return false;
         }
-        match self.directory.open_file(CLEANED_UP, OFlags::WRONLY, "sweep") {
+        match self.directory.open_file(CLEANED_UP, OFlags::WRONLY, "clean up") {
             Ok(None) => self.directory.create_file(CLEANED_UP, OFlags::WRONLY).is_ok(),
             Ok(Some((file, _))) => {
                 let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
@@ -44,10 +47,13 @@ impl Files {
 
     /// Removes abandoned files, and records that are too old. A file that cannot be removed is
     /// tried again the next time.
-    pub(super) fn sweep(&self) {
+    pub(super) fn clean(&self) {
         let directory = &*self.directory;
         let Ok(files) = directory.names() else { return };
-        let mut dead: Vec<FileName> = Vec::new();
+        let mut dead = Vec::new();
+        let records: BTreeSet<&FileName> =
+            files.iter().filter(|(_, role)| *role == FileRole::Record).map(|(file, _)| file).collect();
+        let has_record = |file: &FileName| records.contains(&file.with(FileRole::Record));
         for (file, kind) in &files {
             let stat = statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
             let is_old = |span: Duration| stat.as_ref().is_ok_and(|stat| age(stat) > span);
@@ -57,15 +63,16 @@ impl Files {
                 FileRole::Unborn if is_old(CLEANS_UP_EVERY) && liveness::is_abandoned(directory, file) => {
                     directory.remove(file).ok();
                 }
-                FileRole::Draft if is_old(CLEANS_UP_EVERY) && is_regular(stat.as_ref().ok()) => {
+                FileRole::Record if is_old(HISTORY_KEPT) => self.remove_history(file),
+                FileRole::Draft | FileRole::Ends
+                    if is_old(CLEANS_UP_EVERY)
+                        && is_regular(&stat)
+                        && (*kind == FileRole::Draft || !has_record(file)) =>
+                {
                     directory.remove(file).ok();
                 }
-                FileRole::Record if is_old(HISTORY_KEPT) => self.remove_history(file),
-                FileRole::Mutex if is_regular(stat.as_ref().ok()) => {
-                    let record = file.with(FileRole::Record);
-                    if !files.iter().any(|(file, _)| *file == record) {
-                        self.remove_history(&record);
-                    }
+                FileRole::Mutex if is_regular(&stat) && !has_record(file) => {
+                    self.remove_history(&file.with(FileRole::Record));
                 }
                 _ => {}
             }
@@ -84,34 +91,29 @@ impl Files {
     /// The life files of all tokens that a record names; None if a record cannot be read.
     fn named(&self) -> Option<BTreeSet<FileName>> {
         let records = self.records().ok()?.into_iter().collect::<Result<Vec<_>, _>>().ok()?;
-        let waiters = records.iter().flat_map(|record| {
-            let now = record.now(&self.boot);
-            record.queue.waiting.iter().filter(move |waiting| !waiting.is_forgotten(now))
+        let tokens = records.iter().flat_map(|RecordFile { kept, offset, .. }| {
+            let now = time(*offset);
+            let is_forgotten = move |token: &Token| {
+                kept.record.waiters.get(token).is_some_and(|waiter| waiter.forget.is_past(now))
+                    && !kept.record.holds.contains_key(token)
+            };
+            kept.tracked.keys().filter(move |token| !is_forgotten(token))
         });
-        let tracked = records.iter().flat_map(|record| record.tracked.keys().cloned());
-        let tokens = tracked.chain(waiters.filter_map(Waiting::token));
         Some(tokens.map(|token| FileName::of(token.secret(), FileRole::Life)).collect())
     }
 
-    /// Removes the record of that name, its draft and its mutex, if it is empty.
+    /// Removes the record of that name, with its ends, draft and mutex, if it is empty.
     fn remove_history(&self, record: &FileName) {
-        let directory = &*self.directory;
-        let Some(mutex) = Mutex::take_idle(directory, &record.with(FileRole::Mutex)) else { return };
-        let is_empty = match load(directory, record, Access::Look) {
-            Ok(None) => true,
-            Ok(Some(content)) => RecordFile::parse(directory, record, Some(&content), None, &self.boot)
-                .is_ok_and(|record| record.is_empty()),
-            Err(_) => false,
-        };
-        let draft = record.with(FileRole::Draft);
-        if is_empty && directory.remove(record).is_ok() && directory.remove(&draft).is_ok() {
-            mutex.remove(directory).ok();
-        }
+        let directory = &self.directory;
+        let Some(mut mutex) = Mutex::take_idle(directory, &record.with(FileRole::Mutex)) else { return };
+        let read = RecordFile::read(directory, record, None, Purpose::Change, &self.boot);
+        let is_empty = read.is_ok_and(|record| record.kept.is_empty());
+        mutex.has_record = !(is_empty && draft::remove(directory, record).is_ok());
     }
 }
 
-fn is_regular(stat: Option<&Stat>) -> bool {
-    stat.is_some_and(|stat| kind_of(stat) == FileType::RegularFile)
+fn is_regular(stat: &Result<Stat, Errno>) -> bool {
+    stat.as_ref().is_ok_and(|stat| kind_of(stat) == FileType::RegularFile)
 }
 
 /// Time since the last modification; zero if it is in the future, because the wall clock was set

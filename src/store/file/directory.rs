@@ -10,7 +10,7 @@
 //! As ssh does with its keys, dlock refuses a directory that an unexpected user could write: one
 //! that all users may write, sticky or not, or whose owner is neither root nor the caller, because
 //! an owner can do anything in it. Its group may write, if its owner allows it; then the files
-//! belong to the group too. The parents of the directory are not checked: a user that can rename a
+//! belong to the group too, and any of its users may replace them (so no sticky bit). The parents of the directory are not checked: a user that can rename a
 //! parent can lead two runs into two directories.
 
 use crate::store::Error;
@@ -32,7 +32,9 @@ pub(super) enum FileRole {
     Mutex,
     /// A record.
     Record,
-    /// A new record that is being written.
+    /// The last ends of a lock.
+    Ends,
+    /// A record, or ends, that are being written.
     Draft,
     /// The FIFO of a holder or waiter.
     Life,
@@ -41,13 +43,14 @@ pub(super) enum FileRole {
 }
 
 impl FileRole {
-    const ALL: [Self; 5] = [Self::Mutex, Self::Record, Self::Draft, Self::Life, Self::Unborn];
+    const ALL: [Self; 6] = [Self::Mutex, Self::Record, Self::Ends, Self::Draft, Self::Life, Self::Unborn];
 
     /// The suffix of the file's name, with the dot.
     const fn suffix(self) -> &'static str {
         match self {
             Self::Mutex => ".mutex",
             Self::Record => ".json",
+            Self::Ends => ".ends",
             Self::Draft => ".tmp",
             Self::Life => ".life",
             Self::Unborn => ".new",
@@ -140,9 +143,6 @@ pub(super) struct Directory {
     path: PathBuf,
     shown: String,
     sharing: Sharing,
-    /// For tests: writes to this file fail as on a full disk.
-    #[cfg(test)]
-    pub(super) full_for: std::sync::Mutex<Option<FileName>>,
 }
 
 /// Who shares the locks.
@@ -181,15 +181,8 @@ impl Directory {
         if let Some(name) = not_of_this_machine(fs.f_type) {
             return Err(place.unfit(&format!("it is on {name}, where locks are not reliable")));
         }
-        Ok(Self {
-            fd,
-            identity: (stat.st_dev, stat.st_ino),
-            path: path.into(),
-            shown: shown.into(),
-            sharing,
-            #[cfg(test)]
-            full_for: std::sync::Mutex::default(),
-        })
+        let identity = (stat.st_dev, stat.st_ino);
+        Ok(Self { fd, identity, path: path.into(), shown: shown.into(), sharing })
     }
 
     /// The descriptor that the guard must keep open.
@@ -264,12 +257,6 @@ impl Directory {
         })
     }
 
-    /// For tests: whether writes to this file fail.
-    #[cfg(test)]
-    pub(super) fn is_full_for(&self, file: &FileName) -> bool {
-        self.full_for.lock().is_ok_and(|full| full.as_ref() == Some(file))
-    }
-
     /// Creates a regular file; EEXIST if there is one.
     pub(super) fn create_file(&self, file: &str, access: OFlags) -> Result<OwnedFd, Errno> {
         let fd = openat(&self.fd, file, access | OPEN | OFlags::CREATE | OFlags::EXCL, self.mode())?;
@@ -289,6 +276,16 @@ impl Directory {
             fchmod(file, self.mode())?;
         }
         Ok(())
+    }
+
+    /// Whether a file has the group and mode that dlock gives. A user who could put a file of
+    /// another user here, to have it written to, may write such a file anyway.
+    pub(super) fn has_rights(&self, stat: &Stat) -> bool {
+        let is_of_group = match self.sharing {
+            Sharing::Owner => true,
+            Sharing::Group(group) => stat.st_gid == group,
+        };
+        is_of_group && Mode::from_raw_mode(stat.st_mode) == self.mode()
     }
 
     /// Removes a file. It is no error if there is none.
@@ -381,6 +378,12 @@ impl Unopened<'_> {
                 path = self.path.display(),
             )));
         }
+        if mode & 0o1020 == 0o1020 {
+            return Err(self.unsafe_(&format!(
+                "its sticky bit keeps the users of its group from replacing each other's files; remove it: chmod -t {}",
+                self.path.display()
+            )));
+        }
         Ok(if mode & 0o020 == 0 { Sharing::Owner } else { Sharing::Group(group) })
     }
 
@@ -454,7 +457,8 @@ mod tests {
             (root, 0o40700, Some(Sharing::Owner)),
             (me, 0o40755, Some(Sharing::Owner)),
             (root, 0o42770, Some(Sharing::Group(7))),
-            (me, 0o43770, Some(Sharing::Group(7))),
+            (me, 0o43770, None),
+            (me, 0o41700, Some(Sharing::Owner)),
             (me, 0o40775, Some(Sharing::Group(7))),
             (me, 0o40777, None),
             (root, 0o41777, None),

@@ -18,15 +18,16 @@
 //! (CLOEXEC). So it is closed when both are gone. A FIFO is open before it gets its final name, so
 //! a life file without a reader can never come alive again. A missing life file proves nothing:
 //! somebody may have removed the file of a live process. So a process that renews checks that its
-//! file still has its name, where others look for it ([`LifeFile::say`]).
+//! file still has its name, where others look for it ([`LifeFile::publish`]).
 //!
 //! Rejected: a file lock (flock) on the life file. Waiting for one needs a thread for every watched
 //! file, and the process that grants a lock could not wake the waiter.
 
+use crate::clock::Moment;
 use crate::lock::{Token, Ttl};
 use crate::rules::millis;
 use crate::store::Error;
-use crate::store::engine::Liveness;
+use crate::store::engine::coordinator::Watching;
 use crate::store::file::directory::{Directory, FileName, FileRole, OPEN, kind_of};
 use crate::store::net::interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -36,7 +37,6 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, read, write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The life file of this process.
@@ -45,8 +45,6 @@ pub(super) struct LifeFile {
     token: Token,
     file: FileName,
     fifo: OwnedFd,
-    given_up: AtomicBool,
-    ended: AtomicBool,
 }
 
 impl LifeFile {
@@ -62,8 +60,7 @@ impl LifeFile {
                 errno => directory.error("create a FIFO", errno),
             }
         })?;
-        let (given_up, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { token: token.clone(), file, fifo, given_up, ended })
+        Ok(Self { token: token.clone(), file, fifo })
     }
 
     fn open(directory: &Directory, unborn: &FileName, file: &FileName) -> Result<OwnedFd, Errno> {
@@ -90,21 +87,10 @@ impl LifeFile {
         self.fifo.as_raw_fd()
     }
 
-    /// Marks the token as about to be released, so that no other thread of this process acquires
-    /// with it again.
-    pub(super) fn give_up(&self) {
-        self.given_up.store(true, Ordering::SeqCst);
-    }
-
-    /// Whether the token was released, or is about to be.
-    pub(super) fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::SeqCst)
-    }
-
-    /// Publishes the owner's deadline, as time since boot. Returns whether others can read it.
-    pub(super) fn say(&self, until: Duration) -> bool {
+    /// Publishes the owner's deadline. Returns whether others can read it.
+    pub(super) fn publish(&self, until: Moment) -> bool {
         // Every file system keeps milliseconds, except those that keep whole seconds.
-        let until = Duration::from_millis(millis(until));
+        let until = Duration::from_millis(millis(until.since_boot()));
         let Ok(last_access) = Timespec::try_from(until) else { return false };
         let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let said = futimens(&self.fifo, &Timestamps { last_access, last_modification: omit });
@@ -119,14 +105,8 @@ impl LifeFile {
 
     /// Removes the FIFO: for other processes this liveness has ended.
     pub(super) fn end(&self, directory: &Directory) {
-        self.ended.store(true, Ordering::SeqCst);
         // If it cannot be removed now, a later clean-up does so.
         directory.remove(&self.file).ok();
-    }
-
-    /// Whether [`LifeFile::end`] was called.
-    pub(super) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::SeqCst)
     }
 }
 
@@ -166,21 +146,21 @@ pub struct Watch {
     fifo: OwnedFd,
 }
 
-/// Whether the owner of `token` lives. It is dead if nobody has its FIFO open for reading. If there
-/// is no FIFO, the token was released, or somebody removed the file.
-pub(super) fn liveness(directory: &Directory, token: &Token) -> Liveness<Watch> {
-    liveness_of(directory, &FileName::of(token.secret(), FileRole::Life))
+/// Looks for the owner of `token`. It is dead if nobody has its FIFO open for reading. If there is
+/// no FIFO, the token was released, or somebody removed the file.
+pub(super) fn look_for(directory: &Directory, token: &Token) -> Watching<Watch> {
+    look_in(directory, &FileName::of(token.secret(), FileRole::Life))
 }
 
-fn liveness_of(directory: &Directory, file: &FileName) -> Liveness<Watch> {
+fn look_in(directory: &Directory, file: &FileName) -> Watching<Watch> {
     match openat(directory, file.as_str(), OFlags::WRONLY | OPEN, directory.mode()) {
         // Only a FIFO is ever written to.
         Ok(fifo) if fstat(&fifo).is_ok_and(|stat| kind_of(&stat) == FileType::Fifo) => {
-            Liveness::Alive(Watch { fifo })
+            Watching::Watched(Watch { fifo })
         }
-        Err(Errno::NXIO) => Liveness::Dead,
-        Err(Errno::NOENT) => Liveness::Missing,
-        Ok(_) | Err(_) => Liveness::Unknown,
+        Err(Errno::NXIO) => Watching::Ended,
+        Err(Errno::NOENT) => Watching::Missing,
+        Ok(_) | Err(_) => Watching::Unknown,
     }
 }
 
@@ -188,7 +168,7 @@ fn liveness_of(directory: &Directory, file: &FileName) -> Liveness<Watch> {
 pub(super) fn is_abandoned(directory: &Directory, file: &FileName) -> bool {
     let stat = statat(directory, file.as_str(), AtFlags::SYMLINK_NOFOLLOW);
     stat.is_ok_and(|stat| kind_of(&stat) == FileType::Fifo)
-        && matches!(liveness_of(directory, file), Liveness::Dead)
+        && matches!(look_in(directory, file), Watching::Ended)
 }
 
 impl Watch {
@@ -200,14 +180,14 @@ impl Watch {
     }
 }
 
-/// Sleeps until `mine` is woken or one of `others` ends (true), or until `limit` or an interrupt
+/// Sleeps until `mine` is woken or one of `others` ends (true), or until `until` or an interrupt
 /// (false). A signal handler that ran ends the sleep too (true).
-pub(super) fn sleep<'a>(
+pub(super) fn sleep(
     mine: Option<&LifeFile>,
-    others: impl Iterator<Item = &'a Watch>,
-    limit: Duration,
+    others: &mut dyn Iterator<Item = &Watch>,
+    until: Moment,
 ) -> Result<bool, Errno> {
-    let limit = Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+    let limit = Timespec::try_from(until.left()).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
     let is_woken = interrupt::with(|interrupt| {
         let mut fds: Vec<_> = mine.iter().map(|life| PollFd::new(&life.fifo, PollFlags::IN)).collect();
         // POLLERR is always reported.

@@ -35,11 +35,15 @@ const OPENING: &str = "open the mutex of the lock";
 pub(super) struct Mutex {
     fd: Arc<OwnedFd>,
     file: FileName,
+    directory: Arc<Directory>,
+    /// Whether the lock has a record. Without one, the file goes with the mutex. If it cannot be
+    /// removed, a later clean-up finds it.
+    pub(super) has_record: bool,
 }
 
 impl Mutex {
     /// Takes the mutex of the lock `name`, or fails at `by`.
-    pub(super) fn lock(directory: &Directory, name: &str, by: Moment) -> Result<Self, Error> {
+    pub(super) fn lock(directory: &Arc<Directory>, name: &str, by: Moment) -> Result<Self, Error> {
         let file = FileName::of(name, FileRole::Mutex);
         let began = Moment::now();
         let failed = |errno| directory.error("lock the record of the lock", errno);
@@ -54,7 +58,7 @@ impl Mutex {
             if !is_taken {
                 return Err(stuck(directory, name, &fd, Moment::now().since(began)));
             }
-            let mutex = Self { fd, file: file.clone() };
+            let mutex = Self::taken(fd, file.clone(), directory);
             if directory.look_at(&mutex.fd, file.as_str(), OPENING)?.st_nlink > 0 {
                 return Ok(mutex);
             }
@@ -63,16 +67,15 @@ impl Mutex {
 
     /// Takes the mutex in this file, to clean up, if the file exists and nobody has it locked. The
     /// lock may have no record.
-    pub(super) fn take_idle(directory: &Directory, file: &FileName) -> Option<Self> {
+    pub(super) fn take_idle(directory: &Arc<Directory>, file: &FileName) -> Option<Self> {
         let (fd, _) = directory.open_file(file.as_str(), OFlags::RDONLY, "clean up").ok()??;
         flock(&fd, FlockOperation::NonBlockingLockExclusive).ok()?;
-        let taken = Self { fd: Arc::new(fd), file: file.clone() };
-        (!is_removed(&taken.fd).ok()?).then_some(taken)
+        let taken = Self::taken(Arc::new(fd), file.clone(), directory);
+        (fstat(&taken.fd).ok()?.st_nlink > 0).then_some(taken)
     }
 
-    /// Removes the file, for a lock without a record.
-    pub(super) fn remove(self, directory: &Directory) -> Result<(), Errno> {
-        directory.remove(&self.file)
+    fn taken(fd: Arc<OwnedFd>, file: FileName, directory: &Arc<Directory>) -> Self {
+        Self { fd, file, directory: Arc::clone(directory), has_record: true }
     }
 }
 
@@ -80,12 +83,11 @@ impl Drop for Mutex {
     /// Closing is not enough: a child that another thread forked meanwhile would keep it locked.
     /// Closing follows in any case.
     fn drop(&mut self) {
+        if !self.has_record {
+            self.directory.remove(&self.file).ok();
+        }
         flock(&self.fd, FlockOperation::Unlock).ok();
     }
-}
-
-fn is_removed(fd: &OwnedFd) -> Result<bool, Errno> {
-    Ok(fstat(fd)?.st_nlink == 0)
 }
 
 /// Opens or creates the file. The caller checks it once it is locked.

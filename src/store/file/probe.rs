@@ -2,15 +2,16 @@
 //! on, with temporary files that it removes. Does not create the directory.
 
 use super::directory::{Directory, FileName, FileRole};
-use super::liveness::{LifeFile, liveness};
+use super::liveness::{LifeFile, look_for};
 use super::mutex::Mutex;
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
-use crate::store::engine::Liveness;
+use crate::store::engine::coordinator::Watching;
 use crate::store::probe::{self, Disk};
 use rustix::fs::{fstat, fstatfs};
 use std::path::Path;
+use std::sync::Arc;
 
 /// The names of file system types, from linux/magic.h and the drivers' sources.
 const FILE_SYSTEMS: [(u64, &str); 11] = [
@@ -34,10 +35,10 @@ pub fn probe(path: &Path, shown: &str) -> probe::Directory {
 }
 
 fn disk(path: &Path, shown: &str) -> Result<Disk, Error> {
-    let directory = Directory::open(path, shown)?;
-    let fs = fstatfs(&directory).map_err(|errno| directory.error("use the directory", errno))?;
+    let directory = Arc::new(Directory::open(path, shown)?);
+    let fs = fstatfs(&*directory).map_err(|errno| directory.error("use the directory", errno))?;
     let mode =
-        fstat(&directory).map_err(|errno| directory.error("use the directory", errno))?.st_mode & 0o7777;
+        fstat(&*directory).map_err(|errno| directory.error("use the directory", errno))?.st_mode & 0o7777;
     let token = Token::random()
         .map_err(|error| Error::Unavailable(format!("{shown}: the system gave no random bytes: {error}")))?;
     Ok(Disk {
@@ -49,11 +50,11 @@ fn disk(path: &Path, shown: &str) -> Result<Disk, Error> {
 }
 
 /// Locks a file by two descriptors: the second lock must be refused.
-fn locks(directory: &Directory, token: &Token) -> Result<(), String> {
+fn locks(directory: &Arc<Directory>, token: &Token) -> Result<(), String> {
     let now = Moment::now();
-    let held = Mutex::lock(directory, token.secret(), now).map_err(|error| error.to_string())?;
+    let mut held = Mutex::lock(directory, token.secret(), now).map_err(|error| error.to_string())?;
+    held.has_record = false;
     let second = Mutex::lock(directory, token.secret(), now);
-    held.remove(directory).map_err(|errno| errno.to_string())?;
     match second {
         Err(Error::Unreachable(_)) => Ok(()),
         Err(error) => Err(error.to_string()),
@@ -65,14 +66,14 @@ fn locks(directory: &Directory, token: &Token) -> Result<(), String> {
 /// be read.
 fn fifos(directory: &Directory, token: &Token) -> Result<(), String> {
     let life = LifeFile::begin(directory, token).map_err(|error| error.to_string())?;
-    let during = liveness(directory, token);
-    let is_heard = life.say(Moment::now().since_boot());
+    let during = look_for(directory, token);
+    let is_heard = life.publish(Moment::now());
     drop(life);
-    let after = liveness(directory, token);
+    let after = look_for(directory, token);
     directory.remove(&FileName::of(token.secret(), FileRole::Life)).map_err(|errno| errno.to_string())?;
     match (during, after) {
-        (Liveness::Alive(_), Liveness::Dead) if is_heard => Ok(()),
-        (Liveness::Alive(_), Liveness::Dead) => {
+        (Watching::Watched(_), Watching::Ended) if is_heard => Ok(()),
+        (Watching::Watched(_), Watching::Ended) => {
             Err("the file system does not keep the time set on a FIFO".into())
         }
         _ => Err("a FIFO does not show whether it has a reader".into()),

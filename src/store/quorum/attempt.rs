@@ -198,7 +198,7 @@ impl QuorumStore {
             Leave { end: argument::Leave::new(token, &NOT_RUN), counts: None, attempt: Some(attempt) };
         let Ok(leave) = self.call(&scripts::LEAVE, name, &argument) else { return };
         let now = Moment::now();
-        let pending = self.masters.send(from, &leave, Order::TakingBack, now.after(self.patience()));
+        let pending = self.masters.send(from, &leave, Order::TakingBack, now.after(self.request_time()));
         let answers = self.masters.collect(pending, by.min(now.after(TAKE_BACK)), STRAGGLERS, |_| true);
         self.listen(&answers);
     }

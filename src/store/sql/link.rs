@@ -1,7 +1,6 @@
 //! A connection to a database, and what can go wrong on it. Each kind of database has its own wire
 //! protocol for it.
 
-use super::statement::Dialect;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::Address;
@@ -37,27 +36,17 @@ impl Target {
     }
 }
 
-/// A kind of database.
-pub(super) trait Database: Send + Sync {
-    fn target(&self) -> &Target;
-
-    fn connect(&self, server: &Address, by: Moment) -> Result<Box<dyn Link>, Error>;
-
-    /// The SQL of this kind of database.
-    fn dialect(&self) -> &dyn Dialect;
-}
-
 /// One connection.
 pub(super) trait Link: Send {
     /// Sends the statements together, and returns the result of each. If one fails, the others
     /// still run; the first error is returned.
     fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure>;
 
-    /// Sends a statement without waiting for its answer. Later statements run after it.
-    fn tell(&mut self, statement: &str, by: Moment) -> Result<(), Failure>;
-
-    /// Waits for the answer to [`Link::tell`], if nothing was asked since.
-    fn told(&mut self, by: Moment) -> Result<Option<Answer>, Failure>;
+    /// Sends a statement whose answer nobody needs, without waiting for it where that is possible.
+    /// Later statements run after it.
+    fn tell(&mut self, statement: String, by: Moment) -> Result<(), Failure> {
+        self.ask(&[statement], by).map(drop)
+    }
 
     /// Sleeps until a notification arrives (true) or until `until` (false).
     fn listen(&mut self, until: Moment) -> Result<bool, Failure>;
@@ -67,10 +56,13 @@ pub(super) trait Link: Send {
     fn is_direct(&self, process: u64) -> bool;
 }
 
+/// The columns of a row, as text.
+pub(super) type Row = Vec<Option<Vec<u8>>>;
+
 /// The result of a statement.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    pub rows: Vec<Vec<Option<Vec<u8>>>>,
+    pub rows: Vec<Row>,
     /// Number of rows that it changed.
     pub changed: u64,
 }

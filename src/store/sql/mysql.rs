@@ -15,28 +15,26 @@
 //!
 //! Needs only what MySQL 8.0 and MariaDB 10.6 have.
 
-use super::row::{FRONT, Waiters, hex};
-use super::statement::{Change, Dialect, Question, RESERVED, RESERVED_MOST, join, mode, place};
-use super::{Database, Failure, Link, Target, statement};
+use super::row::hex;
+use super::statement::{self, Dialect, RESERVED, RESERVED_MOST, Write, join};
+use super::{Failure, Link, Target};
 use crate::clock::Moment;
-use crate::lock::{Names, Token};
-use crate::rules::{LOG_KEPT, Time};
+use crate::lock::Token;
+use crate::rules::{HISTORY_KEPT, LOG_KEPT};
 use crate::store::Error;
-use crate::store::engine::queue::Waiting;
 use crate::store::net::Address;
 use crate::store::net::failure::plain;
-use std::collections::BTreeSet;
 use std::time::Duration;
 use wire::{Connection, Said};
 
 mod wire;
 
 /// `kind` is 0 for a lock, 1 for a waiter (`id` is its token), 2 for an end (`id` is its place
-/// among the last ones, `version` its number).
+/// among the last ones, `version` its number). `queued` of a waiter is NULL once it has left.
 const TABLES: [&str; 1] = [
     "CREATE TABLE IF NOT EXISTS dlock_locks (kind TINYINT NOT NULL, name VARBINARY(700) NOT NULL, id VARBINARY(32) NOT NULL, \
-     version BIGINT, used BIGINT, kept TINYINT, ticket BIGINT, since BIGINT, silent BIGINT, forget BIGINT, mode INT, \
-     place TINYINT, said BIGINT NOT NULL DEFAULT 0, body MEDIUMBLOB, PRIMARY KEY (kind, name, id)) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
+     version BIGINT, used BIGINT, reserved BIGINT, kept TINYINT, queued TINYINT, said BIGINT NOT NULL DEFAULT 0, body MEDIUMBLOB, \
+     PRIMARY KEY (kind, name, id)) ENGINE=InnoDB ROW_FORMAT=DYNAMIC",
 ];
 
 /// The server's time at the start of the statement, in microseconds since 1970.
@@ -46,42 +44,20 @@ const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 /// place, the view's functions would run with the rights of dlock's user. A view has no indexes, so
 /// the server refuses this name before it runs anything.
 const TABLE: &str = "dlock_locks FORCE INDEX (PRIMARY)";
+/// The same, in a statement that deletes.
+const DELETE: &str = "DELETE l FROM dlock_locks AS l FORCE INDEX (PRIMARY) WHERE";
 
 /// 1 if the server takes no writes. Newer versions of MariaDB have words in place of a number. In a
 /// cluster that shares one disk, InnoDB makes the readers read-only.
 const IS_READ_ONLY: &str = "CONCAT(@@read_only) NOT IN ('0', 'OFF') OR @@innodb_read_only";
 
-/// The rows of queued waiters.
-const QUEUED: &str = "kind = 1 AND place = 0";
-/// The `place` of a waiter that has left.
-const GONE: u8 = 2;
+/// The columns that a write fills.
+const COLUMNS: &str = "kind, name, id, version, used, reserved, kept, queued, body";
 /// Most rows that one clean-up deletes.
 const CLEANED_UP: usize = 100;
 
-/// A MySQL or MariaDB database.
-pub struct Mysql {
-    target: Target,
-}
-
-impl Mysql {
-    pub fn new(target: Target) -> Self {
-        Self { target }
-    }
-}
-
-impl Database for Mysql {
-    fn target(&self) -> &Target {
-        &self.target
-    }
-
-    fn connect(&self, server: &Address, by: Moment) -> Result<Box<dyn Link>, Error> {
-        Ok(Box::new(Connection::begin(&self.target, server, &settings(&self.target), by)?))
-    }
-
-    fn dialect(&self) -> &dyn Dialect {
-        &MysqlDialect
-    }
-}
+/// The SQL of MySQL and MariaDB.
+pub struct Mysql;
 
 /// Sets what a server may have configured otherwise and what changes the meaning of statements. The
 /// lock wait timeouts count whole seconds, at least one. With an op timeout of two seconds or more
@@ -100,224 +76,106 @@ fn settings(target: &Target) -> String {
     )
 }
 
-struct MysqlDialect;
-
-/// A row for [`MysqlDialect::write`].
-struct Row<'r> {
-    kind: u8,
-    name: &'r str,
-    id: &'r [u8],
-    /// Version, used and kept; ticket, since, silent, forget, mode and place.
-    numbers: [Option<i64>; 9],
-    body: Option<&'r [u8]>,
-}
-
-impl Row<'_> {
-    fn text(&self) -> String {
-        let numbers =
-            join(self.numbers.iter().map(|one| one.map_or_else(|| "NULL".into(), |one| one.to_string())));
-        let body = self.body.map_or_else(|| "NULL".into(), |body| MysqlDialect.bytes(body));
-        let (name, id) = (MysqlDialect.bytes(self.name.as_bytes()), MysqlDialect.bytes(self.id));
-        format!("SELECT {} AS kind, {name} AS name, {id} AS id, {numbers}, {body} AS body", self.kind)
+impl Dialect for Mysql {
+    fn connect(&self, target: &Target, server: &Address, by: Moment) -> Result<Box<dyn Link>, Error> {
+        Ok(Box::new(Connection::begin(target, server, &settings(target), by)?))
     }
-}
 
-fn number(number: u64) -> Option<i64> {
-    i64::try_from(number).ok()
-}
-
-impl Dialect for MysqlDialect {
     fn tables(&self) -> &'static [&'static str] {
         &TABLES
     }
 
-    /// Returns the notes of the first waiters, the last one, the caller and its predecessor. Notes
-    /// are joined only after the rows are sorted, because a server writes to the disk if it must
-    /// sort with them.
-    fn read(&self, question: &Question<'_>) -> String {
-        let names = self.list(&mut question.names.iter().map(String::as_str));
-        let me = question.me.map(|me| self.bytes(me.secret().as_bytes())).unwrap_or_default();
-        let (note, rows) = match question.waiters {
-            Waiters::Front => {
-                let columns = "name, id, ticket, since, silent, forget, mode, place, said";
-                let first = question.names.iter().map(|name| {
-                    format!(
-                        "(SELECT {columns} FROM {TABLE} WHERE {QUEUED} AND name = {} ORDER BY ticket, id LIMIT {})",
-                        self.bytes(name.as_bytes()),
-                        FRONT + 1
-                    )
-                });
-                let first = first.collect::<Vec<_>>().join(" UNION ALL ");
-                let rows = format!(
-                    "({first} UNION ALL (SELECT {columns} FROM {TABLE} WHERE kind = 1 AND place = 1 AND name IN ({names}))) AS w \
-                     LEFT JOIN dlock_locks AS n FORCE INDEX (PRIMARY) ON n.kind = 1 AND n.name = w.name AND n.id = w.id"
-                );
-                ("n.body", rows)
-            }
-            Waiters::All => {
-                let mine = format!(" OR id = {me} OR LEAD(id) OVER forth = {me}");
-                let mine = question.me.map_or(String::new(), |_| mine);
-                let rows = format!(
-                    "(SELECT name, id, ticket, since, silent, forget, mode, place, said, \
-                     CASE WHEN ROW_NUMBER() OVER forth <= 4 OR LEAD(id) OVER forth IS NULL{mine} THEN id END AS noted \
-                     FROM {TABLE} WHERE kind = 1 AND place < {GONE} AND name IN ({names}) \
-                     WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, id)) AS w \
-                     LEFT JOIN dlock_locks AS n FORCE INDEX (PRIMARY) ON n.kind = 1 AND n.name = w.name AND n.id = w.noted"
-                );
-                ("n.body", rows)
-            }
+    fn read(&self, names: &str, with_ends: bool) -> String {
+        let rows = |columns: &str, condition: &str| {
+            let (kind, columns) = columns.split_once(' ').unwrap_or_default();
+            format!(
+                " UNION ALL SELECT '{kind}', HEX(name), {columns}, HEX(body) FROM {TABLE} WHERE {condition} AND name IN ({names})"
+            )
         };
-        let heard = match question.waiters {
-            Waiters::Front => {
-                format!(
-                    "(SELECT MAX(said) FROM dlock_locks AS o FORCE INDEX (PRIMARY) WHERE o.{QUEUED} AND o.name = l.name)"
-                )
-            }
-            Waiters::All => "NULL".into(),
-        };
-        let null = |count| ", NULL".repeat(count);
-        let mut text = format!(
-            "SELECT 't', NULL, {NOW}, CONNECTION_ID(){} \
-             UNION ALL SELECT 'r', HEX(l.name), l.version, l.used, HEX(l.body), {heard}{} FROM dlock_locks AS l FORCE INDEX (PRIMARY) \
-             WHERE l.kind = 0 AND l.name IN ({names}) \
-             UNION ALL SELECT 'w', HEX(w.name), w.id, w.ticket, w.since, w.silent, w.forget, w.mode, w.place, w.said, \
-             HEX({note}) FROM {rows}",
-            null(7),
-            null(5)
-        );
-        if question.with_ends {
-            text += &format!(
-                " UNION ALL SELECT 'e', HEX(name), version, HEX(body){} FROM {TABLE} WHERE kind = 2 AND name IN ({names})",
-                null(7)
-            );
+        let mut text = format!("SELECT 't', NULL, {NOW}, CONNECTION_ID(), NULL");
+        text += &rows("r version, NULL", "kind = 0");
+        text += &rows("w id, said", "kind = 1 AND queued IS NOT NULL");
+        if with_ends {
+            text += &rows("e version, NULL", "kind = 2");
         }
         text
     }
 
     /// The condition is always true. It makes the statement name the table as the others do.
-    fn begin(&self, names: &[&String], now: Time) -> String {
-        let rows = names.iter().map(|name| {
-            let (name, now, millis) = (self.bytes(name.as_bytes()), now.0, now.millis());
-            format!("SELECT 0 AS kind, {name} AS name, x'' AS id, {now} AS version, {millis} AS used, 0 AS kept, x'' AS body")
-        });
-        let rows = rows.collect::<Vec<_>>().join(" UNION ALL ");
+    fn begin(&self, names: &[&str]) -> String {
+        let row = |name: &&str| {
+            let name = self.bytes(name.as_bytes());
+            format!("SELECT 0, {name}, x'', {NOW}, {NOW} DIV 1000, 0, 0, NULL, x''")
+        };
         format!(
-            "INSERT INTO dlock_locks (kind, name, id, version, used, kept, body) SELECT v.* FROM ({rows}) AS v \
-             WHERE NOT EXISTS (SELECT 1 FROM {TABLE} WHERE FALSE) ON DUPLICATE KEY UPDATE kind = dlock_locks.kind"
+            "INSERT INTO dlock_locks ({COLUMNS}) WITH v ({COLUMNS}) AS ({}) SELECT v.* FROM v \
+             WHERE NOT EXISTS (SELECT 1 FROM {TABLE} WHERE FALSE) ON DUPLICATE KEY UPDATE kind = dlock_locks.kind",
+            names.iter().map(row).collect::<Vec<_>>().join(" UNION ALL ")
         )
     }
 
-    /// Each statement is committed before the next one begins.
-    fn reserve_and_read(&self, question: &Question<'_>) -> Vec<String> {
-        let rows = question.names.iter().map(|name| {
-            format!("kind = 0 AND name = {} AND id = x'' AND {}", self.bytes(name.as_bytes()), is_open())
-        });
-        vec![format!(
-            "UPDATE {TABLE} SET used = {NOW} DIV 1000 + {RESERVED}, kept = 2 + kept % 2 WHERE {}; {}",
-            rows.collect::<Vec<_>>().join(" OR "),
-            self.read(question)
-        )]
+    fn reserve(&self, names: &str) -> String {
+        let open = is_open();
+        format!(
+            "UPDATE {TABLE} SET reserved = {NOW} DIV 1000 + {RESERVED} WHERE kind = 0 AND name IN ({names}) AND id = x'' AND {open}"
+        )
     }
 
     /// Locks the rows of all locks that were read. If each still has the version that was read,
     /// writes all rows, otherwise none.
-    fn write(&self, change: &Change) -> String {
-        let open = if change.reserves { String::new() } else { format!(" AND {}", is_open()) };
-        let read = change.read.iter().map(|(name, version)| {
-            format!(
-                "kind = 0 AND name = {} AND id = x'' AND version = {version}{open}",
-                self.bytes(name.as_bytes())
-            )
+    fn write(&self, write: &Write) -> String {
+        let open = if write.reserves { String::new() } else { format!(" AND {}", is_open()) };
+        let read = write.read.iter().map(|(name, version)| {
+            let name = self.bytes(name.as_bytes());
+            format!("kind = 0 AND name = {name} AND id = x'' AND version = {version}{open}")
         });
-        let read = read.collect::<Vec<_>>().join(" OR ");
-        let bodies = change.bodies.iter().map(|body| {
-            let [version, used] = [body.version + 1, body.used].map(number);
-            let kept = Some(i64::from(body.is_kept));
-            let numbers = [version, used, kept, None, None, None, None, None, None];
-            Row { kind: 0, name: &body.name, id: b"", numbers, body: Some(&body.body) }.text()
-        });
-        let come = change.come.iter().filter_map(|(name, waiting, note)| {
-            let Waiting { ticket, since, silent, forget, .. } = *waiting;
-            let [ticket, since, silent, forget] = [ticket, since, silent, forget].map(number);
-            let (mode, place) = (Some(mode(waiting.mode)), Some(i64::from(place(waiting.place))));
-            let numbers = [None, None, None, ticket, since, silent, forget, mode, place];
-            let id = waiting.token()?;
-            let id = id.secret().as_bytes();
-            Some(Row { kind: 1, name, id, numbers, body: note.as_deref() }.text())
-        });
-        let gone = change.gone.iter().map(|(name, token)| {
-            let numbers = [None, None, None, None, None, None, None, None, Some(i64::from(GONE))];
-            Row { kind: 1, name, id: token.secret().as_bytes(), numbers, body: Some(b"") }.text()
-        });
-        let ends = change.ends.iter().map(|(name, at, end)| {
-            let numbers = [number(*at), None, None, None, None, None, None, None, None];
-            let id = (at % LOG_KEPT as u64).to_string();
-            Row { kind: 2, name, id: id.as_bytes(), numbers, body: Some(end) }.text()
-        });
-        let rows = bodies.chain(come).chain(gone).chain(ends).collect::<Vec<_>>().join(" UNION ALL ");
-        let columns = "kind, name, id, version, used, kept, ticket, since, silent, forget, mode, place, body";
-        let change_to = join(
-            ["version", "used", "kept", "ticket", "since", "silent", "forget", "mode", "place"]
-                .iter()
-                .map(|column| format!("{column} = v.{column}")),
-        );
-        // Fails before the row is made if this user may not delete it.
-        let right = if change.come.iter().any(|(_, _, note)| note.is_some()) {
-            "DELETE l FROM dlock_locks AS l FORCE INDEX (PRIMARY) WHERE FALSE; "
-        } else {
-            ""
-        };
+        let change_to = ["version", "used", "reserved", "kept", "queued", "body"];
+        // Fails before the row of a waiter is made if this user may not delete it.
+        let has_waiters = write.locks.iter().any(|lock| !lock.parts.waiters.is_empty());
+        let right = if has_waiters { format!("{DELETE} FALSE; ") } else { String::new() };
         format!(
-            "{right}INSERT INTO dlock_locks ({columns}) WITH v ({columns}) AS ({rows}) SELECT v.* FROM v JOIN \
-             (SELECT COUNT(*) AS n FROM {TABLE} WHERE {read} FOR UPDATE) AS c \
-             WHERE c.n = {} ON DUPLICATE KEY UPDATE {change_to}, body = COALESCE(v.body, dlock_locks.body); \
+            "{right}INSERT INTO dlock_locks ({COLUMNS}) WITH v ({COLUMNS}) AS ({}) SELECT v.* FROM v JOIN \
+             (SELECT COUNT(*) AS n FROM {TABLE} WHERE {} FOR UPDATE) AS c \
+             WHERE c.n = {} ON DUPLICATE KEY UPDATE {}; \
              SELECT ROW_COUNT() > 0",
-            change.read.len()
+            self.rows(write).join(" UNION ALL "),
+            read.collect::<Vec<_>>().join(" OR "),
+            write.read.len(),
+            join(change_to.iter().map(|column| format!("{column} = v.{column}")))
         )
     }
 
     /// Apart from the write, because the write would have to wait for the disk once more.
-    fn behind(&self, change: &Change) -> Option<String> {
-        let gone = change.gone.iter().map(|(name, token)| {
-            let (name, id) = (self.bytes(name.as_bytes()), self.bytes(token.secret().as_bytes()));
-            format!("kind = 1 AND name = {name} AND id = {id} AND place = {GONE}")
-        });
-        let gone = gone.collect::<Vec<_>>().join(" OR ");
-        (!gone.is_empty())
-            .then(|| format!("DELETE l FROM dlock_locks AS l FORCE INDEX (PRIMARY) WHERE {gone}"))
+    fn behind(&self, write: &Write) -> Option<String> {
+        let gone =
+            write.locks.iter().flat_map(|lock| lock.parts.gone.iter().map(move |token| (&lock.name, token)));
+        let rows: Vec<_> = gone
+            .map(|(name, token)| {
+                let (name, id) = (self.bytes(name.as_bytes()), self.bytes(token.secret().as_bytes()));
+                format!("kind = 1 AND name = {name} AND id = {id} AND queued IS NULL")
+            })
+            .collect();
+        (!rows.is_empty()).then(|| format!("{DELETE} {}", rows.join(" OR ")))
     }
 
-    fn notes(&self, name: &str, tokens: &[Token]) -> String {
+    fn heartbeat(&self, names: &str, token: &Token, millis: u64) -> String {
+        let id = self.bytes(token.secret().as_bytes());
         format!(
-            "SELECT id, HEX(body) FROM {TABLE} WHERE kind = 1 AND place < {GONE} AND name = {} AND id IN ({})",
-            self.bytes(name.as_bytes()),
-            join(tokens.iter().map(|token| self.bytes(token.secret().as_bytes())))
+            "UPDATE {TABLE} SET said = {NOW} DIV 1000 + {millis} WHERE kind = 1 AND queued = 1 AND name IN ({names}) AND id = {id}"
         )
     }
 
-    fn heard(&self, names: &Names, token: &Token, millis: u64) -> String {
-        format!(
-            "UPDATE {TABLE} SET said = {NOW} DIV 1000 + {millis} WHERE {QUEUED} AND name IN ({}) AND id = {}",
-            self.list(&mut names.iter().map(|name| name.as_str())),
-            self.bytes(token.secret().as_bytes())
-        )
+    fn waits(&self, names: &str, token: &Token) -> String {
+        let id = self.bytes(token.secret().as_bytes());
+        format!("SELECT 1 FROM {TABLE} WHERE kind = 1 AND queued = 1 AND name IN ({names}) AND id = {id}")
     }
 
-    fn waits(&self, names: &Names, token: &Token) -> String {
-        format!(
-            "SELECT 1 FROM {TABLE} WHERE {QUEUED} AND name IN ({}) AND id = {}",
-            self.list(&mut names.iter().map(|name| name.as_str())),
-            self.bytes(token.secret().as_bytes())
-        )
-    }
-
-    fn versions(&self, names: &BTreeSet<String>) -> String {
-        let names = self.list(&mut names.iter().map(String::as_str));
+    fn versions(&self, names: &str) -> String {
         format!("SELECT version FROM {TABLE} WHERE kind = 0 AND name IN ({names}) ORDER BY name")
     }
 
     fn names(&self) -> String {
-        format!("SELECT HEX(name) FROM {TABLE} WHERE kind = 0 AND kept IN (1, 3)")
+        format!("SELECT HEX(name) FROM {TABLE} WHERE kind = 0 AND kept = 1")
     }
 
     fn time(&self) -> String {
@@ -357,21 +215,18 @@ impl Dialect for MysqlDialect {
         "semi-synchronous replication with the wait point AFTER_SYNC and a timeout of an hour or more"
     }
 
-    fn remove(&self, name: &str) -> Vec<String> {
-        vec![format!(
-            "DELETE l FROM dlock_locks AS l FORCE INDEX (PRIMARY) WHERE kind IN (0, 1, 2) AND name = {}",
-            self.bytes(name.as_bytes())
-        )]
+    fn remove(&self, names: &str) -> Vec<String> {
+        vec![format!("{DELETE} kind IN (0, 1, 2) AND name IN ({names})")]
     }
 
     /// READ COMMITTED, so that the search for old rows does not block other clients.
     fn clean_up(&self) -> Vec<String> {
-        let old = format!("used < {NOW} DIV 1000 - {}", 2 * crate::rules::HISTORY_KEPT.as_millis());
+        let old = format!("used < {NOW} DIV 1000 - {}", 2 * HISTORY_KEPT.as_millis());
         // Rows that a client did not delete because it ended first.
         let left = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; DELETE l FROM \
-             (SELECT name, id FROM {TABLE} WHERE kind = 1 AND place = {GONE} LIMIT {CLEANED_UP}) AS v \
-             JOIN dlock_locks AS l FORCE INDEX (PRIMARY) ON l.kind = 1 AND l.name = v.name AND l.id = v.id AND l.place = {GONE}"
+             (SELECT name, id FROM {TABLE} WHERE kind = 1 AND queued IS NULL LIMIT {CLEANED_UP}) AS v \
+             JOIN dlock_locks AS l FORCE INDEX (PRIMARY) ON l.kind = 1 AND l.name = v.name AND l.id = v.id AND l.queued IS NULL"
         );
         let idle = format!(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; DELETE l, o FROM \
@@ -382,29 +237,21 @@ impl Dialect for MysqlDialect {
         vec![left, idle]
     }
 
-    fn has_channels(&self) -> bool {
-        false
+    fn take_advisory_lock(&self, token: &Token) -> String {
+        format!("DO GET_LOCK('{}', 0); ", advisory_lock(token))
     }
 
-    fn wake_channel(&self, _: &Token) -> Option<String> {
-        None
-    }
-
-    fn take_advisory_lock(&self, token: &Token) -> Option<String> {
-        Some(format!("DO GET_LOCK('{}', 0); ", advisory_lock(token)))
-    }
-
-    fn drop_advisory_lock(&self) -> Option<String> {
-        Some("DO RELEASE_ALL_LOCKS(); ".into())
+    fn drop_advisory_lock(&self) -> String {
+        "DO RELEASE_ALL_LOCKS(); ".into()
     }
 
     /// MySQL rounds the timeout to whole seconds; MariaDB does not.
-    fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> Option<String> {
+    fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> String {
         let advisory_lock = advisory_lock(token);
-        Some(format!(
+        format!(
             "SELECT IF(IS_FREE_LOCK('{advisory_lock}'), 2, GET_LOCK('{advisory_lock}', {:.3})); DO RELEASE_LOCK('{advisory_lock}')",
             span.as_secs_f64()
-        ))
+        )
     }
 
     fn bytes(&self, bytes: &[u8]) -> String {
@@ -412,9 +259,36 @@ impl Dialect for MysqlDialect {
     }
 }
 
+impl Mysql {
+    /// The new rows of a write.
+    fn rows(&self, write: &Write) -> Vec<String> {
+        let mut rows = Vec::new();
+        for lock in &write.locks {
+            let (used, kept, name) = (write.used, u8::from(lock.is_kept), self.bytes(lock.name.as_bytes()));
+            let mut add = |kind: u8, id: &str, numbers: String, body: &[u8]| {
+                let (id, body) = (self.bytes(id.as_bytes()), self.bytes(body));
+                rows.push(format!("SELECT {kind}, {name}, {id}, {numbers}, {body}"));
+            };
+            add(0, "", format!("{}, {used}, 0, {kept}, NULL", lock.version), &lock.parts.body);
+            for waiter in &lock.parts.waiters {
+                let queued = u8::from(waiter.is_queued);
+                add(1, waiter.token.secret(), format!("NULL, NULL, NULL, NULL, {queued}"), &waiter.value);
+            }
+            for token in &lock.parts.gone {
+                add(1, token.secret(), "NULL, NULL, NULL, NULL, NULL".into(), b"");
+            }
+            for end in &lock.parts.ends {
+                let place = (end.number % LOG_KEPT as u64).to_string();
+                add(2, &place, format!("{}, NULL, NULL, NULL, NULL", end.number), &end.value);
+            }
+        }
+        rows
+    }
+}
+
 /// The condition that no other process has reserved a lock.
 fn is_open() -> String {
-    format!("(kept < 2 OR used NOT BETWEEN {NOW} DIV 1000 + 1 AND {NOW} DIV 1000 + {RESERVED_MOST})")
+    format!("reserved NOT BETWEEN {NOW} DIV 1000 + 1 AND {NOW} DIV 1000 + {RESERVED_MOST}")
 }
 
 fn advisory_lock(token: &Token) -> String {
@@ -434,9 +308,9 @@ fn meaning(store: &str, said: &Said) -> Failure {
         1146 | 1142 => Failure::NoTables(Error::Denied(format!(
             "{store} has no table for locks, or denies this user a right that dlock needs: {text}"
         ))),
-        1054 | 1136 | 1364 | 1406 => {
-            unfit(format!("{store} has a table with the name of dlock's, but of another program: {text}"))
-        }
+        1054 | 1136 | 1364 | 1406 => unfit(format!(
+            "{store} has a table with the name of dlock's, but other columns, of another program or an earlier build of dlock: {text}"
+        )),
         1064 => unfit(format!("{store} is too old for dlock, which needs MySQL 8.0 or MariaDB 10.6: {text}")),
         1176 | 1347 => denied(format!(
             "{store} has a view in the place of the table dlock_locks, or a table without its primary key: {text}; the code of a view runs with the rights of this user; have an administrator find out who made it, and make the table as docs/stores.md says"

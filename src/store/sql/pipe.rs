@@ -15,7 +15,7 @@ use std::time::Duration;
 /// thousand characters in two digits each, or for the names of a hundred thousand locks.
 pub const ANSWER_MOST: usize = 32 << 20;
 /// Most values in an answer, because a value of one byte takes many times as much memory here. That
-/// is room for eighty thousand waiters.
+/// is room for two hundred thousand waiters.
 const VALUES_MOST: usize = 1 << 20;
 /// Most columns in a row; no statement of dlock's asks for more.
 const COLUMNS_MOST: usize = 64;

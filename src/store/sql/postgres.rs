@@ -4,18 +4,17 @@
 //! between. The `statement_timestamp` of a simple query is the time of its arrival, before any row
 //! is read.
 
-use super::row::{FRONT, Waiters, hex};
-use super::statement::{Change, Dialect, Question, RESERVED, RESERVED_MOST, join, mode, place};
-use super::{Database, Failure, Link, Target, statement};
+use super::row::hex;
+use super::statement::{self, Dialect, NewLock, RESERVED, RESERVED_MOST, Write, join};
+use super::{Failure, Link, Target};
 use crate::clock::Moment;
-use crate::lock::{Names, Token};
-use crate::rules::Time;
+use crate::lock::Token;
+use crate::rules::{HISTORY_KEPT, LOG_KEPT};
 use crate::store::Error;
-use crate::store::engine::queue::Waiting;
+use crate::store::engine::stored_lock::Parts;
 use crate::store::net::Address;
 use crate::store::net::failure::plain;
 use guard::{NO_TABLE, READS};
-use std::collections::BTreeSet;
 use std::time::Duration;
 use wire::{Connection, Said};
 
@@ -25,11 +24,10 @@ mod wire;
 /// Created under the user's own search path, unlike all other statements.
 const TABLES: [&str; 3] = [
     "CREATE TABLE IF NOT EXISTS dlock_locks (name pg_catalog.bytea PRIMARY KEY, version bigint NOT NULL, used bigint NOT NULL, \
-     kept smallint NOT NULL, body pg_catalog.bytea NOT NULL) WITH (fillfactor = 50)",
+     reserved bigint NOT NULL, kept boolean NOT NULL, body pg_catalog.bytea NOT NULL) WITH (fillfactor = 50)",
     "CREATE TABLE IF NOT EXISTS dlock_waiters (name pg_catalog.bytea, token pg_catalog.text COLLATE pg_catalog.\"C\", \
-     ticket bigint NOT NULL, since bigint NOT NULL, silent bigint NOT NULL, forget bigint NOT NULL, mode integer NOT NULL, \
-     place smallint NOT NULL, said bigint NOT NULL, note pg_catalog.bytea, PRIMARY KEY (name, token)) WITH (fillfactor = 50)",
-    "CREATE TABLE IF NOT EXISTS dlock_ends (name pg_catalog.bytea, number bigint, entry pg_catalog.bytea NOT NULL, \
+     queued boolean NOT NULL, said bigint NOT NULL, body pg_catalog.bytea NOT NULL, PRIMARY KEY (name, token)) WITH (fillfactor = 50)",
+    "CREATE TABLE IF NOT EXISTS dlock_ends (name pg_catalog.bytea, number bigint, body pg_catalog.bytea NOT NULL, \
      PRIMARY KEY (name, number))",
 ];
 
@@ -38,128 +36,65 @@ const TABLES: [&str; 3] = [
 const NOW: &str =
     "(extract(epoch FROM pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8";
 
-/// A PostgreSQL database.
-pub struct Postgres {
-    target: Target,
-}
+/// The SQL of PostgreSQL.
+pub struct Postgres;
 
-impl Postgres {
-    pub fn new(target: Target) -> Self {
-        Self { target }
-    }
-}
-
-impl Database for Postgres {
-    fn target(&self) -> &Target {
-        &self.target
+impl Dialect for Postgres {
+    fn connect(&self, target: &Target, server: &Address, by: Moment) -> Result<Box<dyn Link>, Error> {
+        Ok(Box::new(Connection::begin(target, server, by)?))
     }
 
-    fn connect(&self, server: &Address, by: Moment) -> Result<Box<dyn Link>, Error> {
-        Ok(Box::new(Connection::begin(&self.target, server, by)?))
-    }
-
-    fn dialect(&self) -> &dyn Dialect {
-        &PostgresDialect
-    }
-}
-
-struct PostgresDialect;
-
-impl Dialect for PostgresDialect {
     fn tables(&self) -> &'static [&'static str] {
         &TABLES
     }
 
-    /// Returns the notes of the first waiters, the last one, the caller and its predecessor.
-    fn read(&self, question: &Question<'_>) -> String {
-        let names = join(question.names.iter().map(|name| self.bytes(name.as_bytes())));
-        let me = || question.me.map(|me| format!("'{}'", me.secret()));
-        let (noted, rows) = match question.waiters {
-            Waiters::Front => {
-                let first = question.names.iter().map(|name| {
-                    format!(
-                        "(SELECT * FROM ONLY dlock_waiters WHERE name = {} AND place = 0 ORDER BY ticket, token LIMIT {})",
-                        self.bytes(name.as_bytes()),
-                        FRONT + 1
-                    )
-                });
-                let first = first.collect::<Vec<_>>().join(" UNION ALL ");
-                let beside =
-                    format!("SELECT * FROM ONLY dlock_waiters WHERE name IN ({names}) AND place <> 0");
-                ("pg_catalog.encode(note, 'hex')".into(), format!("({first} UNION ALL {beside}) AS w"))
-            }
-            Waiters::All => {
-                let mine =
-                    me().map(|me| format!(" OR token = {me} OR pg_catalog.lead(token) OVER forth = {me}"));
-                let mine = mine.unwrap_or_default();
-                let noted = format!(
-                    "CASE WHEN pg_catalog.row_number() OVER forth <= 4 OR pg_catalog.lead(token) OVER forth IS NULL{mine} THEN pg_catalog.encode(note, 'hex') END"
-                );
-                let rows = format!(
-                    "ONLY dlock_waiters WHERE name IN ({names}) WINDOW forth AS (PARTITION BY name, place ORDER BY ticket, token)"
-                );
-                (noted, rows)
-            }
+    fn read(&self, names: &str, with_ends: bool) -> String {
+        let rows = |columns: &str, table: &str| {
+            let (name, body) = (to_hex("name"), to_hex("body"));
+            let (kind, columns) = columns.split_once(' ').unwrap_or_default();
+            format!(
+                " UNION ALL SELECT '{kind}', {name}, {columns}, {body} FROM ONLY {table} WHERE name IN ({names})"
+            )
         };
-        let heard = match question.waiters {
-            Waiters::Front => {
-                "(SELECT pg_catalog.max(said)::text FROM ONLY dlock_waiters AS o WHERE o.name = l.name AND o.place = 0)"
-            }
-            Waiters::All => "NULL::text",
-        };
-        let null = |count| ", NULL::text".repeat(count);
         let mut text = format!(
-            "{READS}SELECT 't'::text, NULL::text, {NOW}::text, pg_catalog.pg_backend_pid()::text{} \
-             UNION ALL SELECT 'r', pg_catalog.encode(name, 'hex'), version::text, used::text, pg_catalog.encode(body, 'hex'), {heard}{} \
-             FROM ONLY dlock_locks AS l WHERE name IN ({names}) \
-             UNION ALL SELECT 'w', pg_catalog.encode(name, 'hex'), token, ticket::text, since::text, silent::text, forget::text, \
-             mode::text, place::text, said::text, {noted} FROM {rows}",
-            null(7),
-            null(5)
+            "{READS}SELECT 't'::text, NULL::text, {NOW}::text, pg_catalog.pg_backend_pid()::text, NULL::text"
         );
-        if question.with_ends {
-            text += &format!(
-                " UNION ALL SELECT 'e', pg_catalog.encode(name, 'hex'), number::text, pg_catalog.encode(entry, 'hex'){} \
-                 FROM ONLY dlock_ends WHERE name IN ({names})",
-                null(7)
-            );
+        text += &rows("r version::text, NULL", "dlock_locks");
+        text += &rows("w token, said::text", "dlock_waiters");
+        if with_ends {
+            text += &rows("e number::text, NULL", "dlock_ends");
         }
         text
     }
 
-    fn begin(&self, names: &[&String], now: Time) -> String {
-        let rows = join(names.iter().map(|name| {
-            format!("({}, {}, {}, 0, ''::bytea)", self.bytes(name.as_bytes()), now.0, now.millis())
-        }));
+    fn begin(&self, names: &[&str]) -> String {
+        let row = |name: &&str| {
+            let name = self.bytes(name.as_bytes());
+            format!("({name}, {NOW}, {NOW} / 1000, 0, false, ''::bytea)")
+        };
         format!(
-            "INSERT INTO dlock_locks (name, version, used, kept, body) VALUES {rows} ON CONFLICT DO NOTHING"
+            "INSERT INTO dlock_locks (name, version, used, reserved, kept, body) VALUES {} ON CONFLICT DO NOTHING",
+            join(names.iter().map(row))
         )
     }
 
-    /// Two texts, sent together: one text would be one transaction. A reservation need not survive
-    /// a crash of the server.
-    fn reserve_and_read(&self, question: &Question<'_>) -> Vec<String> {
-        let names = self.list(&mut question.names.iter().map(String::as_str));
-        let reserve = format!(
+    /// A reservation need not survive a crash of the server.
+    fn reserve(&self, names: &str) -> String {
+        let open = is_open();
+        format!(
             "SET LOCAL synchronous_commit TO off; WITH v AS MATERIALIZED (SELECT name FROM ONLY dlock_locks \
              WHERE name IN ({names}) AND {open} ORDER BY name FOR UPDATE) UPDATE ONLY dlock_locks AS l \
-             SET used = {NOW} / 1000 + {RESERVED}, kept = 2 + l.kept % 2::pg_catalog.int2 FROM v WHERE l.name = v.name",
-            open = is_open()
-        );
-        vec![reserve, self.read(question)]
+             SET reserved = {NOW} / 1000 + {RESERVED} FROM v WHERE l.name = v.name"
+        )
     }
 
     /// One statement. Locks the rows of all locks that were read. If each still has the version
     /// that was read, writes everything, otherwise nothing.
-    fn write(&self, change: &Change) -> String {
-        let bytes = |bytes: &[u8]| self.bytes(bytes);
-        let name = |name: &str| bytes(name.as_bytes());
-        let token = |token: &Token| format!("'{}'", token.secret());
-        let open = if change.reserves { String::new() } else { format!(" AND {}", is_open()) };
-        let read = change
-            .read
-            .iter()
-            .map(|(of, version)| format!("name = {} AND version = {}{open}", name(of), version));
+    fn write(&self, write: &Write) -> String {
+        let open = if write.reserves { String::new() } else { format!(" AND {}", is_open()) };
+        let read = write.read.iter().map(|(name, version)| {
+            format!("name = {} AND version = {version}{open}", self.bytes(name.as_bytes()))
+        });
         let read = read.collect::<Vec<_>>().join(" OR ");
         let mut parts = vec![
             format!(
@@ -167,97 +102,51 @@ impl Dialect for PostgresDialect {
             ),
             format!(
                 "go AS MATERIALIZED (SELECT 1 FROM (SELECT pg_catalog.count(*) AS n FROM same) AS s WHERE n = {})",
-                change.read.len()
+                write.read.len()
             ),
         ];
-        for (at, body) in change.bodies.iter().enumerate() {
-            parts.push(format!(
-                "b{at} AS (UPDATE ONLY dlock_locks SET version = {}, used = {}, kept = {}, body = {} FROM go WHERE name = {})",
-                body.version + 1,
-                body.used,
-                u8::from(body.is_kept),
-                bytes(&body.body),
-                name(&body.name)
-            ));
+        for (at, lock) in write.locks.iter().enumerate() {
+            parts.extend(self.write_lock(at, lock, write.used));
         }
-        if !change.gone.is_empty() {
-            let gone = join(change.gone.iter().map(|(of, who)| format!("({}, {})", name(of), token(who))));
-            parts.push(format!(
-                "g AS (DELETE FROM ONLY dlock_waiters USING go WHERE (name, token) IN ({gone}))"
-            ));
-        }
-        if !change.come.is_empty() {
-            let come = join(change.come.iter().filter_map(|(of, waiting, note)| {
-                let (of, who) = (name(of), token(&waiting.token()?));
-                let columns = columns(waiting);
-                let note = note.as_ref().map_or("NULL::bytea".into(), |note| bytes(note));
-                Some(format!("({of}, {who}, {columns}, {note})"))
-            }));
-            parts.push(format!(
-                "c AS (INSERT INTO dlock_waiters AS w (name, token, ticket, since, silent, forget, mode, place, said, note) \
-                 SELECT v.* FROM (VALUES {come}) AS v, go ON CONFLICT (name, token) DO UPDATE SET ticket = excluded.ticket, \
-                 since = excluded.since, silent = excluded.silent, forget = excluded.forget, mode = excluded.mode, \
-                 place = excluded.place, note = coalesce(excluded.note, w.note))"
-            ));
-        }
-        if !change.ends.is_empty() {
-            let ends = join(
-                change
-                    .ends
-                    .iter()
-                    .map(|(of, number, end)| format!("({}, {}, {})", name(of), number, bytes(end))),
-            );
-            parts.push(format!(
-                "e AS (INSERT INTO dlock_ends (name, number, entry) SELECT v.* FROM (VALUES {ends}) AS v, go \
-                 ON CONFLICT (name, number) DO UPDATE SET entry = excluded.entry)"
-            ));
-        }
-        if !change.old_ends.is_empty() {
-            let old = change
-                .old_ends
-                .iter()
-                .map(|(of, number)| format!("name = {} AND number <= {}", name(of), number));
-            let old = old.collect::<Vec<_>>().join(" OR ");
-            parts.push(format!("o AS (DELETE FROM ONLY dlock_ends USING go WHERE {old})"));
-        }
-        let channels = if change.woken.is_empty() {
-            "0".into()
-        } else {
-            let channels = join(change.woken.iter().map(|token| {
-                let wake_channel = format!("'{}'", channel(token));
-                format!("({})", wake_channel)
-            }));
-            format!(
+        let channels = join(write.woken.iter().map(|token| format!("('{}')", channel(token))));
+        let told = match channels.as_str() {
+            "" => "0".into(),
+            _ => format!(
                 "(SELECT pg_catalog.count(pg_catalog.pg_notify(v.wake_channel, '')) FROM (VALUES {channels}) AS v (wake_channel), go)"
-            )
+            ),
         };
-        format!("WITH {} SELECT (SELECT pg_catalog.count(*) FROM go), {channels}", parts.join(", "))
+        let early = if is_seen_early(write) { "SET LOCAL synchronous_commit TO off; " } else { "" };
+        format!("{early}WITH {} SELECT (SELECT pg_catalog.count(*) FROM go), {told}", parts.join(", "))
     }
 
-    fn before_write(&self, change: &Change) -> &'static str {
-        if is_seen_early(change) { "SET LOCAL synchronous_commit TO off; " } else { "" }
-    }
-
-    fn secure(&self, change: &Change) -> Option<String> {
-        let ends = change.ends.iter().map(|(name, number, end)| {
-            format!("({}, {number}, {})", self.bytes(name.as_bytes()), self.bytes(end))
-        });
-        is_seen_early(change).then(|| {
-            format!(
-                "UPDATE ONLY dlock_ends SET entry = entry WHERE (name, number, entry) IN ({})",
-                join(ends)
-            )
-        })
+    fn secure(&self, write: &Write) -> Option<String> {
+        let ends = join(write.locks.iter().flat_map(|lock| self.ends(lock)));
+        is_seen_early(write)
+            .then(|| format!("UPDATE ONLY dlock_ends SET body = body WHERE (name, number, body) IN ({ends})"))
     }
 
     /// A heartbeat need not survive a crash of the server.
-    fn heard(&self, names: &Names, token: &Token, millis: u64) -> String {
-        let names = self.list(&mut names.iter().map(|name| name.as_str()));
+    fn heartbeat(&self, names: &str, token: &Token, millis: u64) -> String {
         format!(
             "SET LOCAL synchronous_commit TO off; UPDATE ONLY dlock_waiters SET said = {NOW} / 1000 + {millis} \
-             WHERE name IN ({names}) AND token = '{}' AND place = 0",
+             WHERE name IN ({names}) AND token = '{}' AND queued",
             token.secret()
         )
+    }
+
+    fn waits(&self, names: &str, token: &Token) -> String {
+        format!(
+            "{READS}SELECT 1 FROM ONLY dlock_waiters WHERE name IN ({names}) AND token = '{}' AND queued",
+            token.secret()
+        )
+    }
+
+    fn versions(&self, names: &str) -> String {
+        format!("{READS}SELECT version FROM ONLY dlock_locks WHERE name IN ({names}) ORDER BY name")
+    }
+
+    fn names(&self) -> String {
+        format!("{READS}SELECT {} FROM ONLY dlock_locks WHERE kept", to_hex("name"))
     }
 
     fn time(&self) -> String {
@@ -293,39 +182,14 @@ impl Dialect for PostgresDialect {
         "synchronous_standby_names, and synchronous_commit on"
     }
 
-    fn notes(&self, name: &str, tokens: &[Token]) -> String {
-        format!(
-            "{READS}SELECT token, {} FROM ONLY dlock_waiters WHERE name = {} AND token IN ({})",
-            to_hex("note"),
-            self.bytes(name.as_bytes()),
-            join(tokens.iter().map(|token| format!("'{}'", token.secret())))
-        )
-    }
-
-    fn waits(&self, names: &Names, token: &Token) -> String {
-        let names = self.list(&mut names.iter().map(|name| name.as_str()));
-        format!(
-            "{READS}SELECT 1 FROM ONLY dlock_waiters WHERE name IN ({names}) AND token = '{}' AND place = 0",
-            token.secret()
-        )
-    }
-
-    fn versions(&self, names: &BTreeSet<String>) -> String {
-        let names = self.list(&mut names.iter().map(String::as_str));
-        format!("{READS}SELECT version FROM ONLY dlock_locks WHERE name IN ({names}) ORDER BY name")
-    }
-
-    fn names(&self) -> String {
-        format!("{READS}SELECT {} FROM ONLY dlock_locks WHERE kept IN (1, 3)", to_hex("name"))
-    }
-
-    fn remove(&self, name: &str) -> Vec<String> {
-        let table = |table| format!("DELETE FROM ONLY {table} WHERE name = {}", self.bytes(name.as_bytes()));
-        ["dlock_ends", "dlock_waiters", "dlock_locks"].map(table).to_vec()
+    fn remove(&self, names: &str) -> Vec<String> {
+        ["dlock_ends", "dlock_waiters", "dlock_locks"]
+            .map(|table| format!("DELETE FROM ONLY {table} WHERE name IN ({names})"))
+            .to_vec()
     }
 
     fn clean_up(&self) -> Vec<String> {
-        let old = format!("{NOW} / 1000 - {}", 2 * crate::rules::HISTORY_KEPT.as_millis());
+        let old = format!("{NOW} / 1000 - {}", 2 * HISTORY_KEPT.as_millis());
         vec![format!(
             "WITH old AS (DELETE FROM ONLY dlock_locks WHERE used < {old} RETURNING name), \
              w AS (DELETE FROM ONLY dlock_waiters USING old WHERE dlock_waiters.name = old.name) \
@@ -333,26 +197,22 @@ impl Dialect for PostgresDialect {
         )]
     }
 
-    fn has_channels(&self) -> bool {
-        true
-    }
-
     fn wake_channel(&self, token: &Token) -> Option<String> {
         Some(format!("{NO_TABLE}LISTEN {}", channel(token)))
     }
 
-    fn take_advisory_lock(&self, token: &Token) -> Option<String> {
-        Some(format!("SELECT pg_catalog.pg_try_advisory_lock({}); ", advisory_lock(token)))
+    fn take_advisory_lock(&self, token: &Token) -> String {
+        format!("SELECT pg_catalog.pg_try_advisory_lock({}); ", advisory_lock(token))
     }
 
-    fn drop_advisory_lock(&self) -> Option<String> {
-        Some("SELECT pg_catalog.pg_advisory_unlock_all(); ".into())
+    fn drop_advisory_lock(&self) -> String {
+        "SELECT pg_catalog.pg_advisory_unlock_all(); ".into()
     }
 
     /// Catches the timeout in the block, so that it is not in the server's log.
-    fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> Option<String> {
+    fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> String {
         let advisory_lock = advisory_lock(token);
-        Some(format!(
+        format!(
             "{NO_TABLE}DO $$ BEGIN PERFORM pg_catalog.set_config('dlock.slept', '2', false); \
              IF NOT pg_catalog.pg_try_advisory_lock_shared({advisory_lock}) THEN \
              PERFORM pg_catalog.set_config('lock_timeout', '{}', true); PERFORM pg_catalog.pg_advisory_lock_shared({advisory_lock}); \
@@ -360,7 +220,7 @@ impl Dialect for PostgresDialect {
              EXCEPTION WHEN lock_not_available THEN PERFORM pg_catalog.set_config('dlock.slept', '0', false); END $$; \
              SELECT pg_catalog.current_setting('dlock.slept')",
             span.as_millis().max(1)
-        ))
+        )
     }
 
     fn bytes(&self, bytes: &[u8]) -> String {
@@ -368,11 +228,56 @@ impl Dialect for PostgresDialect {
     }
 }
 
+impl Postgres {
+    /// The parts of a write that write one lock.
+    fn write_lock(&self, at: usize, lock: &NewLock, used: u64) -> Vec<String> {
+        let NewLock { version, is_kept, parts: Parts { body, waiters, gone, ends }, .. } = lock;
+        let (name, body) = (self.bytes(lock.name.as_bytes()), self.bytes(body));
+        let mut parts = vec![format!(
+            "b{at} AS (UPDATE ONLY dlock_locks SET version = {version}, used = {used}, reserved = 0, kept = {is_kept}, \
+             body = {body} FROM go WHERE name = {name})"
+        )];
+        if !gone.is_empty() {
+            let gone = join(gone.iter().map(|token| format!("'{}'", token.secret())));
+            parts.push(format!(
+                "g{at} AS (DELETE FROM ONLY dlock_waiters USING go WHERE name = {name} AND token IN ({gone}))"
+            ));
+        }
+        if !waiters.is_empty() {
+            let waiters = join(waiters.iter().map(|waiter| {
+                let (token, body) = (waiter.token.secret(), self.bytes(&waiter.value));
+                format!("({name}, '{token}', {}, 0, {body})", waiter.is_queued)
+            }));
+            parts.push(format!(
+                "w{at} AS (INSERT INTO dlock_waiters (name, token, queued, said, body) SELECT v.* FROM (VALUES {waiters}) AS v, go \
+                 ON CONFLICT (name, token) DO UPDATE SET queued = excluded.queued, body = excluded.body)"
+            ));
+        }
+        if let Some(last) = ends.last() {
+            let (ends, old) = (join(self.ends(lock)), last.number.saturating_sub(LOG_KEPT as u64));
+            parts.push(format!(
+                "e{at} AS (INSERT INTO dlock_ends (name, number, body) SELECT v.* FROM (VALUES {ends}) AS v, go \
+                 ON CONFLICT (name, number) DO UPDATE SET body = excluded.body)"
+            ));
+            parts.push(format!(
+                "o{at} AS (DELETE FROM ONLY dlock_ends USING go WHERE name = {name} AND number <= {old})"
+            ));
+        }
+        parts
+    }
+
+    /// The rows of the new ends of a lock.
+    fn ends(&self, lock: &NewLock) -> impl Iterator<Item = String> {
+        let name = self.bytes(lock.name.as_bytes());
+        lock.parts.ends.iter().map(move |end| format!("({name}, {}, {})", end.number, self.bytes(&end.value)))
+    }
+}
+
 /// Whether others see the write before it is on the disk. What they write next comes after it in
 /// the server's log, so it is on the disk when theirs is, and nobody starts a job before that. The
 /// end that it records shows whether it was lost.
-fn is_seen_early(change: &Change) -> bool {
-    !change.woken.is_empty() && !change.ends.is_empty()
+fn is_seen_early(write: &Write) -> bool {
+    !write.woken.is_empty() && write.locks.iter().any(|lock| !lock.parts.ends.is_empty())
 }
 
 /// A column of bytes as hexadecimal digits.
@@ -382,15 +287,7 @@ fn to_hex(column: &str) -> String {
 
 /// The condition that no other process has reserved a lock.
 fn is_open() -> String {
-    format!("(kept < 2 OR used NOT BETWEEN {NOW} / 1000 + 1 AND {NOW} / 1000 + {RESERVED_MOST})")
-}
-
-/// A waiter's columns after name and token.
-fn columns(waiting: &Waiting) -> String {
-    let Waiting { ticket, since, silent, forget, .. } = waiting;
-    let times = join([ticket, since, silent, forget].into_iter().map(ToString::to_string));
-    let (mode, place) = (mode(waiting.mode), place(waiting.place));
-    format!("{times}, {}, {}, 0", mode, place)
+    format!("reserved NOT BETWEEN {NOW} / 1000 + 1 AND {NOW} / 1000 + {RESERVED_MOST}")
 }
 
 fn advisory_lock(token: &Token) -> i64 {
@@ -419,9 +316,9 @@ fn meaning(store: &str, said: &Said) -> Failure {
                 "{store}: dlock does not use {found}: code of another user could run with the rights of this user; have an administrator look at it, and make the tables as docs/stores.md says"
             ))
         }
-        "42703" | "42804" | "42809" => {
-            unfit(format!("{store} has tables with the names of dlock's, but of another program: {text}"))
-        }
+        "42703" | "42804" | "42809" => unfit(format!(
+            "{store} has tables with the names of dlock's, but other columns, of another program or an earlier build of dlock: {text}"
+        )),
         "42501" | "3F000" => denied(format!(
             "{store} denies this user a right that dlock needs: {text}; docs/stores.md has the GRANT statement"
         )),
@@ -454,23 +351,5 @@ fn meaning(store: &str, said: &Said) -> Failure {
             unavailable(format!("{store} is in a state that forbids it: {text}"))
         }
         code => Failure::Refused(Error::Garbled(format!("{store} answered {code} {text}"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::sql::row::Waiters;
-    use std::collections::BTreeSet;
-
-    /// One text is one transaction: the rows would stay locked while the queue is sent to a client
-    /// that may have stopped.
-    #[test]
-    fn a_reservation_is_committed_before_the_queue_is_read() {
-        let names = BTreeSet::from(["k".into()]);
-        let question = Question { names: &names, me: None, waiters: Waiters::All, with_ends: false };
-        let texts = PostgresDialect.reserve_and_read(&question);
-        assert!(texts[0].contains("UPDATE") && !texts[0].contains("dlock_waiters"), "{texts:?}");
-        assert_eq!(texts[1..], [PostgresDialect.read(&question)]);
     }
 }

@@ -1,17 +1,16 @@
 //! Checks whether this database can hold locks, for `dlock doctor`. It reads the server's version
 //! and settings, and writes a temporary lock with a waiter, which it removes again.
 
-use super::statement::{Change, NewBody};
+use super::statement::{NewLock, Write};
 use super::{Again, Failure, SqlStore, Tables};
 use crate::clock::Moment;
-use crate::lock::Mode;
 use crate::lock::Token;
-use crate::rules::{Record, Time, millis};
+use crate::rules::{Time, millis};
 use crate::store::Error;
-use crate::store::engine::Adapter;
-use crate::store::engine::queue::{Place, Waiting};
+use crate::store::engine::coordinator::{Coordinator, Purpose, Reading};
+use crate::store::engine::stored_lock::{EndPart, Parts, WaiterPart};
 use crate::store::probe::{Database, Offset, Role, Standbys, Tried, WakeUp};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 /// Most round trips that are measured.
@@ -21,24 +20,23 @@ const WITHIN: Duration = Duration::from_secs(1);
 
 impl SqlStore {
     /// Checks the database.
-    pub fn probe(mut self, by: Moment) -> Result<Database, Error> {
-        self.adapter.refresh(by)?;
-        let said = self.adapter.survey()?;
-        let tried = self.adapter.tried();
-        let (round_trips, clock) = self.adapter.round_trips()?;
-        let is_direct = self.adapter.line.borrow().as_ref().is_some_and(|line| line.is_direct == Some(true));
+    pub fn probe(self, by: Moment) -> Result<Database, Error> {
+        let mut tables = self.coordinator;
+        let [version, standby, forgets, rights] = tables.survey(by)?;
+        let tried = tables.try_tables(by);
+        let (round_trips, clock) = tables.round_trips(by)?;
+        let is_direct = tables.line.as_ref().is_some_and(|line| line.is_direct == Some(true));
         let wake_up = match is_direct {
             false => WakeUp::Pooled,
-            true if self.adapter.has_advisory_locks()? => WakeUp::Works,
+            true if tables.tries_advisory_locks(by)? => WakeUp::Works,
             true => WakeUp::Refused,
         };
-        let [version, standby, forgets, rights] = said;
         Ok(Database {
             members: Some(1),
             round_trips,
             clock,
             version,
-            standbys: self.adapter.standbys()?,
+            standbys: tables.standbys(by)?,
             role: if standby == "1" { Role::Replica } else { Role::Master },
             forgets_by: Some(forgets).filter(|by| !by.is_empty()).into_iter().collect(),
             tried,
@@ -49,8 +47,8 @@ impl SqlStore {
 }
 
 impl Tables {
-    fn survey(&self) -> Result<[String; 4], Error> {
-        let mut answers = self.ask(&[self.database.dialect().survey()], Again::Yes)?;
+    fn survey(&mut self, by: Moment) -> Result<[String; 4], Error> {
+        let mut answers = self.ask(&[self.dialect.survey()], Again::Yes, by)?;
         let row = answers[0].rows.pop().unwrap_or_default();
         let mut texts =
             row.into_iter().map(|text| String::from_utf8_lossy(&text.unwrap_or_default()).into_owned());
@@ -58,30 +56,29 @@ impl Tables {
     }
 
     /// Whether a failover can lose commits, if the URL names several servers.
-    fn standbys(&self) -> Result<Option<Standbys>, Error> {
-        let (target, dialect) = (self.database.target(), self.database.dialect());
-        if !target.has_standbys() {
+    fn standbys(&mut self, by: Moment) -> Result<Option<Standbys>, Error> {
+        if !self.target.has_standbys() {
             return Ok(None);
         }
-        let answers = self.ask(&[dialect.acknowledgement()], Again::Yes)?;
+        let answers = self.ask(&[self.dialect.acknowledgement()], Again::Yes, by)?;
         let text = |column: &Option<Vec<u8>>| {
             String::from_utf8_lossy(column.as_deref().unwrap_or_default()).into_owned()
         };
         let rows: BTreeMap<_, _> =
             answers[0].rows.iter().filter_map(|row| Some((text(row.first()?), text(row.get(1)?)))).collect();
-        let acknowledge = dialect.is_acknowledged(&|name| rows.get(name).cloned());
-        let server = self.line.borrow().as_ref().map_or(0, |line| line.server);
-        let primary = target.servers[server].to_string();
-        Ok(Some(Standbys { primary, acknowledge, settings: dialect.acknowledged_by() }))
+        let acknowledge = self.dialect.is_acknowledged(&|name| rows.get(name).cloned());
+        let server = self.line.as_ref().map_or(0, |line| line.server);
+        let primary = self.target.servers[server].to_string();
+        Ok(Some(Standbys { primary, acknowledge, settings: self.dialect.acknowledged_by() }))
     }
 
     /// Returns the round trips, fastest first, and the offset of the server's clock by the fastest.
-    fn round_trips(&self) -> Result<(Vec<Duration>, Option<Offset>), Error> {
+    fn round_trips(&mut self, by: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
         let (mut round_trips, mut clock) = (Vec::new(), None);
         let end = Moment::now().after(WITHIN);
         while round_trips.is_empty() || (round_trips.len() < ASKED && !end.passed()) {
             let sent = Moment::now();
-            let answers = self.ask(&[self.database.dialect().time()], Again::Yes)?;
+            let answers = self.ask(&[self.dialect.time()], Again::Yes, by)?;
             let took = Moment::now().since(sent);
             if round_trips.iter().all(|before| took < *before) {
                 let text = answers[0].rows.first().and_then(|row| row.first()?.clone()).unwrap_or_default();
@@ -97,54 +94,42 @@ impl Tables {
     }
 
     /// Whether the server allows advisory locks.
-    fn has_advisory_locks(&self) -> Result<bool, Error> {
-        let token = probe_token()?;
-        let dialect = self.database.dialect();
-        let advisory_locks = [dialect.take_advisory_lock(&token), dialect.drop_advisory_lock()];
+    fn tries_advisory_locks(&mut self, by: Moment) -> Result<bool, Error> {
+        let (token, dialect) = (probe_token()?, self.dialect);
         // After a query that does not need the tables, because they may be missing.
-        let asked = advisory_locks.map(|advisory_lock| {
-            advisory_lock.map(|advisory_lock| format!("{}; {advisory_lock}", dialect.time()))
-        });
-        let asked: Vec<_> = asked.into_iter().flatten().collect();
-        let answers = (!asked.is_empty()).then(|| self.ask(&asked, Again::Yes));
-        Ok(matches!(answers, Some(Ok(_))))
+        let asked = [dialect.take_advisory_lock(&token), dialect.drop_advisory_lock()]
+            .map(|sql| format!("{}; {sql}", dialect.time()));
+        Ok(self.ask(&asked, Again::Yes, by).is_ok())
     }
 
     /// Writes a lock with a waiter and an end, and removes it. Does not create the tables: they
     /// would belong to the user who runs the doctor.
-    fn tried(&self) -> Result<Tried, Error> {
-        match self.ask(&[self.database.dialect().names()], Again::Yes) {
+    fn try_tables(&mut self, by: Moment) -> Result<Tried, Error> {
+        match self.ask(&[self.dialect.names()], Again::Yes, by) {
             Err(Failure::NoTables(_)) => return Ok(Tried::NoTables),
             answer => drop(answer?),
         }
         let token = probe_token()?;
         let name = format!("dlock.probe:{}", token.secret());
-        let (rows, now) = self.lock(&BTreeSet::from([name.clone()]), Some(&token), self.by.get())?;
-        let version = rows.first().map_or(0, |row| row.version);
-        let bytes =
-            token.secret().as_bytes().try_into().map_err(|_| Error::Garbled("a token is invalid".into()))?;
-        let waiting = Waiting::new(bytes, now.0, Mode::Exclusive, Place::Queued);
-        let change = Change {
+        let (names, purpose) = ([name.clone()].into(), Purpose::Change);
+        let read = self.read(&Reading { names: &names, me: None, lease: None, purpose, by })?;
+        let version = read.locks.first().map_or(0, |lock| lock.version);
+        let value = || b"{}".to_vec();
+        let waiters = vec![WaiterPart { token: token.clone(), is_queued: true, value: value() }];
+        let ends = vec![EndPart { number: 1, value: value() }];
+        let parts = Parts { body: Vec::new(), waiters, gone: Vec::new(), ends };
+        let list = self.dialect.bytes(name.as_bytes());
+        let write = Write {
             read: vec![(name.clone(), version)],
             reserves: false,
-            bodies: vec![NewBody {
-                name: name.clone(),
-                version,
-                used: now.millis(),
-                is_kept: false,
-                body: super::row::body(0, &Record::default()).unwrap_or_default(),
-            }],
-            gone: Vec::new(),
-            come: vec![(name.clone(), waiting, Some(b"{}".to_vec()))],
-            ends: vec![(name.clone(), 1, b"{}".to_vec())],
-            old_ends: Vec::new(),
+            used: read.now.millis(),
+            locks: vec![NewLock { name, version: version + 1, is_kept: false, parts }],
             woken: vec![token.clone()],
         };
-        let dialect = self.database.dialect();
-        let mut statements: Vec<String> = dialect.wake_channel(&token).into_iter().collect();
-        statements.push(dialect.write(&change));
-        statements.extend(dialect.remove(&name));
-        self.ask(&statements, Again::No)?;
+        let mut statements: Vec<String> = self.dialect.wake_channel(&token).into_iter().collect();
+        statements.push(self.dialect.write(&write));
+        statements.extend(self.dialect.remove(&list));
+        self.ask(&statements, Again::No, by)?;
         Ok(Tried::Done)
     }
 }

@@ -1,62 +1,68 @@
-//! Reads and checks the rows of a lock. Any user with write access may have put anything
-//! there: every value has bounds, and dlock does not touch what it cannot read.
+//! Reads and checks the rows of locks. Any user with write access may have put anything there:
+//! every value has bounds, and dlock does not touch a lock that it cannot read.
 
-use super::{Answer, heard};
-use crate::lock::{Mode, SLOTS_MAX, Token};
-use crate::rules::{Due, LoggedEnd, Record, SILENCE, Time, millis};
+use super::link::Row;
+use crate::lock::Token;
+use crate::rules::{Due, SILENCE, TICKET_KEPT, Time, millis};
 use crate::store::Error;
-use crate::store::engine::bounds::{self, check_number};
-use crate::store::engine::kept::{self, Kept};
-use crate::store::engine::queue::{Place, Waiting};
-use serde::{Deserialize, Serialize};
+use crate::store::engine::bounds::check_number;
+use crate::store::engine::stored_lock::StoredLock;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-
-const FORMAT: u32 = 1;
-/// Number of waiters in each queue that a holder reads.
-pub const FRONT: usize = 4;
-
-/// The body of a lock's row.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Body<R> {
-    format: u32,
-    /// Number of holds that have ended so far.
-    ends: u64,
-    /// The record without waiters and log.
-    record: R,
-}
-
-/// Which waiters are read.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Waiters {
-    All,
-    /// The first [`FRONT`] of each queue and one more, and all suspended ones.
-    Front,
-}
-
-/// A lock. No token is tracked, because a connection does not prove that its client lives.
-pub type LockRow = Box<Kept>;
-
-/// The body to write for a record, with the number of its ends.
-pub fn body(ends: u64, record: &Record) -> Result<Vec<u8>, serde_json::Error> {
-    serde_json::to_vec(&Body { format: FORMAT, ends, record })
-}
 
 /// What a database returned.
 pub struct Found {
     pub now: Time,
     /// The server process that answered.
     pub process: u64,
-    /// The rows of locks, waiters and ends, unparsed.
-    locks: BTreeMap<String, Fields>,
-    waiters: Vec<(String, Fields)>,
-    ends: Vec<(String, Fields)>,
+    /// The locks in order of name. One without a row has the version 0.
+    pub locks: Vec<StoredLock>,
 }
 
-/// The columns after the name.
-#[derive(Default)]
-struct Fields(Vec<Option<Vec<u8>>>);
+impl Found {
+    /// Parses the answer to [`super::statement::Dialect::read`].
+    pub fn parse(rows: &[Row], names: &BTreeSet<String>, shown: &str) -> Result<Self, Error> {
+        let of = |kind: &'static [u8]| {
+            rows.iter().map(|row| Columns(row)).filter(move |row| row.bytes(0) == Some(kind))
+        };
+        let bad = |why: &str| Error::Garbled(format!("{shown}: {why}"));
+        let clock = of(b"t").next().ok_or_else(|| bad("its answer has no time"))?;
+        let (now, process) = (Time(clock.number(2).map_err(bad)?), clock.number(3).unwrap_or_default());
+        let mut locks: BTreeMap<&str, (StoredLock, u64)> =
+            names.iter().map(|name| (name.as_str(), (StoredLock::absent(name), 0))).collect();
+        for row in of(b"r") {
+            let name = row.name().unwrap_or_default();
+            if let Some(lock) = locks.get_mut(name.as_str()) {
+                *lock = row.lock(&name).map_err(|why| garbled(shown, &name, &why))?;
+            }
+        }
+        for row in of(b"w") {
+            if let Some((lock, _)) = row.name().and_then(|name| locks.get_mut(name.as_str())) {
+                // A waiter that cannot be read must not end a holder's job, nor block the others.
+                // It counts as gone, and joins again when it asks.
+                row.add_waiter(lock).ok();
+            }
+        }
+        for (lock, used) in locks.values_mut() {
+            // The rows of ends stay for longer, and new ends must have greater numbers.
+            let ends = lock.ends;
+            lock.forget_history(*used, now);
+            lock.ends = ends;
+        }
+        let mut ends: Vec<_> = of(b"e").collect();
+        ends.sort_by_key(|row| Reverse(row.number(2).unwrap_or_default()));
+        for row in ends {
+            if let Some((lock, _)) = row.name().and_then(|name| locks.get_mut(name.as_str())) {
+                lock.add_end(&row.binary(4).unwrap_or_default());
+            }
+        }
+        Ok(Self { now, process, locks: locks.into_values().map(|(lock, _)| lock).collect() })
+    }
+}
 
-impl Fields {
+struct Columns<'r>(&'r [Option<Vec<u8>>]);
+
+impl Columns<'_> {
     fn bytes(&self, at: usize) -> Option<&[u8]> {
         self.0.get(at)?.as_deref()
     }
@@ -70,148 +76,41 @@ impl Fields {
     fn binary(&self, at: usize) -> Option<Vec<u8>> {
         unhex(self.bytes(at)?)
     }
-}
 
-impl Found {
-    pub fn parse(answers: &[Answer], shown: &str) -> Result<Self, Error> {
-        let rows = answers.last().map(|answer| answer.rows.as_slice()).unwrap_or_default();
-        let mut found =
-            Self { now: Time(0), process: 0, locks: BTreeMap::new(), waiters: Vec::new(), ends: Vec::new() };
-        let bad = |why: &str| Error::Garbled(format!("{shown}: {why}"));
-        for row in rows {
-            let kind = row.first().and_then(|kind| kind.as_deref()).unwrap_or_default();
-            let fields = Fields(row.get(2..).unwrap_or_default().to_vec());
-            if kind == b"t" {
-                found.now = Time(fields.number(0).map_err(bad)?);
-                found.process = fields.number(1).unwrap_or_default();
-                continue;
-            }
-            let name = row.get(1).and_then(|name| name.as_deref()).and_then(unhex);
-            let Some(name) = name.and_then(|name| String::from_utf8(name).ok()) else {
-                return Err(bad("the name of a lock is invalid"));
-            };
-            match kind {
-                b"r" => drop(found.locks.insert(name, fields)),
-                b"w" => found.waiters.push((name, fields)),
-                _ => found.ends.push((name, fields)),
-            }
-        }
-        if found.now == Time(0) {
-            return Err(bad("its answer has no time"));
-        }
-        Ok(found)
+    fn name(&self) -> Option<String> {
+        String::from_utf8(self.binary(1)?).ok()
     }
 
-    /// Whether the lock has a row.
-    pub fn has(&self, name: &str) -> bool {
-        self.locks.contains_key(name)
+    /// A lock, and when it was last written.
+    fn lock(&self, name: &str) -> Result<(StoredLock, u64), String> {
+        let version = self.number(2)?;
+        let body = self
+            .binary(4)
+            .ok_or("its body is missing, or max_allowed_packet of the server is too small for it")?;
+        if body.is_empty() {
+            return Ok((StoredLock { version, ..StoredLock::absent(name) }, 0));
+        }
+        let (lock, used) = StoredLock::parse(&body, version)?;
+        Ok((StoredLock { name: name.into(), ..lock }, used))
     }
 
-    /// Parses these locks, in order of name. A lock without a row is one that was never used.
-    pub fn locks(
-        self,
-        names: &BTreeSet<String>,
-        waiters: Waiters,
-        shown: &str,
-    ) -> Result<Vec<LockRow>, Error> {
-        let mut locks: BTreeMap<&str, LockRow> = BTreeMap::new();
-        for name in names {
-            let row = self.locks.get(name).map(|fields| read(name, fields, self.now));
-            let row = row.unwrap_or_else(|| Ok(Box::new(Kept::absent(name))));
-            locks.insert(name, row.map_err(|why| garbled(shown, name, &why))?);
+    /// Adds a waiter, with the heartbeat that it has sent since it was last written.
+    fn add_waiter(&self, lock: &mut StoredLock) -> Result<(), &'static str> {
+        let text = self.bytes(2).and_then(|bytes| std::str::from_utf8(bytes).ok());
+        let token = text.and_then(|text| Token::parse(text).ok()).ok_or("a token is invalid")?;
+        let silent = self.number(3)?;
+        lock.add_waiter(token.clone(), &self.binary(4).unwrap_or_default())?;
+        let heard = silent.saturating_sub(millis(SILENCE));
+        if let Some(waiter) = lock.record.waiters.get_mut(&token) {
+            waiter.silent = waiter.silent.max(Due(silent));
+            waiter.forget = waiter.forget.max(Due(heard.saturating_add(millis(TICKET_KEPT))));
         }
-        for (name, fields) in &self.waiters {
-            let Some(lock) = locks.get_mut(name.as_str()) else { continue };
-            let added = add_waiter(lock, fields);
-            // A damaged waiter must not end a holder's job.
-            if waiters != Waiters::Front {
-                added.map_err(|why| garbled(shown, name, why))?;
-            }
+        let absence = &mut lock.record.absence;
+        if absence.heard.0 > 0 {
+            absence.heard = absence.heard.max(Due(heard));
         }
-        let mut ends: Vec<(&str, u64, LoggedEnd)> = Vec::new();
-        for (name, fields) in &self.ends {
-            let number = fields.number(0).map_err(|why| garbled(shown, name, why))?;
-            // An end that cannot be read must not hide the others.
-            let end = fields.binary(1).and_then(|end| serde_json::from_slice(&end).ok());
-            ends.extend(end.map(|end| (name.as_str(), number, end)));
-        }
-        ends.sort_by_key(|(_, number, _)| std::cmp::Reverse(*number));
-        for (name, _, end) in ends {
-            locks.get_mut(name).into_iter().for_each(|lock| lock.log.push(end.clone()));
-        }
-        for lock in locks.values_mut() {
-            let queued = lock.queue.waiting.iter().filter(|waiting| waiting.place == Place::Queued);
-            if waiters == Waiters::Front && queued.clone().count() > FRONT {
-                let last = queued.map(|waiting| waiting.ticket).max();
-                lock.queue.waiting.extend(last.map(Waiting::unread));
-            }
-            lock.queue.waiting.sort_by_key(Waiting::key);
-        }
-        Ok(locks.into_values().collect())
+        Ok(())
     }
-}
-
-fn read(name: &str, fields: &Fields, now: Time) -> Result<LockRow, String> {
-    let (version, used) = (fields.number(0)?, fields.number(1)?);
-    let mut lock = Box::new(Kept { version, ..Kept::absent(name) });
-    let body = fields
-        .binary(2)
-        .ok_or("its body is missing, or max_allowed_packet of the server is too small for it")?;
-    if body.is_empty() {
-        return Ok(lock);
-    }
-    let body: Body<Record> = kept::parse(&body, FORMAT)?;
-    bounds::check(&body.record)?;
-    lock.ends = body.ends;
-    lock.set_record(body.record, used, now);
-    if fields.bytes(3).is_some() {
-        record_heartbeat(&mut lock, fields.number(3)?);
-    }
-    Ok(lock)
-}
-
-fn add_waiter(lock: &mut LockRow, fields: &Fields) -> Result<(), &'static str> {
-    let text = fields.bytes(0).and_then(|bytes| std::str::from_utf8(bytes).ok());
-    let token = text.and_then(|text| Token::parse(text).ok()).ok_or("a token is invalid")?;
-    let mode = match fields.bytes(5) {
-        Some(b"-1") => Mode::Shared,
-        _ => match u32::try_from(fields.number(5)?) {
-            Ok(0) => Mode::Exclusive,
-            Ok(slots) if slots <= SLOTS_MAX => Mode::Slots(slots),
-            _ => return Err("a waiter wants too many slots"),
-        },
-    };
-    let place = match fields.number(6)? {
-        0 => Place::Queued,
-        1 => Place::Suspended,
-        _ => return Err("a waiter has no place in the queue"),
-    };
-    let bytes = token.secret().as_bytes().try_into().map_err(|_| "a token is invalid")?;
-    let mut waiting = Waiting::new(bytes, fields.number(1)?, mode, place);
-    let (silent, forget) = heard(fields.number(7)?);
-    waiting.since = fields.number(2)?;
-    waiting.silent = fields.number(3)?.max(silent);
-    waiting.forget = fields.number(4)?.max(forget);
-    record_heartbeat(lock, silent);
-    if let Some(note) = fields.binary(8) {
-        lock.notes.insert(token, note);
-    }
-    lock.queue.waiting.push(waiting);
-    Ok(())
-}
-
-/// Records a heartbeat after which a waiter is not stale until `silent`.
-fn record_heartbeat(lock: &mut LockRow, silent: u64) {
-    let absence = &mut lock.record.absence;
-    if absence.heard.0 > 0 {
-        absence.heard = absence.heard.max(Due(silent.saturating_sub(millis(SILENCE))));
-    }
-}
-
-/// A waiter's token and note.
-pub fn note(row: &[Option<Vec<u8>>]) -> Option<(Token, Vec<u8>)> {
-    let [Some(token), Some(note)] = row else { return None };
-    Some((Token::parse(std::str::from_utf8(token).ok()?).ok()?, unhex(note)?))
 }
 
 /// The error for a row that cannot be read.

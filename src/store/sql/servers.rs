@@ -1,17 +1,46 @@
-//! Chooses one of the servers that a URL names. One is the primary, the others are standbys, and a
+//! Asks one of the servers that a URL names. One is the primary, the others are standbys, and a
 //! failover changes which. An attempt tries each server once, beginning with the one that worked
 //! last. Which server is the primary is decided elsewhere: of two that take writes, dlock uses the
 //! first that it finds.
 
-use super::{Failure, Line, Tables};
+use super::{Answer, Failure, Link, Tables};
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::{interrupt, turn};
 use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+/// Most broken connections in one exchange: one that was idle, and a new one. If the server closes
+/// new connections too, the exchange fails.
+const BROKEN_MOST: u32 = 2;
+/// Pause before a statement is sent again that conflicted with another client.
+const CONFLICT: Duration = Duration::from_millis(2);
+
+/// An open connection.
+pub(super) struct Line {
+    /// Index of the server.
+    pub server: usize,
+    pub link: Box<dyn Link>,
+    /// Whether the connection listens to the notification channel of this process's token.
+    pub listens: bool,
+    /// Whether the connection holds the advisory lock of this process's token.
+    pub has_advisory_lock: bool,
+    /// Whether the connection leads to one server process, without a pooler. Known after the first
+    /// read.
+    pub is_direct: Option<bool>,
+}
+
+/// Whether the statements may be sent again, on another connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Again {
+    Yes,
+    No,
+}
 
 /// The findings of one attempt.
 #[derive(Default)]
-pub(super) struct Round {
+struct Round {
     /// The problem of each server that was tried.
     found: Vec<String>,
     is_read_only: bool,
@@ -20,20 +49,71 @@ pub(super) struct Round {
 }
 
 impl Tables {
+    /// Sends the statements in one round trip. With [`Again::Yes`] they are sent again if the
+    /// connection turns out to be broken, or the server to be a standby.
+    pub(super) fn ask(
+        &mut self,
+        statements: &[String],
+        again: Again,
+        by: Moment,
+    ) -> Result<Vec<Answer>, Failure> {
+        let (mut broken, mut round) = (0, Round::default());
+        loop {
+            let (is_new, (mut line, until)) = match self.line.take() {
+                Some(line) => (false, (line, by)),
+                None => (true, self.connect(&mut round, by).map_err(Failure::Refused)?),
+            };
+            let answer = line.link.ask(statements, until);
+            match answer {
+                Err(failure) if self.is_elsewhere(&failure, is_new) => {
+                    // An interrupted request says nothing of its server, only that the server is
+                    // a standby.
+                    if interrupt::is_raised() && !matches!(failure, Failure::ReadOnly(_)) {
+                        return Err(failure);
+                    }
+                    if again == Again::No {
+                        self.server.store(line.server + 1, Ordering::Relaxed);
+                        return Err(failure);
+                    }
+                    self.pass(line.server, failure, &mut round);
+                }
+                Err(Failure::Broken(_)) if again == Again::Yes && broken < BROKEN_MOST && !by.passed() => {
+                    broken += 1;
+                }
+                // Another client changed the rows or created the tables at the same time.
+                Err(Failure::Conflict) if again == Again::Yes && !by.passed() => {
+                    self.line = Some(line);
+                    thread::sleep(CONFLICT);
+                }
+                Err(Failure::Broken(_) | Failure::Silent(_)) => return answer,
+                answer => {
+                    self.server.store(line.server, Ordering::Relaxed);
+                    self.line = Some(line);
+                    return answer;
+                }
+            }
+        }
+    }
+
+    /// Sends a statement that may run some time after a write, on the same connection.
+    pub(super) fn tell(&mut self, statement: String, by: Moment) {
+        if self.line.as_mut().is_some_and(|line| line.link.tell(statement, by).is_err()) {
+            self.line = None;
+        }
+    }
+
     /// Connects to the next server that can be reached. Returns the connection and the deadline for
     /// its first answer, which shows whether the server can write.
-    pub(super) fn connect(&self, round: &mut Round) -> Result<(Line, Moment), Error> {
-        let target = self.database.target();
+    fn connect(&self, round: &mut Round, by: Moment) -> Result<(Line, Moment), Error> {
+        let target = &self.target;
         let (count, each) = (target.servers.len(), target.connect_timeout + target.op_timeout);
         while round.found.len() < count {
-            let by = turn(count, count - round.found.len(), each, self.by.get());
+            let by = turn(count, count - round.found.len(), each, by);
             let server = self.server.load(Ordering::Relaxed) % count;
-            match self.database.connect(&target.servers[server], by) {
+            match self.dialect.connect(target, &target.servers[server], by) {
                 Ok(link) => {
-                    return Ok((
-                        Line { server, link, listens: false, has_advisory_lock: false, is_direct: None },
-                        by,
-                    ));
+                    let (listens, has_advisory_lock, is_direct) = Default::default();
+                    return Ok((Line { server, link, listens, has_advisory_lock, is_direct }, by));
                 }
                 // A server that refuses the connection may be a standby that admits no clients.
                 Err(error) if target.has_standbys() && !interrupt::is_raised() => {
@@ -49,17 +129,17 @@ impl Tables {
 
     /// Whether to try another server: this one is a standby, or did not answer the first request of
     /// a new connection.
-    pub(super) fn is_elsewhere(&self, failure: &Failure, is_new: bool) -> bool {
+    fn is_elsewhere(&self, failure: &Failure, is_new: bool) -> bool {
         match failure {
             Failure::ReadOnly(_) => true,
-            Failure::Broken(_) | Failure::Silent(_) => is_new && self.database.target().has_standbys(),
+            Failure::Broken(_) | Failure::Silent(_) => is_new && self.target.has_standbys(),
             _ => false,
         }
     }
 
     /// Moves on to the server after this one.
-    pub(super) fn pass(&self, server: usize, failure: Failure, round: &mut Round) {
-        let target = self.database.target();
+    fn pass(&self, server: usize, failure: Failure, round: &mut Round) {
+        let target = &self.target;
         self.server.store((server + 1) % target.servers.len(), Ordering::Relaxed);
         let is_read_only = matches!(failure, Failure::ReadOnly(_));
         let what = if is_read_only { "is read-only" } else { "cannot be reached" };

@@ -1,12 +1,14 @@
 //! Wakes a holder or a watcher in a database: by a notification on a connection of its own, or by
 //! polling.
 
-use super::row::Waiters;
-use super::statement::Question;
-use super::{Failure, LockRow, Tables};
+use super::Tables;
+use super::link::Row;
+use super::servers::Again;
 use crate::clock::Moment;
 use crate::lock::{Name, Token};
 use crate::rules::Phase;
+use crate::store::engine::coordinator::{Coordinator, Purpose, Reading};
+use crate::store::engine::stored_lock::StoredLock;
 use crate::store::net::interrupt;
 use crate::store::{Error, Listener, Subscription};
 use std::collections::BTreeSet;
@@ -23,71 +25,58 @@ pub(super) struct RequestSubscription {
     token: Token,
     listener: Listener,
     /// The versions that were last read, for polling.
-    seen: Vec<Vec<Option<Vec<u8>>>>,
+    seen: Vec<Row>,
     backoff_until: Moment,
 }
 
 impl RequestSubscription {
     pub(super) fn new(tables: Tables, names: &[Name], token: &Token, listener: Listener) -> Self {
-        Self {
-            tables,
-            names: names.iter().map(|name| name.as_str().to_owned()).collect(),
-            token: token.clone(),
-            listener,
-            seen: Vec::new(),
-            backoff_until: Moment::now(),
-        }
+        let names = names.iter().map(|name| name.as_str().to_owned()).collect();
+        let (seen, backoff_until) = (Vec::new(), Moment::now());
+        Self { tables, names, token: token.clone(), listener, seen, backoff_until }
     }
 
-    fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
-        self.tables.allow_until(until);
-        if self.tables.line.borrow().is_none() {
+    fn wait(&mut self, until: Moment) -> Result<bool, Error> {
+        let by = self.tables.soon().min(until);
+        if self.tables.line.is_none() {
             // The first read shows whether there is a pooler in between.
-            self.read()?;
-            self.tables.listen(&self.token)?;
+            self.is_news(by)?;
+            self.tables.listen(&self.token, by)?;
             // A later change sends a notification or changes a version.
-            self.look()?;
-            if self.is_news()? {
+            self.has_changed(by)?;
+            if self.is_news(by)? {
                 return Ok(true);
             }
         }
-        let Some(mut line) = self.tables.line.take() else { return Ok(false) };
-        if line.is_direct != Some(false) && self.tables.database.dialect().has_channels() {
-            let heard = line.link.listen(until)?;
-            self.tables.line.replace(Some(line));
-            return Ok(heard);
+        let Some(line) = &mut self.tables.line else { return Ok(false) };
+        if line.listens {
+            return Ok(line.link.listen(until)?);
         }
         let pace = match self.listener {
             Listener::Holder => BACKOFF,
             Listener::Watcher => BACKOFF / 4,
         };
         line.link.listen(Moment::now().after(pace).min(until))?;
-        self.tables.line.replace(Some(line));
-        self.tables.allow_until(until);
-        Ok(!until.passed() && self.look()? && self.is_news()?)
+        let by = self.tables.soon().min(until);
+        Ok(!until.passed() && self.has_changed(by)? && self.is_news(by)?)
     }
 
     /// Whether there may be news. For a holder: it no longer holds, or was asked to end.
-    fn is_news(&self) -> Result<bool, Failure> {
-        if self.listener == Listener::Watcher {
-            return Ok(true);
-        }
-        let hold =
-            |row: &LockRow| row.record.holds.get(&self.token).map(|hold| (hold.phase, hold.asked.is_some()));
-        Ok(!self.read()?.iter().all(|row| hold(row) == Some((Phase::Held, false))))
-    }
-
-    fn read(&self) -> Result<Vec<LockRow>, Failure> {
-        let question = Question { names: &self.names, me: None, waiters: Waiters::All, with_ends: false };
-        let found = self.tables.read(&question).map_err(Failure::Refused)?;
-        Ok(self.tables.entries(&question, found).map_err(Failure::Refused)?.0)
+    fn is_news(&mut self, by: Moment) -> Result<bool, Error> {
+        let (names, me, purpose) = (&self.names, Some(&self.token), Purpose::Look);
+        let read = self.tables.read(&Reading { names, me, lease: None, purpose, by })?;
+        let hold = |lock: &StoredLock| {
+            lock.record.holds.get(&self.token).map(|hold| (hold.phase, hold.asked.is_some()))
+        };
+        let is_held = read.locks.iter().all(|lock| hold(lock) == Some((Phase::Held, false)));
+        Ok(self.listener == Listener::Watcher || !is_held)
     }
 
     /// Whether a version has changed since the last call.
-    fn look(&mut self) -> Result<bool, Failure> {
-        let asked = self.tables.database.dialect().versions(&self.names);
-        let mut answers = self.tables.ask_tables(&[asked])?;
-        let now = answers.pop().unwrap_or_default().rows;
+    fn has_changed(&mut self, by: Moment) -> Result<bool, Error> {
+        let dialect = self.tables.dialect;
+        let asked = dialect.versions(&dialect.list(&mut self.names.iter().map(String::as_str)));
+        let now = self.tables.ask(&[asked], Again::Yes, by)?.pop().unwrap_or_default().rows;
         Ok(std::mem::replace(&mut self.seen, now.clone()) != now)
     }
 }
@@ -97,16 +86,16 @@ impl Subscription for RequestSubscription {
         crate::clock::sleep_until(until.min(self.backoff_until));
         // Listening does not fail on an interrupt, but returns early.
         while !until.passed() && !interrupt::is_raised() {
-            match self.hear(until) {
+            match self.wait(until) {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
-                Err(failure) => {
-                    self.tables.line.take();
+                Err(error) => {
+                    self.tables.reset();
                     if until.passed() {
                         return Ok(false);
                     }
                     self.backoff_until = Moment::now().after(BACKOFF);
-                    return Err(failure.into());
+                    return Err(error);
                 }
             }
         }

@@ -2,12 +2,12 @@
 //! grants when the predecessor releases the lock; else until a notification arrives; else by
 //! polling.
 
-use super::{Again, Answer, Failure, Tables};
+use super::servers::Again;
+use super::{Answer, Failure, Tables};
 use crate::clock::Moment;
 use crate::lock::{Names, Token};
 use crate::store::Error;
 use crate::store::net::interrupt;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -24,19 +24,20 @@ const POLL_LONGEST: Duration = Duration::from_secs(1);
 
 impl Tables {
     /// Whether `token` is in the queues of all these locks.
-    pub(super) fn still_waits(&self, names: &Names, token: &Token) -> Result<bool, Failure> {
-        let answers = self.ask(&[self.database.dialect().waits(names, token)], Again::Yes)?;
+    fn still_waits(&mut self, names: &Names, token: &Token) -> Result<bool, Failure> {
+        let waits = self.dialect.waits(&self.list_of(names), token);
+        let answers = self.ask(&[waits], Again::Yes, self.soon())?;
         Ok(answers[0].rows.len() == names.as_slice().len())
     }
 
     /// Subscribes this connection to the notifications of `token`. Returns whether that is new.
-    pub(super) fn listen(&self, token: &Token) -> Result<bool, Failure> {
-        if self.line.borrow().as_ref().is_some_and(|line| line.listens || line.is_direct == Some(false)) {
+    pub(super) fn listen(&mut self, token: &Token, by: Moment) -> Result<bool, Failure> {
+        if self.line.as_ref().is_some_and(|line| line.listens || line.is_direct == Some(false)) {
             return Ok(false);
         }
-        let Some(wake_channel) = self.database.dialect().wake_channel(token) else { return Ok(false) };
-        self.ask(&[wake_channel], Again::Yes)?;
-        if let Some(line) = &mut *self.line.borrow_mut() {
+        let Some(wake_channel) = self.dialect.wake_channel(token) else { return Ok(false) };
+        self.ask(&[wake_channel], Again::Yes, by)?;
+        if let Some(line) = &mut self.line {
             line.listens = true;
         }
         Ok(true)
@@ -45,38 +46,37 @@ impl Tables {
     /// SQL to put before a statement, so that this process's advisory lock is held or released as
     /// `is_wanted` says.
     fn advisory_lock(&self, is_wanted: bool) -> Option<String> {
-        let mine = self.mine.as_ref().filter(|_| self.has_latches.get())?;
-        let dialect = self.database.dialect();
-        let line = self.line.borrow();
-        let line = line.as_ref().filter(|line| line.is_direct == Some(true))?;
-        match (line.has_advisory_lock, is_wanted && !mine.is_given_up.load(Ordering::SeqCst)) {
-            (false, true) => dialect.take_advisory_lock(&mine.token),
-            (true, false) => dialect.drop_advisory_lock(),
+        let mine = self.mine.as_ref().filter(|_| self.has_advisory_locks)?;
+        let line = self.line.as_ref().filter(|line| line.is_direct == Some(true))?;
+        match (line.has_advisory_lock, is_wanted) {
+            (false, true) => Some(self.dialect.take_advisory_lock(mine)),
+            (true, false) => Some(self.dialect.drop_advisory_lock()),
             _ => None,
         }
     }
 
-    /// Like [`Tables::ask`], with [`Tables::advisory_lock`] before the statement. If the server
-    /// refuses it, the statement is sent without.
+    /// Like [`Tables::ask`], with SQL before the statement that takes or releases the advisory lock
+    /// if `wants` says so. If the server refuses it, the statement is sent without.
     pub(super) fn ask_with_advisory_lock(
-        &self,
+        &mut self,
         statement: String,
-        is_wanted: bool,
+        wants: Option<bool>,
         again: Again,
+        by: Moment,
     ) -> Result<Vec<Answer>, Failure> {
-        let Some(advisory_lock) = self.advisory_lock(is_wanted) else { return self.ask(&[statement], again) };
-        match self.ask(&[advisory_lock + &statement], again) {
+        let sql = wants.and_then(|is_wanted| self.advisory_lock(is_wanted));
+        let Some(sql) = sql else { return self.ask(&[statement], again, by) };
+        match self.ask(&[sql + &statement], again, by) {
             // Other failures are not due to the advisory lock, and would only happen again.
             Err(Failure::Refused(Error::Garbled(_) | Error::Denied(_))) => {
-                let answers = self.ask(&[statement], again);
+                let answers = self.ask(&[statement], again, by);
                 // If the statement alone fails too, advisory locks are not the cause.
-                self.has_latches.set(matches!(answers, Err(Failure::Refused(_))));
+                self.has_advisory_locks = matches!(answers, Err(Failure::Refused(_)));
                 answers
             }
             answers => {
-                if let (Ok(_) | Err(Failure::Conflict), Some(line)) = (&answers, &mut *self.line.borrow_mut())
-                {
-                    line.has_advisory_lock = is_wanted;
+                if let (Ok(_) | Err(Failure::Conflict), Some(line)) = (&answers, &mut self.line) {
+                    line.has_advisory_lock = wants == Some(true);
                 }
                 answers
             }
@@ -85,20 +85,18 @@ impl Tables {
 
     /// Sleeps until the predecessor's advisory lock is released (true) or `until` (false). None if
     /// the predecessor does not hold one.
-    fn sleep_at_advisory_lock(&self, before: &Token, until: Moment) -> Result<Option<bool>, Failure> {
-        let target = self.database.target();
+    fn sleep_at_advisory_lock(&mut self, before: &Token, until: Moment) -> Result<Option<bool>, Failure> {
         loop {
-            let is_direct = self.line.borrow().as_ref().is_some_and(|line| line.is_direct == Some(true));
-            let (began, span) = (Moment::now(), until.left().min(SLEEP_LONGEST));
-            let statement = self.database.dialect().sleep_at_advisory_lock(before, span);
-            let Some(statement) = statement.filter(|_| is_direct && self.has_latches.get()) else {
+            let is_direct = self.line.as_ref().is_some_and(|line| line.is_direct == Some(true));
+            if !is_direct || !self.has_advisory_locks {
                 return Ok(None);
-            };
-            self.by.set(began.after(span + target.op_timeout));
-            let slept = match self.ask(&[statement], Again::No) {
+            }
+            let (began, span) = (Moment::now(), until.left().min(SLEEP_LONGEST));
+            let statement = self.dialect.sleep_at_advisory_lock(before, span);
+            let slept = match self.ask(&[statement], Again::No, began.after(span + self.target.op_timeout)) {
                 Ok(answers) => answers.last().and_then(|answer| answer.rows.last()?.first()?.clone()),
                 Err(Failure::Refused(_)) => {
-                    self.has_latches.set(false);
+                    self.has_advisory_locks = false;
                     return Ok(None);
                 }
                 Err(failure) => return Err(failure),
@@ -112,8 +110,8 @@ impl Tables {
         }
     }
 
-    pub(super) fn wait(
-        &self,
+    pub(super) fn sleep(
+        &mut self,
         names: &Names,
         token: &Token,
         ahead: u64,
@@ -125,7 +123,6 @@ impl Tables {
             match before.map_or(Ok(None), |before| self.sleep_at_advisory_lock(before, until))? {
                 Some(false) => return Ok(false),
                 Some(true) => {
-                    self.allow();
                     for pause in LOOKS {
                         thread::sleep(Duration::from_millis(pause));
                         if !self.still_waits(names, token)? {
@@ -136,22 +133,20 @@ impl Tables {
                 }
                 None => {}
             }
-            if self.listen(token)? {
+            if self.listen(token, self.soon())? {
                 // A notification before the subscription is lost.
                 return Ok(true);
             }
-            let Some(mut line) = self.line.take() else { return Ok(true) };
-            let is_listening = line.is_direct != Some(false) && self.database.dialect().has_channels();
             // The predecessor may take its advisory lock in a moment.
             let ahead = if before.is_some() { ahead.min((1 << looks.min(16)) - 1) } else { ahead };
             looks += 1;
+            let Some(line) = &mut self.line else { return Ok(true) };
+            let is_listening = line.listens;
             let next = if is_listening { until } else { Moment::now().after(pace(ahead)).min(until) };
-            let heard = line.link.listen(next)?;
-            self.line.replace(Some(line));
-            if heard || until.passed() || interrupt::is_raised() {
-                return Ok(heard);
+            let is_notified = line.link.listen(next)?;
+            if is_notified || until.passed() || interrupt::is_raised() {
+                return Ok(is_notified);
             }
-            self.allow();
             if !is_listening && !self.still_waits(names, token)? {
                 return Ok(true);
             }

@@ -19,31 +19,27 @@ pub(super) enum Again {
 }
 
 impl Znodes {
-    /// Sets a new deadline for requests between two operations, if the last one has passed.
-    pub(super) fn allow(&self) {
-        if self.by.get().passed() {
-            self.by.set(Moment::now().after(self.target.connect_timeout + self.target.op_timeout));
-        }
-    }
-
     /// One round trip. With [`Again::Yes`], the requests are sent again if the connection breaks.
-    pub(super) fn ask(&self, asks: &[Ask], again: Again) -> Result<Vec<Result<Answer, Code>>, Failure> {
+    pub(super) fn ask(
+        &mut self,
+        asks: &[Ask],
+        again: Again,
+        by: Moment,
+    ) -> Result<Vec<Result<Answer, Code>>, Failure> {
         let mut broken = 0;
         loop {
             let sent = Moment::now();
-            match self.session.borrow_mut().ask(asks, self.by.get()) {
-                Err(Failure::Broken(_))
-                    if again == Again::Yes && broken < BROKEN_MOST && !self.by.get().passed() =>
-                {
+            match self.session.ask(asks, by) {
+                Err(Failure::Broken(_)) if again == Again::Yes && broken < BROKEN_MOST && !by.passed() => {
                     broken += 1;
                 }
                 Err(failure) => return Err(failure),
                 Ok(answers) => {
                     let heard = Moment::now();
-                    for (ask, answer) in asks.iter().zip(&answers) {
-                        if let Some(at) = stamped(ask, answer) {
-                            self.stamp.set(Some(Stamp { at, sent, heard }));
-                        }
+                    let mut stamps =
+                        asks.iter().zip(&answers).filter_map(|(ask, answer)| stamped(ask, answer));
+                    if let Some(at) = stamps.next_back() {
+                        self.stamp = Some(Stamp { at, sent, heard });
                     }
                     return Ok(answers);
                 }

@@ -3,7 +3,9 @@
 use super::jute::{Answer, Ask};
 use super::wire::Failure;
 use super::{Again, Znodes, node};
+use crate::clock::Moment;
 use crate::rules::{Time, millis};
+use crate::store::engine::stored_lock::StoredLock;
 
 /// One in this many first requests cleans up, and looks at up to [`CLEANS_UP_MOST`] locks.
 pub(super) const CLEANS_UP_EVERY: u32 = 512;
@@ -11,11 +13,11 @@ const CLEANS_UP_MOST: usize = 64;
 
 impl Znodes {
     /// Removes locks that have been unused for twice [`HISTORY_KEPT`](crate::rules::HISTORY_KEPT).
-    pub(super) fn sweep(&self) -> Result<(), Failure> {
-        let Some(stamp) = self.stamp.get() else { return Ok(()) };
+    pub(super) fn sweep(&mut self, by: Moment) -> Result<(), Failure> {
+        let Some(stamp) = self.stamp else { return Ok(()) };
         let now = Time(stamp.at.saturating_mul(1000));
         let old = (stamp.at).saturating_sub(2 * millis(crate::rules::HISTORY_KEPT));
-        let mut names = match self.ask(&[Ask::List { path: self.locks() }], Again::No)?.pop() {
+        let mut names = match self.ask(&[Ask::List { path: self.locks() }], Again::No, by)?.pop() {
             Some(Ok(Answer::Names(names, _))) => names,
             _ => return Ok(()),
         };
@@ -25,15 +27,18 @@ impl Znodes {
         let paths: Vec<String> = names.iter().map(|name| format!("{}/{name}", self.locks())).collect();
         let both = |path: &String| [Ask::Get { path: path.clone() }, Ask::List { path: path.clone() }];
         let asks: Vec<Ask> = paths.iter().flat_map(both).collect();
-        for (path, answers) in paths.iter().zip(self.ask(&asks, Again::No)?.chunks(2)) {
+        for (path, answers) in paths.iter().zip(self.ask(&asks, Again::No, by)?.chunks(2)) {
             let [Ok(Answer::Data(body, read)), Ok(Answer::Names(children, stat))] = answers else { continue };
-            if stat.mtime >= old || read.version != stat.version || !node::is_vacant(body, now) {
+            let is_vacant = StoredLock::parse(body, 0).is_ok_and(|(kept, _)| kept.record.is_vacant(now));
+            // A waiter in the queues of several locks may wait for another one.
+            let is_waited_for = children.iter().any(|child| node::is_beat(child));
+            if stat.mtime >= old || read.version != stat.version || !is_vacant || is_waited_for {
                 continue;
             }
             let mut all = vec![Ask::Check { path: path.clone(), version: Some(stat.version) }];
             all.extend(children.iter().map(|child| Ask::Delete { path: format!("{path}/{child}") }));
             all.push(Ask::Delete { path: path.clone() });
-            drop(self.ask(&[Ask::All(all)], Again::No)?);
+            drop(self.ask(&[Ask::All(all)], Again::No, by)?);
         }
         Ok(())
     }

@@ -1,79 +1,85 @@
-//! Decides which leases are over: those whose session node is gone and whose end by the record has
-//! passed.
+//! Applies to the records what sessions and heartbeats say: which leases are over (those whose
+//! session node is gone and whose end by the record has passed), and when each waiter was heard.
 
 use super::Znodes;
-use super::jute::{Answer, Ask, Code};
 use super::node::{self, LockNode};
-use crate::clock::Moment;
+use super::read::Seen;
 use crate::lock::Token;
-use crate::rules::{Due, Record, Time};
-use crate::store::engine::CatchUp;
-use std::collections::BTreeMap;
+use crate::rules::{Due, Record, SILENCE, TICKET_KEPT, Time};
+use crate::store::engine::coordinator::{Purpose, Reading};
+use crate::store::engine::stored_lock::StoredLock;
 use std::time::Duration;
 
 /// A lease whose session lives is good for at least this time.
 const LIVE_LEASE: Duration = Duration::from_millis(500);
 
 impl Znodes {
-    /// The request that looks up a token's session node.
-    pub(super) fn look(&self, token: &Token) -> Ask {
-        Ask::Look { path: self.life_path(token), watch: false }
-    }
-
-    pub(super) fn looked(&self, token: Token, answer: &Result<Answer, Code>) {
-        let is_there = match answer {
-            Ok(Answer::Stat(_)) => true,
-            Err(Code::NO_NODE) => false,
-            _ => return,
-        };
-        self.lives.borrow_mut().insert(token, is_there);
-    }
-
     /// Judges each hold, as the store's header says. The caller's own hold is judged by the record
     /// alone if its session has ended.
-    pub(super) fn judge(&self, entries: &mut [LockNode], me: Option<&Token>, whom: CatchUp, now: Time) {
-        let (lives, seen) = (self.lives.borrow(), self.heard.borrow());
-        let mut believed = BTreeMap::new();
-        for entry in entries.iter_mut() {
-            believed.extend(node::believed(&entry.record).map(|(token, until)| (token.clone(), until)));
-            let holders: Vec<Token> = node::believed(&entry.record).map(|(token, _)| token.clone()).collect();
-            for token in holders {
-                if Some(&token) == me && self.is_anew(&token) {
+    pub(super) fn judge(&mut self, locks: &mut [StoredLock], seen: &mut Seen, reading: &Reading<'_>) {
+        let (me, now) = (reading.me, seen.now);
+        for lock in locks.iter_mut() {
+            let holders: Vec<(Token, Due)> =
+                node::believed(&lock.record).map(|(token, until)| (token.clone(), until)).collect();
+            for (token, _) in &holders {
+                if Some(token) == me && self.is_anew(token) {
                     continue;
                 }
-                let Some(tracked) = entry.tracked.get(&token).copied() else { continue };
-                match lives.get(&token) {
-                    Some(true) => entry.record.lasts(&token, Due::after(now, LIVE_LEASE)),
+                let Some(tracked) = lock.tracked.get(token) else { continue };
+                match seen.lives.get(token) {
+                    Some(true) => lock.record.lasts(token, Due::after(now, LIVE_LEASE)),
                     // A new leader's clock may be behind. Nobody waits longer than one ttl for
                     // that.
                     Some(false) => {
-                        cap(&mut entry.record, &token, Due::after(now, Duration::from_millis(tracked.ttl)))
+                        cap(&mut lock.record, token, Due::after(now, Duration::from_millis(tracked.ttl)));
                     }
                     None => {}
                 }
             }
-            if entry.record.absence.heard.0 > 0 {
-                let heard = entry.notes.keys().filter_map(|token| seen.get(token).copied()).max();
-                let absence = &mut entry.record.absence;
-                absence.heard = absence.heard.max(Due(heard.unwrap_or_default()));
-            }
+            seen.believed.extend(holders);
         }
-        drop((lives, seen));
-        self.believed.replace(believed);
-        let is_over = |me: &Token| entries.iter().any(|entry| node::is_over(&entry.record, me, now));
+        let is_over = |me: &Token| locks.iter().any(|lock| node::is_over(&lock.record, me, now));
         // A transaction that finds the caller's hold over writes that. A plain read does not write,
         // so it ends the caller's new session, whose node others would take for that of a holder.
-        if whom == CatchUp::All && me.is_some_and(|me| self.is_anew(me) && is_over(me)) {
-            self.session.borrow_mut().end();
-            self.life.set(None);
+        if reading.purpose == Purpose::LookAtAll && me.is_some_and(|me| self.is_anew(me) && is_over(me)) {
+            self.session.end();
+            self.life = None;
+        }
+    }
+}
+
+impl Seen {
+    /// Whether the token's lease is not over yet by the record.
+    pub(super) fn is_believed(&self, token: &Token) -> bool {
+        self.believed.get(token).is_some_and(|until| !until.passed(self.now))
+    }
+
+    /// Applies the heartbeats that were looked up. A waiter that was not looked up counts as heard
+    /// now if it has a heartbeat node, because then its session lives. Without such a node, the
+    /// record says when it was heard.
+    pub(super) fn apply_heartbeats(&self, lock: &mut StoredLock, node: &LockNode) {
+        let Record { queue, waiters, absence, .. } = &mut lock.record;
+        for (_, token) in queue.iter() {
+            let Some(waiter) = waiters.get_mut(token) else { continue };
+            // The heartbeats of a waiter whose session has ended no longer count.
+            if node.beat(token).is_none() || self.lives.get(token) == Some(&false) {
+                continue;
+            }
+            let heard = self.heard.get(token).map_or(self.now, |heard| Time(heard.saturating_mul(1000)));
+            (waiter.silent, waiter.forget) = (Due::after(heard, SILENCE), Due::after(heard, TICKET_KEPT));
+        }
+        if absence.heard.0 > 0 {
+            let heard = waiters.keys().filter_map(|token| self.heard.get(token).copied()).max();
+            absence.heard = absence.heard.max(Due(heard.unwrap_or_default()));
         }
     }
 
-    /// Whether the token's lease is not over yet by the record.
-    pub(super) fn is_believed(&self, token: &Token) -> bool {
-        let now = self.stamp.get().map(|stamp| Time(stamp.lower(Moment::now())));
-        let until = self.believed.borrow().get(token).copied();
-        until.zip(now).is_some_and(|(until, now)| !until.passed(now))
+    /// Whether one of the first waiters is not stale.
+    pub(super) fn is_one_heard(&self, lock: &StoredLock, first: usize) -> bool {
+        let mut first = lock.record.queue.iter().take(first);
+        first.any(|(_, token)| {
+            lock.record.waiters.get(token).is_some_and(|waiter| !waiter.silent.passed(self.now))
+        })
     }
 }
 

@@ -20,16 +20,11 @@ pub enum Ask {
     Delete {
         path: String,
     },
-    /// Replaces a node's data, whatever its version.
+    /// Replaces a node's data; with a version, only if the node has it.
     Set {
         path: String,
         data: Vec<u8>,
-    },
-    /// Replaces a node's data, if it has this version.
-    SetIf {
-        path: String,
-        data: Vec<u8>,
-        version: i32,
+        version: Option<i32>,
     },
     /// Only within [`Ask::All`]: checks that a node exists and, if given, its version.
     Check {
@@ -199,13 +194,18 @@ pub fn hello(seen: i64, timeout: i32, session: i64, password: &[u8]) -> Vec<u8> 
 }
 
 impl Ask {
+    /// Writes to a node, whatever its version. What it says is the time of the write.
+    pub const fn touch(path: String) -> Self {
+        Self::Set { path, data: Vec::new(), version: None }
+    }
+
     fn kind(&self) -> i32 {
         match self {
             Self::Create { .. } | Self::CreateForSession { .. } => 15,
             Self::Delete { .. } => 2,
             Self::Look { .. } => 3,
             Self::Get { .. } => 4,
-            Self::Set { .. } | Self::SetIf { .. } => 5,
+            Self::Set { .. } => 5,
             Self::WatchEnd { .. } => 8,
             Self::Sync { .. } => 9,
             Self::Ping => 11,
@@ -234,15 +234,10 @@ impl Ask {
                 writer.bytes(path.as_bytes());
                 writer.int(-1);
             }
-            Self::Set { path, data } => {
+            Self::Set { path, data, version } => {
                 writer.bytes(path.as_bytes());
                 writer.bytes(data);
-                writer.int(-1);
-            }
-            Self::SetIf { path, data, version } => {
-                writer.bytes(path.as_bytes());
-                writer.bytes(data);
-                writer.int(*version);
+                writer.int(version.unwrap_or(-1));
             }
             Self::Check { path, version } => {
                 writer.bytes(path.as_bytes());
@@ -279,28 +274,6 @@ impl Ask {
             }
             Self::Ping | Self::Close => {}
         }
-    }
-
-    /// Approximate size in bytes.
-    pub fn size(&self) -> usize {
-        const AROUND: usize = 64;
-        AROUND
-            + match self {
-                Self::Create { path, data } | Self::Set { path, data } | Self::SetIf { path, data, .. } => {
-                    path.len() + data.len()
-                }
-                Self::CreateForSession { path }
-                | Self::Delete { path }
-                | Self::Check { path, .. }
-                | Self::Look { path, .. }
-                | Self::Get { path }
-                | Self::List { path }
-                | Self::WatchEnd { path }
-                | Self::Sync { path } => path.len(),
-                Self::All(parts) => parts.iter().map(Self::size).sum(),
-                Self::Login { secret } => secret.len(),
-                Self::Ping | Self::Close => 0,
-            }
     }
 }
 

@@ -5,15 +5,9 @@ use super::ask::BROKEN_MOST;
 use super::jute::{Answer, Ask, Code};
 use super::wire::Failure;
 use super::{Again, Znodes};
+use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
-use std::sync::atomic::AtomicBool;
-
-/// This process's token.
-pub(super) struct OwnState {
-    pub(super) token: Token,
-    pub(super) is_given_up: AtomicBool,
-}
 
 /// This process's session node.
 #[derive(Clone, Copy)]
@@ -31,51 +25,41 @@ pub(super) struct Life {
 
 impl Znodes {
     /// Makes sure that there is a session, and the session node if this process wants a lease.
-    pub(super) fn ensure(&self) -> Result<(), Error> {
+    pub(super) fn ensure(&mut self, by: Moment) -> Result<(), Error> {
         let mut has_base = false;
         let mut broken = 0;
         loop {
-            match self.session.borrow_mut().connect(self.by.get()) {
-                Err(Failure::Broken(_)) if broken < BROKEN_MOST && !self.by.get().passed() => {
+            match self.session.connect(by) {
+                Err(Failure::Broken(_)) if broken < BROKEN_MOST && !by.passed() => {
                     broken += 1;
                     continue;
                 }
                 connected => connected?,
             }
-            let (turn, id) = {
-                let session = self.session.borrow();
-                (session.turn(), session.id())
-            };
-            let Some(mine) = self.mine.as_ref().filter(|_| self.ttl.is_some()) else { return Ok(()) };
-            if self.life.get().is_some_and(|life| life.turn == turn) {
+            let (turn, dial, id) = (self.session.turn(), self.session.dial(), self.session.id());
+            let Some(mine) = self.mine.as_ref().filter(|_| self.wants_life) else { return Ok(()) };
+            if self.life.is_some_and(|life| life.turn == turn) {
                 return Ok(());
             }
-            let path = self.life_path(&mine.token);
-            let dial = self.session.borrow().dial();
-            let mut answers = self
-                .ask(
-                    &[
-                        Ask::CreateForSession { path: path.clone() },
-                        Ask::Look { path: path.clone(), watch: true },
-                    ],
-                    Again::Yes,
-                )?
-                .into_iter();
+            let path = self.life_path(mine);
+            let asks =
+                [Ask::CreateForSession { path: path.clone() }, Ask::Look { path: path.clone(), watch: true }];
+            let mut answers = self.ask(&asks, Again::Yes, by)?.into_iter();
             match (answers.next(), answers.next()) {
                 (Some(Err(Code::NO_NODE)), _) if !has_base => {
-                    self.make_base()?;
+                    self.make_base(by)?;
                     has_base = true;
                 }
                 // Left by a session that has ended.
                 (Some(Err(Code::NODE_EXISTS)), Some(Ok(Answer::Stat(stat)))) if stat.owner != id => {
-                    drop(self.ask(&[Ask::Delete { path }], Again::Yes)?);
+                    drop(self.ask(&[Ask::Delete { path }], Again::Yes, by)?);
                 }
                 (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(Answer::Stat(stat)))) if stat.owner == id => {
-                    self.life.set(Some(Life { turn, dial, was_ended: false, holds: false }));
+                    self.life = Some(Life { turn, dial, was_ended: false, holds: false });
                     return Ok(());
                 }
                 (Some(Err(code)), _) if code != Code::NODE_EXISTS => return Err(self.refused(code)),
-                _ if self.by.get().passed() => {
+                _ if by.passed() => {
                     return Err(Error::Unavailable(format!(
                         "{}: other clients keep deleting the session node of this process",
                         self.shown()
@@ -89,10 +73,11 @@ impl Znodes {
     /// Whether this process has lost the session that its hold of this token, if any, relies on. A
     /// newer session proves nothing for a lease that began before it.
     pub(super) fn is_anew(&self, token: &Token) -> bool {
-        self.is_own(token) && self.life.get().is_some_and(|life| life.was_ended || !life.holds)
+        self.is_own(token) && self.life.is_some_and(|life| life.was_ended || !life.holds)
     }
 
-    pub(super) fn is_own(&self, token: &Token) -> bool {
-        self.mine.as_ref().is_some_and(|mine| mine.token == *token)
+    /// This process's session node, unless another process has deleted it.
+    pub(super) fn living(&self) -> Option<Life> {
+        self.life.filter(|life| !life.was_ended)
     }
 }

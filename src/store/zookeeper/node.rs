@@ -1,23 +1,17 @@
-//! A lock in znodes: naming, parsing and checks. One node has the record. Its children are the
-//! waiters, whose names say what is needed of each, and the last ends, in a ring that is written
-//! over. Every change writes the lock's node, so its version is the version of all of it. Anybody
-//! with write access may have put anything there, so everything is checked.
+//! A lock in znodes: naming, parsing and writing. One node has the record with all waiters. Every
+//! change writes it, so its version is the version of the lock. Its children are the last ends, in
+//! a ring that is written over, and the ephemeral nodes in which waiters write their heartbeats.
+//! Anybody with write access may have put anything there, so everything is checked.
 
 use super::jute::{Ask, Stat};
-use crate::lock::{Mode, SLOTS_MAX, Token};
-use crate::rules::{Due, LOG_KEPT, Phase, Record, SILENCE, TICKET_KEPT, Time, millis};
+use crate::lock::Token;
+use crate::rules::{Due, LOG_KEPT, Phase, Record, Time};
 use crate::store::Error;
-use crate::store::engine::Tracked;
-use crate::store::engine::bounds::{self, NUMBER_MOST, check_number};
-use crate::store::engine::kept::{self, Kept};
-use crate::store::engine::queue::{Changes, Note, Place, Waiting};
+use crate::store::engine::stored_lock::{Change, EndPart, StoredLock};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{Deref, DerefMut};
+use sha1_smol::Sha1;
+use std::collections::BTreeSet;
 
-const FORMAT: u32 = 1;
 /// Characters of a lock's name that are not percent-encoded in the name of its node.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
@@ -28,275 +22,112 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'+')
     .remove(b'=')
     .remove(b'~');
+/// Begin of the name of a heartbeat node.
+const BEAT: &str = "b-";
 
-/// The data of a lock's node.
-#[derive(Debug, Serialize, Deserialize)]
-struct Body<R, T> {
-    format: u32,
-    /// Number of ends so far.
-    ends: u64,
-    /// The record without waiters and log.
-    record: R,
-    tracked: T,
-}
-
-/// Whether a lock with this record is unused. Its holder's session may last although the record is
-/// old.
-pub fn is_vacant(body: &[u8], now: Time) -> bool {
-    let body = serde_json::from_slice::<Body<Record, serde::de::IgnoredAny>>(body);
-    body.is_ok_and(|body| body.format == FORMAT && body.record.is_vacant(now))
-}
-
-/// The data of a waiter's node, besides what its name says.
-#[derive(Debug, Serialize, Deserialize)]
-struct WaiterData {
-    since: u64,
-    silent: u64,
-    forget: u64,
-    note: Box<RawValue>,
-}
-
-/// A lock.
-#[derive(Debug, Default)]
+/// The nodes of a lock, as they were read.
+#[derive(Debug)]
 pub struct LockNode {
-    kept: Kept,
-    pub path: String,
-    /// Version of the node. None if it does not exist yet.
-    node_version: Option<i32>,
-    /// Names of the existing nodes of ends.
-    ring: BTreeSet<String>,
-    /// Whether it is known to have changed since it was read.
-    is_stale: bool,
-}
-
-impl Deref for LockNode {
-    type Target = Kept;
-
-    fn deref(&self) -> &Kept {
-        &self.kept
-    }
-}
-
-impl DerefMut for LockNode {
-    fn deref_mut(&mut self) -> &mut Kept {
-        &mut self.kept
-    }
-}
-
-/// The requests that write a lock.
-pub struct Change {
-    pub asks: Vec<Ask>,
-    /// Whether the lock had no node.
-    pub is_new: bool,
+    path: String,
+    /// Version of the lock's node. None if it does not exist yet.
+    version: Option<i32>,
+    /// Names of the nodes of ends and heartbeats.
+    children: BTreeSet<String>,
+    /// Whether the caller's heartbeat node belongs to its present session.
+    pub has_own_beat: bool,
 }
 
 impl LockNode {
     /// A lock without a node.
-    pub fn absent(name: &str, path: String) -> Self {
-        Self { kept: Kept::absent(name), path, ..Self::default() }
-    }
-
-    /// Whether it is known to have changed since it was read.
-    pub const fn is_stale(&self) -> bool {
-        self.is_stale
-    }
-
-    /// Removes a waiter whose node is gone.
-    pub fn drop_waiter(&mut self, at: usize) {
-        self.queue.waiting.remove(at);
-        self.is_stale = true;
+    pub const fn absent(path: String) -> Self {
+        Self { path, version: None, children: BTreeSet::new(), has_own_beat: false }
     }
 
     /// Parses a lock's node and the names of its children.
     pub fn parse(
         name: &str,
         path: String,
-        body: &[u8],
+        value: &[u8],
         stat: Stat,
         children: Vec<String>,
         now: Time,
-    ) -> Result<Self, String> {
-        let mut lock = Self { node_version: Some(stat.version), ..Self::absent(name, path) };
-        lock.version = u64::from(stat.version.cast_unsigned()) + 1;
-        let body: Body<Record, BTreeMap<Token, Tracked>> = kept::parse(body, FORMAT)?;
-        bounds::check(&body.record)?;
-        check_number(body.ends)?;
-        (lock.ends, lock.tracked) = (body.ends, body.tracked);
-        lock.set_record(body.record, stat.mtime, now);
-        for child in children {
-            match child.strip_prefix("w-") {
-                Some(rest) => {
-                    lock.queue.waiting.push(parse_waiter(rest).ok_or("a waiter has an invalid name")?)
-                }
-                None => drop(lock.ring.insert(child)),
-            }
-        }
-        lock.queue.waiting.sort_by_key(Waiting::key);
-        Ok(lock)
+    ) -> Result<(StoredLock, Self), String> {
+        let version = u64::from(stat.version.cast_unsigned()) + 1;
+        let (mut kept, used) = StoredLock::parse(value, version)?;
+        kept.name = name.into();
+        kept.forget_history(used, now);
+        let children = children.into_iter().collect();
+        Ok((kept, Self { version: Some(stat.version), children, ..Self::absent(path) }))
     }
 
-    /// Path of a waiter's node.
-    pub fn waiter_path(&self, waiting: &Waiting) -> String {
-        format!("{}/{}", self.path, waiter_name(waiting))
+    /// Whether the lock has no node.
+    pub const fn is_absent(&self) -> bool {
+        self.version.is_none()
     }
 
-    /// Path of the node of a waiting token.
-    pub fn path_of(&self, token: &Token) -> Option<String> {
-        self.queue.find(token).map(|at| self.waiter_path(&self.queue.waiting[at]))
+    /// The node of a waiter's heartbeats, if the waiter has one.
+    pub fn beat(&self, token: &Token) -> Option<String> {
+        self.children.contains(&beat_name(token)).then(|| beat_path(&self.path, token))
     }
 
-    /// Released tokens that may still have a session.
-    pub fn left(&self) -> impl Iterator<Item = &Token> {
-        self.record.spent.keys().filter(|token| self.tracked.contains_key(*token))
+    /// Notes that a heartbeat node has gone since the lock was read.
+    pub fn forget_beat(&mut self, token: &Token) {
+        self.children.remove(&beat_name(token));
     }
 
     /// Paths of the ends, newest first.
-    pub fn end_paths(&self) -> Vec<String> {
-        let numbers = (self.ends.saturating_sub(LOG_KEPT as u64)..self.ends).rev();
-        let there = numbers.map(end_name).filter(|name| self.ring.contains(name));
-        there.map(|name| format!("{}/{name}", self.path)).collect()
+    pub fn end_paths(&self, ends: u64) -> impl Iterator<Item = String> {
+        let numbers = (ends.saturating_sub(LOG_KEPT as u64) + 1..=ends).rev();
+        let there = numbers.map(end_name).filter(|name| self.children.contains(name));
+        there.map(|name| format!("{}/{name}", self.path))
     }
 
-    /// Sets the ends. One that cannot be read is left out, so that the others can still be shown.
-    pub fn set_log<'b>(&mut self, ends: impl Iterator<Item = &'b [u8]>) {
-        self.log = ends.filter_map(|end| serde_json::from_slice(end).ok()).collect();
-    }
-
-    /// Waiters to read in advance: the first `front`, `me` and its predecessor, or the last waiter
-    /// if `me` may join behind it, and the newest one of those that replace others.
-    pub fn wanted(&self, front: usize, me: Option<&Token>) -> Vec<&Waiting> {
-        let queued: Vec<&Waiting> =
-            self.queue.waiting.iter().filter(|waiting| waiting.place == Place::Queued).collect();
-        let mut wanted: Vec<&Waiting> = queued.iter().take(front).copied().collect();
-        match me.map(|me| self.queue.find(me)) {
-            Some(Some(at)) => {
-                let mine = &self.queue.waiting[at];
-                wanted.push(mine);
-                wanted.extend(queued.iter().rev().find(|waiting| waiting.key() < mine.key()));
-            }
-            Some(None) if !me.is_some_and(|me| self.record.holds.contains_key(me)) => {
-                wanted.extend(queued.last());
-            }
-            _ => {}
+    /// The requests that write the lock as the lock rules left it. `me` is the caller, if it has a
+    /// session node. A heartbeat node comes with the waiter's record and goes with it.
+    pub fn write(
+        mut self,
+        change: Change,
+        me: Option<&Token>,
+        now: Time,
+    ) -> Result<Vec<Ask>, serde_json::Error> {
+        let Change { before, mut after, is_changed } = change;
+        if !is_changed || (self.version.is_none() && after.is_empty()) {
+            return Ok(self.check().into_iter().collect());
         }
-        let newest = self.record.newest.as_ref().and_then(|newest| self.queue.find(&newest.token));
-        wanted.extend(newest.map(|at| &self.queue.waiting[at]));
-        wanted.sort_by_key(|waiting| waiting.key());
-        wanted.dedup_by_key(|waiting| waiting.key());
-        wanted
-    }
-
-    /// Shows the lock rules a waiter. `heard` is the time of its last heartbeat, in milliseconds.
-    /// Returns the locks that it waits for.
-    pub fn show(
-        &mut self,
-        at: usize,
-        data: &[u8],
-        heard: Option<u64>,
-        record: &mut Record,
-    ) -> Result<Vec<String>, &'static str> {
-        let bad = "a waiter cannot be read";
-        let kept: WaiterData = serde_json::from_slice(data).map_err(|_| bad)?;
-        let note: Note = serde_json::from_str(kept.note.get()).map_err(|_| bad)?;
-        let Some(waiting) = self.queue.waiting.get_mut(at) else { return Ok(Vec::new()) };
-        for number in [kept.since, kept.silent, kept.forget] {
-            check_number(number)?;
-        }
-        (waiting.since, waiting.silent) = (kept.since, kept.silent);
-        // The name of a suspended waiter's node has its value.
-        if waiting.place == Place::Queued {
-            waiting.forget = kept.forget;
-        }
-        let holds = waiting.token().is_some_and(|token| record.holds.contains_key(&token));
-        let Kept { queue, name, tracked, .. } = &mut self.kept;
-        queue.show(at, note, name, record, tracked, |_, waiter| {
-            let Some(heard) = heard.filter(|_| !holds) else { return };
-            let (silent, forget) = deadlines(heard);
-            waiter.silent = waiter.silent.max(silent);
-            waiter.forget = waiter.forget.max(forget);
-        })
-    }
-
-    /// The requests that write the lock as the lock rules left it.
-    pub fn change(mut self, now: Time) -> Result<Change, Error> {
-        if self.node_version.is_none() && self.record == Record::default() {
-            return Ok(Change { asks: Vec::new(), is_new: false });
-        }
-        let garbled = |error: serde_json::Error| Error::Garbled(error.to_string());
-        let (mut gone, mut added) = (BTreeSet::new(), Vec::new());
-        let Changes { news, gone: left } = self.queue.changes(&self.record, &self.tracked);
-        gone.extend(left.into_iter().map(waiter_name));
-        let forgotten = self.queue.waiting.iter().filter(|waiting| waiting.is_forgotten(now));
-        gone.extend(forgotten.map(waiter_name));
-        for (waiting, note) in news {
-            let old = waiting.token().and_then(|token| self.queue.find(&token));
-            let old_name = old.map(|at| waiter_name(&self.queue.waiting[at]));
-            let note = match note {
-                Some(note) => serde_json::value::to_raw_value(&note).map_err(garbled)?,
-                None => self.kept_note(&waiting)?,
-            };
-            let Waiting { since, silent, forget, .. } = waiting;
-            let data = serde_json::to_vec(&WaiterData { since, silent, forget, note }).map_err(garbled)?;
-            let name = waiter_name(&waiting);
-            let path = format!("{}/{name}", self.path);
-            if old_name.as_ref() == Some(&name) {
-                gone.remove(&name);
-                added.push(Ask::Set { path, data });
-            } else {
-                gone.extend(old_name);
-                added.push(Ask::Create { path, data });
-            }
-        }
-        (self.record.waiters, self.record.queue) = Default::default();
-        let mut ends = Vec::new();
-        for end in std::mem::take(&mut self.record.log).iter().rev() {
-            let name = end_name(self.ends);
-            let (path, data) = (format!("{}/{name}", self.path), serde_json::to_vec(end).map_err(garbled)?);
-            ends.push(if self.ring.insert(name) {
-                Ask::Create { path, data }
-            } else {
-                Ask::Set { path, data }
-            });
-            self.ends += 1;
-        }
-        let Kept { record: Record { holds, spent, .. }, tracked, .. } = &mut self.kept;
-        tracked.retain(|token, _| {
-            spent.contains_key(token) || holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling)
-        });
-        let body = Body { format: FORMAT, ends: self.ends, record: &self.record, tracked: &self.tracked };
-        let (path, data) = (self.path.clone(), serde_json::to_vec(&body).map_err(garbled)?);
-        let mut asks = vec![match self.node_version {
-            Some(version) => Ask::SetIf { path, data, version },
+        let (data, ends) = after.to_value(now)?;
+        let path = self.path.clone();
+        let mut asks = vec![match self.version {
+            Some(_) => Ask::Set { path, data, version: self.version },
             None => Ask::Create { path, data },
         }];
-        asks.extend(gone.into_iter().map(|name| Ask::Delete { path: format!("{}/{name}", self.path) }));
-        asks.extend(added);
-        asks.extend(ends);
-        Ok(Change { asks, is_new: self.node_version.is_none() })
-    }
-
-    /// Path of a token's node in the queue, as the lock rules left it.
-    pub fn place_of(&self, token: &Token) -> Option<String> {
-        let ticket = self
-            .record
-            .waiters
-            .get(token)
-            .filter(|waiter| self.record.queue.contains(&(waiter.ticket, token.clone())))?;
-        let bytes = token.secret().as_bytes().try_into().ok()?;
-        let waiting = Waiting::new(bytes, ticket.ticket, ticket.mode, Place::Queued);
-        Some(self.waiter_path(&waiting))
+        let waits = |token: &Token| after.record.waiters.contains_key(token);
+        let gone = before.waiters.keys().filter(|token| !waits(token));
+        asks.extend(gone.filter_map(|token| self.beat(token)).map(|path| Ask::Delete { path }));
+        if let Some(me) = me.filter(|me| waits(me)) {
+            let (path, known) = (beat_path(&self.path, me), self.beat(me));
+            if known.is_some() && self.has_own_beat {
+                asks.push(Ask::touch(path));
+            } else {
+                // A session that has ended may have left one.
+                asks.extend(known.map(|path| Ask::Delete { path }));
+                asks.push(Ask::CreateForSession { path });
+            }
+        }
+        for EndPart { number, value: data } in ends {
+            let name = end_name(number);
+            let path = format!("{}/{name}", self.path);
+            asks.push(match self.children.insert(name) {
+                true => Ask::Create { path, data },
+                false => Ask::Set { path, data, version: None },
+            });
+        }
+        Ok(asks)
     }
 
     /// A check that the lock has not changed since it was read.
-    pub fn check(&self) -> Option<Ask> {
-        let version = Some(self.node_version?);
+    fn check(&self) -> Option<Ask> {
+        let version = Some(self.version?);
         Some(Ask::Check { path: self.path.clone(), version })
-    }
-
-    fn kept_note(&self, waiting: &Waiting) -> Result<Box<RawValue>, Error> {
-        let data = waiting.token().and_then(|token| self.notes.get(&token));
-        let kept = data.and_then(|data| serde_json::from_slice::<WaiterData>(data).ok());
-        kept.map(|kept| kept.note).ok_or_else(|| Error::Garbled("the note of a waiter is missing".into()))
     }
 }
 
@@ -313,46 +144,29 @@ pub fn name_of(node: &str) -> Option<String> {
     percent_decode_str(node).decode_utf8().ok().map(Into::into)
 }
 
-/// Name of a waiter's node.
-fn waiter_name(waiting: &Waiting) -> String {
-    let token = String::from_utf8_lossy(&waiting.token);
-    let mode = match waiting.mode {
-        Mode::Exclusive => "x".into(),
-        Mode::Shared => "s".into(),
-        Mode::Slots(slots) => format!("n{slots}"),
-    };
-    let place = match waiting.place {
-        Place::Queued => "q".into(),
-        Place::Suspended => format!("p{}", waiting.forget),
-    };
-    format!("w-{:016x}-{token}-{mode}-{place}", waiting.ticket)
-}
-
-fn parse_waiter(rest: &str) -> Option<Waiting> {
-    let mut parts = rest.split('-');
-    let (ticket, token, mode, place) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-    let number = |text: &str| text.parse().ok().filter(|number| *number <= NUMBER_MOST);
-    let ticket = u64::from_str_radix(ticket, 16).ok().filter(|ticket| *ticket <= NUMBER_MOST)?;
-    let token = Token::parse(token).ok()?;
-    let mode = match (mode.split_at_checked(1)?, mode) {
-        (_, "x") => Mode::Exclusive,
-        (_, "s") => Mode::Shared,
-        (("n", slots), _) => Mode::Slots(slots.parse().ok().filter(|slots| *slots <= SLOTS_MAX)?),
-        _ => return None,
-    };
-    let (place, forget) = match (place.split_at_checked(1)?, place) {
-        (_, "q") => (Place::Queued, 0),
-        (("p", forget), _) => (Place::Suspended, number(forget)?),
-        _ => return None,
-    };
-    let mut waiting = Waiting::new(token.secret().as_bytes().try_into().ok()?, ticket, mode, place);
-    waiting.forget = forget;
-    parts.next().is_none().then_some(waiting)
-}
-
 /// Name of the node of an end.
 fn end_name(number: u64) -> String {
     format!("e{:02}", number % LOG_KEPT as u64)
+}
+
+/// What ephemeral nodes are named after. It is a hash, because any client can list a server's
+/// sessions and their nodes.
+pub fn hash(token: &Token) -> String {
+    Sha1::from(token.secret()).digest().to_string()
+}
+
+fn beat_name(token: &Token) -> String {
+    format!("{BEAT}{}", hash(token))
+}
+
+/// Path of a waiter's heartbeat node below the lock with this path.
+pub fn beat_path(lock: &str, token: &Token) -> String {
+    format!("{lock}/{}", beat_name(token))
+}
+
+/// Whether a child of a lock with this name is a heartbeat node.
+pub fn is_beat(child: &str) -> bool {
+    child.starts_with(BEAT)
 }
 
 /// The error for data that is not understood.
@@ -375,7 +189,95 @@ pub fn believed(record: &Record) -> impl Iterator<Item = (&Token, Due)> {
     confirmed.map(|(token, hold)| (token, hold.until))
 }
 
-/// When a waiter with this last heartbeat, in milliseconds, becomes stale and is forgotten.
-fn deadlines(heard: u64) -> (Due, Due) {
-    (Due(heard.saturating_add(millis(SILENCE))), Due(heard.saturating_add(millis(TICKET_KEPT))))
+#[cfg(test)]
+#[expect(clippy::expect_used, reason = "a lock that cannot be made is a fault of the test")]
+mod tests {
+    use super::super::read::Seen;
+    use super::*;
+    use crate::lock::Mode;
+    use crate::rules::{SILENCE, Terms, Waiter};
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    const NOW: Time = Time(1_000_000_000);
+
+    fn token() -> Token {
+        Token::random().expect("a token")
+    }
+
+    /// A lock with these waiters in its queue, which were last heard long ago by the record.
+    fn waited_for(tokens: &[&Token]) -> StoredLock {
+        let mut kept = StoredLock::absent("k");
+        for (ticket, token) in (1..).zip(tokens) {
+            let (names, owner, terms) = (vec!["k".into()], Default::default(), Terms::default());
+            let (since, silent, forget) = (Time(1), Due(2), Due(3));
+            let waiter = Waiter { ticket, since, silent, forget, mode: Mode::Exclusive, names, owner, terms };
+            kept.record.queue.insert((ticket, (*token).clone()));
+            kept.record.waiters.insert((*token).clone(), waiter);
+        }
+        kept
+    }
+
+    fn node(beats: &[&Token]) -> LockNode {
+        let children = beats.iter().map(|token| beat_name(token)).collect();
+        LockNode { version: Some(4), children, ..LockNode::absent("/l".into()) }
+    }
+
+    /// Who was looked up is heard when it was; others that have a session, now.
+    #[test]
+    fn heartbeats_count_in_place_of_the_record() {
+        let all = [token(), token(), token(), token()];
+        let [stopped, unseen, gone, ended] = &all;
+        let mut kept = waited_for(&all.each_ref());
+        let heard = NOW.millis() - 6000;
+        let seen = Seen {
+            nodes: Vec::new(),
+            now: NOW,
+            uncertain: Duration::ZERO,
+            lives: BTreeMap::from([(stopped.clone(), true), (ended.clone(), false)]),
+            heard: BTreeMap::from([(stopped.clone(), heard), (ended.clone(), NOW.millis())]),
+            believed: BTreeMap::new(),
+        };
+        seen.apply_heartbeats(&mut kept, &node(&[stopped, unseen, ended]));
+        let silent = |token: &Token| kept.record.waiters[token].silent;
+        assert_eq!(silent(stopped), Due(heard + SILENCE.as_millis() as u64));
+        assert!(silent(stopped).passed(NOW));
+        assert_eq!(silent(unseen), Due::after(NOW, SILENCE));
+        assert_eq!((silent(gone), silent(ended)), (Due(2), Due(2)));
+    }
+
+    fn written(node: LockNode, before: &StoredLock, after: StoredLock, me: &Token) -> Vec<String> {
+        let change = Change { before: before.record.clone(), after, is_changed: true };
+        let asks = node.write(change, Some(me), NOW).expect("it is written");
+        let shown = |ask: &Ask| match ask {
+            Ask::Create { .. } => "create".into(),
+            Ask::CreateForSession { path } => format!("create {path}"),
+            Ask::Delete { path } => format!("delete {path}"),
+            Ask::Set { path, .. } => format!("set {path}"),
+            ask => format!("{ask:?}"),
+        };
+        asks.iter().map(shown).collect()
+    }
+
+    /// A heartbeat node comes with the waiter and goes with it, and is of its present session.
+    #[test]
+    fn heartbeat_nodes_follow_the_record() {
+        let (me, other) = (&token(), &token());
+        let (mine, others) = (beat_path("/l", me), beat_path("/l", other));
+        let (nobody, both, only_me) = (waited_for(&[]), waited_for(&[other, me]), waited_for(&[me]));
+        let made = written(LockNode::absent("/l".into()), &nobody, waited_for(&[me]), me);
+        assert_eq!(made, ["create".into(), format!("create {mine}")]);
+        let kept = written(LockNode { has_own_beat: true, ..node(&[me]) }, &only_me, waited_for(&[me]), me);
+        assert_eq!(kept, ["set /l".into(), format!("set {mine}")]);
+        let anew = written(node(&[me]), &only_me, waited_for(&[me]), me);
+        assert_eq!(anew, ["set /l".into(), format!("delete {mine}"), format!("create {mine}")]);
+        let left = written(node(&[me, other]), &both, waited_for(&[]), me);
+        let mut gone = [format!("delete {mine}"), format!("delete {others}")];
+        gone.sort();
+        let mut deleted = left[1..].to_vec();
+        deleted.sort();
+        assert_eq!((left[0].as_str(), deleted.as_slice()), ("set /l", &gone[..]));
+        // The node of another waiter may have gone with its session.
+        assert_eq!(written(node(&[]), &both, waited_for(&[]), me), ["set /l"]);
+    }
 }

@@ -2,9 +2,9 @@
 
 use super::jute::{Ask, Code};
 use super::{Again, Znodes, node};
+use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
-use sha1_smol::Sha1;
 
 impl Znodes {
     pub(super) fn shown(&self) -> &str {
@@ -27,21 +27,20 @@ impl Znodes {
         format!("{}/{}", self.locks(), node::lock_name(name))
     }
 
-    /// A token's session node. The name is a hash, because any client can list a server's sessions
-    /// and their nodes.
+    /// A token's session node.
     pub(super) fn life_path(&self, token: &Token) -> String {
-        format!("{}/lives/{}", self.base(), Sha1::from(token.secret()).digest())
+        format!("{}/lives/{}", self.base(), node::hash(token))
     }
 
     /// Creates the nodes above all locks. Existing ones stay as they are.
-    pub(super) fn make_base(&self) -> Result<(), Error> {
+    pub(super) fn make_base(&mut self, by: Moment) -> Result<(), Error> {
         let (base, mut paths) = (self.base(), Vec::new());
         for (at, _) in base.match_indices('/').skip(1) {
             paths.push(base[..at].to_owned());
         }
         paths.extend([base.clone(), self.locks(), format!("{base}/lives"), self.clock()]);
         let asks: Vec<Ask> = paths.into_iter().map(|path| Ask::Create { path, data: Vec::new() }).collect();
-        let answers = self.ask(&asks, Again::Yes)?;
+        let answers = self.ask(&asks, Again::Yes, by)?;
         // A node above may exist although this user may not create it. Only the last one must be
         // there.
         let refused = answers.iter().filter_map(|answer| answer.as_ref().err());

@@ -8,7 +8,6 @@ use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::millis;
 use crate::store::Error;
-use crate::store::engine::Adapter as _;
 use crate::store::probe::{Ensemble, Member, Offset};
 use std::time::{Duration, SystemTime};
 
@@ -20,10 +19,9 @@ const WITHIN: Duration = Duration::from_secs(1);
 impl ZooKeeperStore {
     /// Examines the ensemble.
     pub fn probe(mut self, by: Moment) -> Ensemble {
-        let members = self.adapter.members(by);
-        let refreshed = self.adapter.refresh(by);
-        let tried = refreshed.and_then(|()| self.adapter.tried());
-        let answers = self.adapter.round_trips();
+        let members = self.coordinator.members(by);
+        let tried = self.coordinator.tried(by);
+        let answers = self.coordinator.round_trips(by);
         Ensemble { members, answers, tried }
     }
 }
@@ -45,19 +43,19 @@ impl Znodes {
     }
 
     /// Round trips, fastest first, and the offset of the leader's clock by the last write.
-    fn round_trips(&self) -> Result<(Vec<Duration>, Option<Offset>), Error> {
+    fn round_trips(&mut self, by: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
         let mut round_trips = Vec::new();
         let end = Moment::now().after(WITHIN);
         while round_trips.len() < ASKED && (round_trips.is_empty() || !end.passed()) {
             let began = Moment::now();
-            drop(self.ask(&[Ask::Look { path: self.base(), watch: false }], Again::Yes)?);
+            drop(self.ask(&[Ask::Look { path: self.base(), watch: false }], Again::Yes, by)?);
             round_trips.push(Moment::now().since(began));
         }
         round_trips.sort_unstable();
-        Ok((round_trips, self.stamp.get().and_then(offset)))
+        Ok((round_trips, self.stamp.and_then(offset)))
     }
 
-    fn tried(&self) -> Result<Option<()>, Error> {
+    fn tried(&mut self, by: Moment) -> Result<Option<()>, Error> {
         let token = Token::random()
             .map_err(|error| Error::Unavailable(format!("the system gave no random bytes: {error}")))?;
         let path = self.lock_path(&format!("dlock.probe:{}", token.secret()));
@@ -67,7 +65,7 @@ impl Znodes {
             Ask::Create { path: below.clone(), data: Vec::new() },
             Ask::List { path: path.clone() },
             Ask::Get { path: path.clone() },
-            Ask::SetIf { path: path.clone(), data: Vec::new(), version: 0 },
+            Ask::Set { path: path.clone(), data: Vec::new(), version: Some(0) },
             Ask::All(vec![
                 Ask::Check { path: path.clone(), version: Some(1) },
                 Ask::Delete { path: below },
@@ -75,9 +73,9 @@ impl Znodes {
             ]),
             Ask::CreateForSession { path: self.life_path(&token) },
             Ask::Delete { path: self.life_path(&token) },
-            Ask::Set { path: self.clock(), data: Vec::new() },
+            Ask::touch(self.clock()),
         ];
-        let answers = self.ask(&asks, Again::No)?;
+        let answers = self.ask(&asks, Again::No, by)?;
         if answers.iter().all(|answer| matches!(answer, Err(Code::NO_NODE))) {
             return Ok(None);
         }

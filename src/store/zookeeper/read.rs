@@ -1,312 +1,282 @@
-//! Reads locks: their nodes in one round trip, and in a second one the waiters' and session nodes
-//! that the lock rules need. Before the lock rules see the holds, they are judged.
+//! Reads locks: the locks themselves in one round trip, and in a second one the nodes of those
+//! waiters and holders that a decision can depend on. Then the records are judged.
 
 use super::jute::{Answer, Ask, Code, Stat};
 use super::node::{self, LockNode};
 use super::stamp::STAMP_GOOD;
-use super::write::Place;
 use super::{Again, Znodes};
 use crate::clock::Moment;
 use crate::lock::Token;
-use crate::rules::{LOG_KEPT, Record, Time};
+use crate::rules::{Due, Hold, Lock, Phase, Record, Time};
 use crate::store::Error;
-use crate::store::engine::{CatchUp, granted_alone};
+use crate::store::engine::coordinator::{Purpose, Reading, Snapshot};
+use crate::store::engine::stored_lock::StoredLock;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Up to this many holders are all looked up; with more, only those whose lease is over by the
 /// record. Also the most released tokens that one read looks up.
 const HOLDERS: usize = 8;
-/// Waiters read at the head of a queue where several of them may be granted the lock.
-const FRONT: usize = 3;
-/// Ends that a waiter reads: enough to estimate how long a run takes.
-const ENDS: usize = 16;
+/// Waiters at the head of a queue that are looked up.
+const FRONT: usize = 2;
+/// Waiters at the head of a queue that are looked up if all of the first [`FRONT`] are stale, such
+/// as those of a machine that has failed.
+const FRONT_MOST: usize = 64;
+
+/// What one operation has read.
+pub struct Seen {
+    /// The nodes of the locks, in order of name.
+    pub(super) nodes: Vec<LockNode>,
+    pub(super) now: Time,
+    /// How much too early the operation may write the end of this process's lease.
+    pub(super) uncertain: Duration,
+    /// Session nodes that were looked up, and whether they exist.
+    pub(super) lives: BTreeMap<Token, bool>,
+    /// The last heartbeats of waiters that were looked up, in milliseconds since 1970.
+    pub(super) heard: BTreeMap<Token, u64>,
+    /// End of each lease by the record.
+    pub(super) believed: BTreeMap<Token, Due>,
+}
 
 impl Znodes {
-    /// The locks, and the time, which was read before them.
-    pub(super) fn read(
-        &self,
-        names: &BTreeSet<String>,
-        me: Option<&Token>,
-        whom: CatchUp,
-    ) -> Result<(Vec<LockNode>, Time), Error> {
-        self.asker.replace(me.cloned());
-        let is_own = self.mine.as_ref().is_some_and(|mine| me == Some(&mine.token));
-        let mut is_again = false;
-        loop {
-            if std::mem::replace(&mut is_again, true) && self.by.get().passed() {
-                return Err(Error::Unavailable(format!(
-                    "{}: other processes change the lock all the time",
-                    self.shown()
-                )));
-            }
-            self.forget_seen();
-            if is_own {
-                self.ensure()?;
-            }
-            let life = self.life.get().filter(|life| !life.was_ended);
-            let mine = self.mine.as_ref().filter(|_| life.is_some());
-            let began = Moment::now();
-            let stamps = self.stamp.get().is_none_or(|stamp| began.since(stamp.heard) > STAMP_GOOD);
-            let dial = self.session.borrow().dial();
-            let (asks, first) = self.asks(names, whom, stamps);
-            let mut answers = self.ask(&asks, Again::Yes)?;
-            if stamps && answers.first() == Some(&Err(Code::NO_NODE)) {
-                self.make_base()?;
-                continue;
-            }
-            if let Some(code) = answers
-                .iter()
-                .take(first)
-                .filter_map(|answer| answer.as_ref().err())
-                .copied()
-                .find(|code| *code != Code::NO_NODE)
-            {
-                return Err(self.refused(code));
-            }
-            let Some(stamp) = self.stamp.get() else { return Err(self.clock_unknown()) };
-            // The time must not be before that of any write, or a reader would find a record's
-            // times in the future.
-            let written = answers[first..].iter().filter_map(|answer| match answer {
-                Ok(Answer::Data(_, stat)) => Some(stat.mtime.saturating_mul(1000)),
-                _ => None,
-            });
-            let written = written.max().unwrap_or_default();
-            let (lower, upper) = if stamps {
-                (stamp.at * 1000, stamp.upper(Moment::now()))
-            } else {
-                (stamp.lower(began), stamp.upper(began))
-            };
-            let now = Time(lower.max(written));
-            self.uncertain.set(Duration::from_micros(upper.saturating_sub(now.0)));
-            if let (Some(mine), Some(mut life)) = (mine, life) {
-                if life.turn != self.session.borrow().turn() {
-                    // That session has ended meanwhile, and its node with it.
-                    self.life.set(None);
-                    continue;
-                }
-                match &answers[first - 1] {
-                    Ok(Answer::Stat(_)) => {
-                        // `dial` was read before the request. If a reconnect came in between, the
-                        // numbers differ, and the waiter looks again.
-                        life.dial = dial;
-                        self.lives.borrow_mut().insert(mine.token.clone(), true);
-                    }
-                    _ => life.was_ended = true,
-                }
-                self.life.set(Some(life));
-            }
-            let Some(mut entries) = self.parse(names, answers.split_off(first), now)? else {
-                // The lock was changed between the two requests.
-                continue;
-            };
-            if !self.fetch(&mut entries, me, whom, now)? {
-                // A waiter has left since.
-                continue;
-            }
-            self.must_sync.set(false);
-            self.judge(&mut entries, me, whom, now);
-            return Ok((entries, now));
+    /// Reads once. None if the locks have changed meanwhile.
+    pub(super) fn try_to_read(&mut self, reading: &Reading<'_>) -> Result<Option<Snapshot<Seen>>, Error> {
+        let began = Moment::now();
+        let stamps = self.stamp.is_none_or(|stamp| began.since(stamp.heard) > STAMP_GOOD);
+        let dial = self.session.dial();
+        let (asks, first) = self.asks(reading, stamps);
+        let mut answers = self.ask(&asks, Again::Yes, reading.by)?;
+        if stamps && answers.first() == Some(&Err(Code::NO_NODE)) {
+            self.make_base(reading.by)?;
+            return Ok(None);
         }
+        let of_locks = answers.split_off(first.min(answers.len()));
+        let refusals = answers.iter().filter_map(|answer| answer.as_ref().err());
+        if let Some(code) = refusals.copied().find(|code| *code != Code::NO_NODE) {
+            return Err(self.refused(code));
+        }
+        let mut seen = self.seen_at(began, stamps, &of_locks)?;
+        if !self.is_session_left(&mut seen, answers.last(), dial) {
+            return Ok(None);
+        }
+        let Some(mut locks) = self.parse(reading, of_locks, &mut seen)? else { return Ok(None) };
+        self.look_up(&mut locks, &mut seen, reading)?;
+        if reading.purpose == Purpose::LookAtAll {
+            self.read_ends(&mut locks, &seen.nodes, reading.by)?;
+        }
+        self.judge(&mut locks, &mut seen, reading);
+        Ok(Some(Snapshot { locks, now: seen.now, seen }))
     }
 
     /// The requests for these locks, and how many others come before them. With `stamps`, one of
-    /// those reads the leader's clock.
-    fn asks(&self, names: &BTreeSet<String>, whom: CatchUp, stamps: bool) -> (Vec<Ask>, usize) {
-        let mut asks = Vec::with_capacity(2 * names.len() + 3);
+    /// those reads the leader's clock. The last of them looks up this process's session node, if it
+    /// has one.
+    fn asks(&self, reading: &Reading<'_>, stamps: bool) -> (Vec<Ask>, usize) {
+        let mut asks = Vec::with_capacity(2 * reading.names.len() + 3);
         if stamps {
-            asks.push(Ask::Set { path: self.clock(), data: Vec::new() });
+            asks.push(Ask::touch(self.clock()));
         }
-        if self.must_sync.get() || whom == CatchUp::All {
+        if self.must_sync || reading.purpose == Purpose::LookAtAll {
             asks.push(Ask::Sync { path: self.base() });
         }
-        if let Some(mine) = self.mine.as_ref().filter(|_| self.life.get().is_some_and(|life| !life.was_ended))
-        {
-            asks.push(Ask::Look { path: self.life_path(&mine.token), watch: true });
+        if let Some(mine) = self.mine.as_ref().filter(|_| self.living().is_some()) {
+            asks.push(Ask::Look { path: self.life_path(mine), watch: true });
         }
         let first = asks.len();
-        for name in names {
+        for name in reading.names {
             let path = self.lock_path(name);
             asks.extend([Ask::Get { path: path.clone() }, Ask::List { path }]);
         }
         (asks, first)
     }
 
-    fn clock_unknown(&self) -> Error {
-        Error::Garbled(format!("{} does not give its time", self.shown()))
+    /// Nothing seen yet, and the time of the operation, which was read before the locks.
+    fn seen_at(&self, began: Moment, stamps: bool, of_locks: &[Result<Answer, Code>]) -> Result<Seen, Error> {
+        let Some(stamp) = self.stamp else {
+            return Err(Error::Garbled(format!("{} does not give its time", self.shown())));
+        };
+        // The time must not be before that of any write, or a reader would find a record's times in
+        // the future.
+        let written = of_locks.iter().filter_map(|answer| match answer {
+            Ok(Answer::Data(_, stat)) => Some(stat.mtime.saturating_mul(1000)),
+            _ => None,
+        });
+        let (lower, upper) = if stamps {
+            (stamp.at * 1000, stamp.upper(Moment::now()))
+        } else {
+            (stamp.lower(began), stamp.upper(began))
+        };
+        let now = Time(lower.max(written.max().unwrap_or_default()));
+        let uncertain = Duration::from_micros(upper.saturating_sub(now.0));
+        let (lives, heard, believed) = Default::default();
+        Ok(Seen { nodes: Vec::new(), now, uncertain, lives, heard, believed })
+    }
+
+    /// Returns false if the session that this process's session node belonged to has ended during
+    /// the read. `dial` is the number of the connection before it.
+    fn is_session_left(&mut self, seen: &mut Seen, looked: Option<&Result<Answer, Code>>, dial: u64) -> bool {
+        let (Some(mine), Some(mut life)) = (&self.mine, self.living()) else { return true };
+        if life.turn != self.session.turn() {
+            self.life = None;
+            return false;
+        }
+        match looked {
+            Some(Ok(Answer::Stat(_))) => {
+                // If a reconnect came in between, the numbers differ, and the waiter looks again.
+                life.dial = dial;
+                seen.lives.insert(mine.clone(), true);
+            }
+            _ => life.was_ended = true,
+        }
+        self.life = Some(life);
+        true
     }
 
     /// None if the answers for a lock are of two versions.
     fn parse(
         &self,
-        names: &BTreeSet<String>,
-        answers: Vec<Result<Answer, Code>>,
-        now: Time,
-    ) -> Result<Option<Vec<LockNode>>, Error> {
-        let (mut entries, mut answers) = (Vec::with_capacity(names.len()), answers.into_iter());
-        for name in names {
+        reading: &Reading<'_>,
+        of_locks: Vec<Result<Answer, Code>>,
+        seen: &mut Seen,
+    ) -> Result<Option<Vec<StoredLock>>, Error> {
+        let (mut locks, mut answers) = (Vec::with_capacity(reading.names.len()), of_locks.into_iter());
+        for name in reading.names {
             let path = self.lock_path(name);
-            let entry = match (answers.next(), answers.next()) {
-                (Some(Ok(Answer::Data(body, stat))), Some(Ok(Answer::Names(children, listed)))) => {
+            let (kept, node) = match (answers.next(), answers.next()) {
+                (Some(Ok(Answer::Data(value, stat))), Some(Ok(Answer::Names(children, listed)))) => {
                     if stat.version != listed.version {
                         return Ok(None);
                     }
-                    let parsed = LockNode::parse(name, path.clone(), &body, stat, children, now);
+                    let parsed = LockNode::parse(name, path.clone(), &value, stat, children, seen.now);
                     parsed.map_err(|why| node::garbled(self.shown(), name, &path, &why))?
                 }
-                (Some(Err(Code::NO_NODE)), Some(Err(Code::NO_NODE))) => LockNode::absent(name, path),
+                (Some(Err(Code::NO_NODE)), Some(Err(Code::NO_NODE))) => {
+                    (StoredLock::absent(name), LockNode::absent(path))
+                }
                 (Some(Err(Code::NO_NODE)), _) | (_, Some(Err(Code::NO_NODE))) => return Ok(None),
                 (Some(Err(code)), _) | (_, Some(Err(code))) => return Err(self.refused(code)),
                 _ => return Err(self.refused(Code(0))),
             };
-            entries.push(entry);
+            locks.push(kept);
+            seen.nodes.push(node);
         }
-        Ok(Some(entries))
+        Ok(Some(locks))
     }
 
-    /// Reads in one round trip what the lock rules need to know of waiters and holders. Returns
-    /// false if a waiter has left since.
-    fn fetch(
-        &self,
-        entries: &mut [LockNode],
-        me: Option<&Token>,
-        whom: CatchUp,
-        now: Time,
-    ) -> Result<bool, Error> {
-        let is_all = whom == CatchUp::All && me.is_none();
-        let is_single = entries.len() == 1;
-        // A waiter that only confirms its grant needs no other waiter, and remembers its own node:
-        // so its job starts sooner.
-        let confirms =
-            |entry: &LockNode| me.filter(|me| is_single && granted_alone(&entry.record, me).is_some());
-        if let [entry] = &mut *entries
-            && let Some(me) = confirms(entry)
-            && let Some(place) = self.places.borrow().get(&entry.name).filter(|_| self.is_own(me))
-        {
-            entry.notes.insert(me.clone(), place.data.clone());
-        }
-        let (mut asks, mut notes, mut lives, mut ends) =
-            (Vec::new(), Vec::new(), BTreeSet::new(), Vec::new());
-        for (at, entry) in entries.iter().enumerate() {
-            let suspended = entry.queue.waiting.iter().filter(|_| is_all);
-            let confirms = confirms(entry).is_some();
-            let front = match (is_all, entry.queue.is_for_one()) {
-                (true, _) => usize::MAX,
-                (false, _) if confirms => 0,
-                (false, true) if is_single => 1,
-                (false, _) => FRONT,
-            };
-            for waiting in entry.wanted(front, me).into_iter().chain(suspended) {
-                let is_known =
-                    |token: &Token| notes.contains(&(at, token.clone())) || entry.notes.contains_key(token);
-                let Some(token) = waiting.token().filter(|token| !is_known(token)) else { continue };
-                asks.push(Ask::Get { path: entry.waiter_path(waiting) });
-                notes.push((at, token.clone()));
-                lives.insert(token);
-            }
-            let held: Vec<&Token> = node::believed(&entry.record).map(|(token, _)| token).collect();
-            let is_few = is_all || held.len() <= HOLDERS;
-            let asked = |token: &&&Token| {
-                entry.tracked.contains_key(**token) && (is_few || node::is_over(&entry.record, token, now))
-            };
-            lives.extend(held.iter().filter(asked).map(|token| (*token).clone()));
-            // Released tokens are dropped from the record once their session has ended.
-            lives.extend(entry.left().filter(|_| !confirms).take(HOLDERS).cloned());
-            if whom == CatchUp::All {
-                for path in entry.end_paths().into_iter().take(if is_all { LOG_KEPT } else { ENDS }) {
-                    asks.push(Ask::Get { path });
-                    ends.push(at);
+    /// Looks up session nodes and heartbeats, and applies the heartbeats to the records.
+    fn look_up(
+        &mut self,
+        locks: &mut [StoredLock],
+        seen: &mut Seen,
+        reading: &Reading<'_>,
+    ) -> Result<(), Error> {
+        let shows_all = reading.purpose == Purpose::LookAtAll && reading.me.is_none();
+        let mut front = if shows_all { usize::MAX } else { FRONT };
+        loop {
+            let (mut lives, mut beats) = (BTreeSet::new(), Vec::new());
+            for (at, (lock, node)) in locks.iter().zip(&seen.nodes).enumerate() {
+                lives.extend(holders(lock, shows_all, seen.now));
+                if !is_confirming(lock, reading) {
+                    let left = lock.record.spent.keys().filter(|token| lock.tracked.contains_key(*token));
+                    let waiters: BTreeSet<&Token> = deciding(&lock.record, reading.me, front).collect();
+                    lives.extend(left.take(HOLDERS).chain(waiters.iter().copied()));
+                    let beat = |token: &Token| Some((at, token.clone(), node.beat(token)?));
+                    beats.extend(waiters.into_iter().filter_map(beat));
                 }
             }
+            lives.retain(|token| !seen.lives.contains_key(*token));
+            let lives: Vec<Token> = lives.into_iter().cloned().collect();
+            beats.retain(|(_, token, _)| !seen.heard.contains_key(token));
+            self.ask_for(seen, lives, beats, reading)?;
+            for (lock, node) in locks.iter_mut().zip(&seen.nodes) {
+                seen.apply_heartbeats(lock, node);
+            }
+            // The lock rules pass over stale waiters, so a decision depends on those behind them.
+            let is_enough =
+                |lock: &StoredLock| lock.record.queue.len() <= front || seen.is_one_heard(lock, front);
+            if front >= FRONT_MOST || locks.iter().all(is_enough) {
+                return Ok(());
+            }
+            front = FRONT_MOST;
         }
-        let is_mine = |token: &Token| Some(token) == me && self.is_own(token) && self.life.get().is_some();
-        lives.retain(|token| !is_mine(token) && !self.lives.borrow().contains_key(token));
-        let looked: Vec<Token> = lives.into_iter().collect();
-        asks.extend(looked.iter().map(|token| self.look(token)));
+    }
+
+    fn ask_for(
+        &mut self,
+        seen: &mut Seen,
+        lives: Vec<Token>,
+        beats: Vec<(usize, Token, String)>,
+        reading: &Reading<'_>,
+    ) -> Result<(), Error> {
+        let paths = lives.iter().map(|token| self.life_path(token));
+        let paths = paths.chain(beats.iter().map(|(_, _, path)| path.clone()));
+        let asks: Vec<Ask> = paths.map(|path| Ask::Look { path, watch: false }).collect();
         if asks.is_empty() {
-            return Ok(true);
+            return Ok(());
         }
-        let mut answers = self.ask(&asks, Again::Yes)?.into_iter();
-        for ((at, token), answer) in notes.into_iter().zip(&mut answers) {
-            match answer {
-                Ok(Answer::Data(data, stat)) => self.saw(&mut entries[at], token, data, stat),
-                Err(Code::NO_NODE) => return Ok(false),
-                Err(code) => return Err(self.refused(code)),
-                Ok(_) => {}
-            }
+        let mut answers = self.ask(&asks, Again::Yes, reading.by)?.into_iter();
+        for (token, answer) in lives.into_iter().zip(&mut answers) {
+            seen.lives.insert(token, self.found(answer)?.is_some());
         }
-        let mut logs: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
-        for (at, answer) in ends.into_iter().zip(&mut answers) {
-            if let Ok(Answer::Data(data, _)) = answer {
-                logs.entry(at).or_default().push(data);
-            }
-        }
-        for (at, log) in logs {
-            entries[at].set_log(log.iter().map(Vec::as_slice));
-        }
-        for (token, answer) in looked.into_iter().zip(answers) {
-            if let Err(code) = answer
-                && code != Code::NO_NODE
-            {
-                return Err(self.refused(code));
-            }
-            self.looked(token, &answer);
-        }
-        Ok(true)
-    }
-
-    /// Notes what a waiter's node tells: its last heartbeat and, if the waiter is this process, the
-    /// node to write the next heartbeat to.
-    pub(super) fn saw(&self, entry: &mut LockNode, token: Token, data: Vec<u8>, stat: Stat) {
-        let mut heard = self.heard.borrow_mut();
-        let last = heard.entry(token.clone()).or_default();
-        *last = stat.mtime.max(*last);
-        if self.is_own(&token)
-            && let Some(at) = entry.queue.find(&token).filter(|_| entry.queue.is_queued(&token))
-        {
-            let path = entry.waiter_path(&entry.queue.waiting[at]);
-            let place = Place { path, data: data.clone(), version: stat.version };
-            self.places.borrow_mut().insert(entry.name.clone(), place);
-        }
-        entry.notes.insert(token, data);
-    }
-
-    /// Forgets what the last operation has looked up.
-    pub(super) fn forget_seen(&self) {
-        self.lives.borrow_mut().clear();
-        self.heard.borrow_mut().clear();
-    }
-
-    /// Shows the lock rules a waiter.
-    pub(super) fn show_waiter(
-        &self,
-        entry: &mut LockNode,
-        waiter: usize,
-        record: &mut Record,
-    ) -> Result<Vec<String>, Error> {
-        let Some(token) = entry.queue.token(waiter) else { return Ok(Vec::new()) };
-        if !entry.notes.contains_key(&token) {
-            let place = entry.waiter_path(&entry.queue.waiting[waiter]);
-            let asks = [Ask::Get { path: place }, self.look(&token)];
-            let mut answers = self.ask(&asks, Again::Yes)?.into_iter();
-            match answers.next() {
-                Some(Ok(Answer::Data(data, stat))) => self.saw(entry, token.clone(), data, stat),
-                // The waiter has left since, so this transaction cannot be written.
-                Some(Err(Code::NO_NODE)) => {
-                    entry.drop_waiter(waiter);
-                    return Ok(Vec::new());
+        for ((at, token, _), answer) in beats.into_iter().zip(answers) {
+            let node = &mut seen.nodes[at];
+            match self.found(answer)? {
+                Some(stat) => {
+                    node.has_own_beat |= reading.me == Some(&token) && stat.owner == self.session.id();
+                    let heard = seen.heard.entry(token).or_default();
+                    *heard = stat.mtime.max(*heard);
                 }
-                Some(Err(code)) => return Err(self.refused(code)),
-                _ => return Err(self.refused(Code(0))),
+                None => node.forget_beat(&token),
             }
-            let is_there = matches!(answers.next(), Some(Ok(Answer::Stat(_))));
-            self.lives.borrow_mut().insert(token.clone(), is_there);
         }
-        // The heartbeats of a waiter whose session has ended no longer count.
-        let is_there = self.lives.borrow().get(&token).copied().unwrap_or(false);
-        let heard = self.heard.borrow().get(&token).copied().filter(|_| is_there);
-        let data = entry.notes.get(&token).cloned().unwrap_or_default();
-        let shown = entry.show(waiter, &data, heard, record);
-        shown.map_err(|why| node::garbled(self.shown(), &entry.name, &entry.path, why))
+        Ok(())
     }
+
+    /// The state of a node, if it exists.
+    fn found(&self, looked: Result<Answer, Code>) -> Result<Option<Stat>, Error> {
+        match looked {
+            Ok(Answer::Stat(stat)) => Ok(Some(stat)),
+            Err(Code::NO_NODE) => Ok(None),
+            Err(code) => Err(self.refused(code)),
+            Ok(_) => Err(self.refused(Code(0))),
+        }
+    }
+
+    fn read_ends(&mut self, locks: &mut [StoredLock], nodes: &[LockNode], by: Moment) -> Result<(), Error> {
+        for (lock, node) in locks.iter_mut().zip(nodes) {
+            let asks: Vec<Ask> = node.end_paths(lock.ends).map(|path| Ask::Get { path }).collect();
+            for answer in self.ask(&asks, Again::Yes, by)? {
+                if let Ok(Answer::Data(value, _)) = answer {
+                    lock.add_end(&value);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the caller is about to confirm an exclusive grant. That depends on no other process, and
+/// the job starts sooner if none is looked up.
+fn is_confirming(lock: &StoredLock, reading: &Reading<'_>) -> bool {
+    let Lock::Exclusive { token, .. } = &lock.record.lock else { return false };
+    let is_new = |hold: &Hold| hold.phase == Phase::Held && !hold.confirmed;
+    reading.names.len() == 1 && reading.me == Some(token) && lock.record.holds.get(token).is_some_and(is_new)
+}
+
+/// The waiters that a decision can depend on: the first ones, the caller and its predecessor or, if
+/// the caller may join, the last ones.
+fn deciding<'r>(record: &'r Record, me: Option<&Token>, first: usize) -> impl Iterator<Item = &'r Token> {
+    let me = me.filter(|me| !record.holds.contains_key(*me));
+    let end = |me: &Token| (record.waiters.get(me).map_or(u64::MAX, |waiter| waiter.ticket), me.clone());
+    let near = me.into_iter().flat_map(move |me| record.queue.range(..=end(me)).rev().take(2));
+    record.queue.iter().take(first).chain(near).map(|(_, token)| token)
+}
+
+/// The holders that are looked up: all if they are few, else those whose lease is over by the
+/// record.
+fn holders(lock: &StoredLock, all: bool, now: Time) -> impl Iterator<Item = &Token> {
+    let is_all = all || node::believed(&lock.record).count() <= HOLDERS;
+    let is_due = move |token: &&Token| is_all || node::is_over(&lock.record, token, now);
+    let held = node::believed(&lock.record).map(|(token, _)| token);
+    held.filter(|token| lock.tracked.contains_key(*token)).filter(is_due)
 }

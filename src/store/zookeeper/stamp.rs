@@ -40,10 +40,9 @@ fn micros(span: Duration) -> u64 {
 /// The leader's time of a write, if the answer has it.
 pub(super) fn stamped(ask: &Ask, answer: &Result<Answer, Code>) -> Option<u64> {
     match (ask, answer.as_ref().ok()?) {
-        (
-            Ask::Set { .. } | Ask::SetIf { .. } | Ask::Create { .. } | Ask::CreateForSession { .. },
-            Answer::Stat(stat),
-        ) => Some(stat.mtime),
+        (Ask::Set { .. } | Ask::Create { .. } | Ask::CreateForSession { .. }, Answer::Stat(stat)) => {
+            Some(stat.mtime)
+        }
         (Ask::All(asks), Answer::All(answers)) => {
             asks.iter().zip(answers).find_map(|(ask, answer)| stamped(ask, &Ok(answer.clone())))
         }

@@ -23,12 +23,11 @@ pub(super) struct RequestSubscription {
 
 impl RequestSubscription {
     fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
-        let target = &self.nodes.target;
-        self.nodes.by.set(Moment::now().after(target.connect_timeout + target.op_timeout));
         let asks: Vec<Ask> =
             self.watched.iter().map(|path| Ask::Look { path: path.clone(), watch: true }).collect();
-        drop(self.nodes.session.borrow_mut().events());
-        let answers = self.nodes.ask(&asks, Again::Yes)?;
+        drop(self.nodes.session.events());
+        let by = self.nodes.soon();
+        let answers = self.nodes.ask(&asks, Again::Yes, by)?;
         let version = |answer: Result<Answer, Code>| match answer {
             Ok(Answer::Stat(stat)) => Some(stat.version),
             _ => None,
@@ -39,7 +38,7 @@ impl RequestSubscription {
         if before != self.seen {
             return Ok(true);
         }
-        self.nodes.session.borrow_mut().listen(until)
+        self.nodes.session.listen(until)
     }
 }
 
@@ -50,7 +49,7 @@ impl Subscription for RequestSubscription {
             return Ok(false);
         }
         self.hear(until).map_err(|failure| {
-            self.nodes.session.borrow_mut().hang_up();
+            self.nodes.session.hang_up();
             self.backoff_until = Moment::now().after(BACKOFF);
             failure.into()
         })

@@ -1,11 +1,9 @@
 //! Waiting in a queue. The waiter watches for the end of its predecessor's session node and for a
-//! write to its own, and writes heartbeats to its nodes in the queues.
+//! write to its own, and writes its heartbeats.
 
-use super::jute::{Answer, Ask, Event, Kind};
-use super::life::Life;
+use super::jute::{Ask, Event, Kind};
 use super::wire::Failure;
-use super::write::Place;
-use super::{Again, Znodes};
+use super::{Again, Znodes, node};
 use crate::clock::Moment;
 use crate::lock::{Names, Token};
 use std::cell::Cell;
@@ -20,15 +18,16 @@ pub struct Watch {
 impl Znodes {
     /// Sets the watches again after a reconnect. Returns whether one of the nodes has gone
     /// meanwhile.
-    fn arm<'a>(&self, others: impl Iterator<Item = &'a Watch>) -> Result<bool, Failure> {
-        self.session.borrow_mut().connect(self.by.get())?;
-        let dial = self.session.borrow().dial();
-        let unarmed: Vec<&Watch> = others.filter(|watch| watch.dial.get() != dial).collect();
+    fn arm(&mut self, watches: &[&Watch]) -> Result<bool, Failure> {
+        let by = self.soon();
+        self.session.connect(by)?;
+        let dial = self.session.dial();
+        let unarmed: Vec<&&Watch> = watches.iter().filter(|watch| watch.dial.get() != dial).collect();
         if unarmed.is_empty() {
             return Ok(false);
         }
         let asks: Vec<Ask> = unarmed.iter().map(|watch| Ask::WatchEnd { path: watch.path.clone() }).collect();
-        let answers = self.ask(&asks, Again::No)?;
+        let answers = self.ask(&asks, Again::No, by)?;
         for watch in &unarmed {
             watch.dial.set(dial);
         }
@@ -38,30 +37,28 @@ impl Znodes {
     /// Whether this process's session node is still watched. If not, a write to it may have been
     /// missed.
     fn is_watched(&self) -> bool {
-        let session = self.session.borrow();
-        let is_same = |life: Life| life.turn == session.turn() && life.dial == session.dial();
-        session.is_connected() && self.life.get().is_some_and(is_same)
+        let (turn, dial) = (self.session.turn(), self.session.dial());
+        self.session.is_connected() && self.life.is_some_and(|life| life.turn == turn && life.dial == dial)
     }
 
-    pub(super) fn wait<'a>(
-        &self,
+    /// Sleeps until one of the watches or a write to this process's session node wakes it (true),
+    /// or until `until` (false).
+    pub(super) fn listen(
+        &mut self,
         token: &Token,
-        others: impl Iterator<Item = &'a Watch>,
+        watches: &[&Watch],
         until: Moment,
     ) -> Result<bool, Failure> {
-        let others: Vec<&Watch> = others.collect();
-        if self.life.get().is_none() || self.arm(others.iter().copied())? || !self.is_watched() {
+        if self.life.is_none() || self.arm(watches)? || !self.is_watched() {
             return Ok(true);
         }
         let mine = self.life_path(token);
         loop {
-            let heard = self.session.borrow_mut().listen(until)?;
-            let events = self.session.borrow_mut().events();
-            let concerns = |event: &Event| {
-                let is_other = || others.iter().any(|watch| watch.path == event.path);
-                event.path == mine || (event.kind == Kind::Gone && is_other())
-            };
-            if events.iter().any(concerns) {
+            let heard = self.session.listen(until)?;
+            let is_watched = |path: &str| watches.iter().any(|watch| watch.path == path);
+            let concerns =
+                |event: &Event| event.path == mine || (event.kind == Kind::Gone && is_watched(&event.path));
+            if self.session.events().iter().any(concerns) {
                 return Ok(true);
             }
             if !heard || until.passed() {
@@ -70,24 +67,12 @@ impl Znodes {
         }
     }
 
-    /// Writes a heartbeat to this process's nodes in the queues. Returns whether all of them are
-    /// still there and no watch has reported anything.
-    pub(super) fn beat(&self, names: &Names) -> Result<bool, Failure> {
-        let mut places = self.places.borrow_mut();
-        let known = names.iter().map(|name| places.get(name.as_str()));
-        let Some(known) = known.collect::<Option<Vec<_>>>() else { return Ok(false) };
-        let said = known.into_iter().map(|Place { path, data, version }| Ask::SetIf {
-            path: path.clone(),
-            data: data.clone(),
-            version: *version,
-        });
-        let answers = self.ask(&said.collect::<Vec<_>>(), Again::No)?;
-        for (name, answer) in names.iter().zip(&answers) {
-            let Ok(Answer::Stat(stat)) = answer else { return Ok(false) };
-            if let Some(place) = places.get_mut(name.as_str()) {
-                place.version = stat.version;
-            }
-        }
-        Ok(self.is_watched() && self.session.borrow_mut().events().is_empty())
+    /// Writes a heartbeat in each of these locks. Returns whether all heartbeat nodes are still
+    /// there and no watch has reported anything.
+    pub(super) fn beat(&mut self, names: &Names, token: &Token, by: Moment) -> Result<bool, Failure> {
+        let paths = names.iter().map(|name| node::beat_path(&self.lock_path(name.as_str()), token));
+        let asks: Vec<Ask> = paths.map(Ask::touch).collect();
+        let answers = self.ask(&asks, Again::No, by)?;
+        Ok(answers.iter().all(Result::is_ok) && self.is_watched() && self.session.events().is_empty())
     }
 }

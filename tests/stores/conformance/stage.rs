@@ -1,5 +1,6 @@
 //! The stores that a scenario is played on, and a client with a token of its own.
 
+use crate::stores::memory::{Memory, MemoryStore};
 #[cfg(feature = "sql")]
 use crate::support::database::Kind;
 #[cfg(feature = "etcd")]
@@ -36,6 +37,7 @@ pub enum Stage {
     Server(World),
     Masters(Masters),
     Directory(World),
+    Memory(Memory),
     #[cfg(feature = "mysql")]
     Mysql(World),
     #[cfg(feature = "postgres")]
@@ -76,6 +78,7 @@ impl Stage {
             Self::Directory(world) => {
                 Box::new(FileStore::open(&world.path("locks"), "file:/locks").expect("a directory"))
             }
+            Self::Memory(memory) => Box::new(MemoryStore::new(memory.clone())),
             #[cfg(feature = "mysql")]
             Self::Mysql(world) => Box::new(SqlStore::mysql(database(world, Mysql::shared().port()))),
             #[cfg(feature = "zookeeper")]

@@ -119,9 +119,9 @@ fn a_user_without_rights_learns_no_token_and_ends_no_lock() {
     // etcd 3.5.9 and later do not show them to a user who may not read the keys.
     let token = world.read("token").trim().to_owned();
     assert_eq!(token.len(), 32);
-    assert!(told.iter().any(|(_, told)| told.contains("dlock/hold/")), "{told:?}");
+    assert!(told.iter().any(|(_, told)| told.contains("dlock/session/")), "{told:?}");
     assert!(!told.iter().any(|(_, told)| told.contains(&token)), "the token of the hold is in {told:?}");
-    let (held, _) = told.iter().find(|(_, told)| told.contains("dlock/hold/")).expect("a hold");
+    let (held, _) = told.iter().find(|(_, told)| told.contains("granted with TTL(4s)")).expect("a hold");
     let denied = as_mallory(&["lease", "revoke", held]).expect_err("he may not");
     assert!(denied.contains("permission denied"), "{denied}");
     // The user keeps a dead holder's lease alive; an operator can free the lock.

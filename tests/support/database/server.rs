@@ -228,16 +228,16 @@ impl Server {
         self.ask(statement).parse().unwrap_or_else(|error| panic!("{statement}: {error}"))
     }
 
-    /// The statement that counts the waiters of one lock.
+    /// The statement that counts the exclusive waiters of one lock.
     pub fn count_waiting(&self, name: &str) -> String {
         match self {
             #[cfg(feature = "mysql")]
             Self::Mysql(_) => format!(
-                "SELECT COUNT(*) FROM dlock_locks WHERE kind = 1 AND name = '{name}' AND place = 0 AND mode = 0"
+                "SELECT COUNT(*) FROM dlock_locks WHERE kind = 1 AND name = '{name}' AND queued = 1 AND body LIKE '%\"mode\":\"exclusive\"%'"
             ),
             #[cfg(feature = "postgres")]
             Self::Postgres(_) => format!(
-                "SELECT count(*) FROM dlock_waiters WHERE name = convert_to('{name}', 'UTF8') AND place = 0 AND mode = 0"
+                "SELECT count(*) FROM dlock_waiters WHERE name = convert_to('{name}', 'UTF8') AND queued AND convert_from(body, 'UTF8') LIKE '%\"mode\":\"exclusive\"%'"
             ),
         }
     }
@@ -262,9 +262,9 @@ impl Server {
     pub fn places(&self) -> Vec<String> {
         let places = self.ask(match self {
             #[cfg(feature = "mysql")]
-            Self::Mysql(_) => "SELECT name FROM dlock_locks WHERE kind = 1 AND place = 0",
+            Self::Mysql(_) => "SELECT name FROM dlock_locks WHERE kind = 1 AND queued = 1",
             #[cfg(feature = "postgres")]
-            Self::Postgres(_) => "SELECT convert_from(name, 'UTF8') FROM dlock_waiters WHERE place = 0",
+            Self::Postgres(_) => "SELECT convert_from(name, 'UTF8') FROM dlock_waiters WHERE queued",
         });
         places.lines().map(str::to_owned).collect()
     }
@@ -313,7 +313,7 @@ impl Server {
         let count = match self {
             #[cfg(feature = "mysql")]
             Self::Mysql(server) => {
-                let write = "INSERT INTO dlock_locks (kind, name, id, version, used, kept, ticket";
+                let write = "c.n = ";
                 server.log().lines().filter(|line| line.contains(write)).count()
             }
             #[cfg(feature = "postgres")]

@@ -95,8 +95,9 @@ fn files_without_a_use(world: &World, crowd: &Crowd) -> Vec<String> {
     let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
     // The FIFO of a client that died before it used it stays for an hour, because it looks like a
     // new one.
-    let stays =
-        |name: &str| [".json", ".mutex", ".new"].iter().any(|end| name.ends_with(end)) || name == "swept";
+    let stays = |name: &str| {
+        [".json", ".ends", ".mutex", ".new"].iter().any(|end| name.ends_with(end)) || name == "swept"
+    };
     names.filter(|name| !stays(name)).map(|name| format!("file {name}")).collect()
 }
 

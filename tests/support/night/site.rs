@@ -314,9 +314,7 @@ impl StoreSide {
                 let etcd = self.etcd.as_ref().expect("it was started");
                 let leases = etcd.try_ctl(&["lease", "list"]);
                 let none = leases.as_ref().is_ok_and(|said| said == "found 0 leases");
-                let is_record =
-                    |key: &String| key.starts_with("dlock/lock/") || key.starts_with("dlock/end/");
-                let keys = etcd.keys("/dlock").into_iter().filter(|key| !is_record(key));
+                let keys = etcd.leftovers("/dlock").into_iter();
                 keys.chain((!none).then(|| format!("{leases:?}"))).collect()
             }
             #[cfg(feature = "zookeeper")]

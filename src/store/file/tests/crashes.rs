@@ -13,9 +13,9 @@ impl Process {
     /// Runs `does`, and is killed before it puts this record in place. Returns whether it got that
     /// far.
     fn is_killed_at(&mut self, record: usize, does: impl FnOnce(&mut Self) -> Result<()>) -> Result<bool> {
-        self.store.adapter.killed_before = Some(record);
+        self.store.coordinator.killed_before = Some(record);
         let result = does(self);
-        self.store.adapter.killed_before = None;
+        self.store.coordinator.killed_before = None;
         match result {
             Err(error) if error.to_string() == "killed" => Ok(true),
             result => result.map(|()| false),
@@ -179,16 +179,11 @@ fn a_write_that_fails_changes_no_record() -> Result<()> {
     let place = Place::new()?;
     let mut holder = exclusive(&place, &["a", "b"])?;
     holder.granted()?;
-    let directory = Arc::clone(&holder.store.adapter.directory);
-    let read = || {
-        let content = load(&directory, &FileName::of(named("a")?.as_str(), FileRole::Record), Access::Look)?;
-        Ok::<_, anyhow::Error>(content.context("no record")?.bytes)
-    };
-    let before = read()?;
-    Place::fill_up(&holder, Some("b"))?;
+    let (_crowd, before) = (place.crowd("b")?, place.record("a")?);
+    place.block("b")?;
     assert!(holder.leave().is_err());
-    assert_eq!(read()?, before);
-    Place::fill_up(&holder, None)?;
+    assert_eq!(place.record("a")?, before);
+    std::fs::remove_dir(place.path_of("b", FileRole::Draft)?)?;
     assert!(matches!(holder.leave()?, Left::Released { .. }));
     Ok(())
 }
@@ -269,16 +264,14 @@ struct World<'a> {
 
 impl World<'_> {
     fn now(&self) -> Duration {
-        Moment::now().since_boot() + self.ahead
+        Moment::now().since_boot()
     }
 
     fn fresh(&self, who: usize) -> Result<Process> {
         let (bits, mode) = self.wants[who];
         let keys: Vec<&str> =
             (0..KEYS.len()).filter(|bit| bits >> bit & 1 == 1).map(|bit| KEYS[bit]).collect();
-        let mut process = self.place.wants(&keys, mode)?;
-        process.store.adapter.boot.ahead = self.ahead;
-        Ok(process)
+        self.place.wants(&keys, mode)
     }
 
     fn end(&mut self, who: usize) -> Result<()> {
@@ -374,7 +367,6 @@ impl World<'_> {
             Event::Revoke(key, when) => {
                 let revoke = Revoke { when: *when, by: Owner::default() };
                 let mut store = self.place.store()?;
-                store.adapter.boot.ahead = self.ahead;
                 let name = named(KEYS[*key])?;
                 store.revoke(&name, &revoke, by())?;
                 if *when == When::Now {
@@ -385,9 +377,7 @@ impl World<'_> {
             }
             Event::Pass(millis) => {
                 self.ahead += Duration::from_millis(*millis);
-                for process in &mut self.processes {
-                    process.store.adapter.boot.ahead = self.ahead;
-                }
+                set_ahead(self.ahead);
             }
         }
         Ok(())
@@ -436,7 +426,6 @@ fn play(wants: &[(usize, Mode)], events: &[Event]) -> Result<()> {
     }
     world.processes.clear();
     let mut survivor = exclusive(&place, &KEYS)?;
-    survivor.store.adapter.boot.ahead = world.ahead;
     survivor.granted_soon().context("with all the others dead")?;
     Ok(())
 }

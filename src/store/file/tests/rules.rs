@@ -1,15 +1,16 @@
 //! Tests that a directory answers as the lock rules do. Plays random histories of many waiters for
 //! the same few locks, on a clock that stands still between two steps. Each answer, and all that
-//! can be seen, must be that of the rules, although the store shows the rules only a few of the
-//! waiters.
+//! can be seen, must be that of the rules.
 
 use super::*;
-use crate::rules::{ABSENCE, Due, LockTable, NewPause, Requested, Waiting};
+use crate::rules::{ABSENCE, Due, LockTable, NewPause, Requested, Time, Waiting};
 use proptest::sample::subsequence;
 use std::mem::discriminant;
 
 const KEYS: [&str; 3] = ["a", "b", "c"];
 const PEOPLE: usize = 10;
+/// The offset of all records, in microseconds since 1970.
+const OFFSET: u64 = 1_700_000_000_000_000;
 
 #[derive(Debug, Clone)]
 struct Want {
@@ -115,19 +116,20 @@ impl<'a> Sides<'a> {
     }
 
     fn now(&self) -> Time {
-        Boot { fixed: Some(self.clock), ..Boot::new("") }.time()
+        set_fixed(self.clock);
+        time(OFFSET)
     }
 
     fn store(&self) -> Result<FileStore> {
         let mut store = self.place.store()?;
-        store.adapter.boot.fixed = Some(self.clock);
+        store.coordinator.boot.offset = OFFSET;
         Ok(store)
     }
 
     /// A new process for the same locks.
     fn reborn(&self, who: usize) -> Result<Process> {
         let mut process = self.place.wants(&self.wants[who].keys, self.wants[who].mode)?;
-        process.store.adapter.boot.fixed = Some(self.clock);
+        process.store.coordinator.boot.offset = OFFSET;
         Ok(process)
     }
 
@@ -219,9 +221,7 @@ impl<'a> Sides<'a> {
 
     fn pass(&mut self, span: Duration) {
         self.clock += span;
-        for process in &mut self.people {
-            process.store.adapter.boot.fixed = Some(self.clock);
-        }
+        set_fixed(self.clock);
     }
 
     fn compare(&self) -> Result<()> {

@@ -140,7 +140,7 @@ fn a_cooling_slot_has_no_liveness_and_wakes_nobody() -> Result<()> {
     worker.die();
     next.waits()?;
     assert!(!next.is_awake()?);
-    next.store.adapter.boot.ahead = Duration::from_secs(21);
+    set_ahead(Duration::from_secs(21));
     assert_eq!(slot(&mut next)?, Some(0));
     Ok(())
 }
@@ -236,15 +236,13 @@ fn a_stale_waiter_comes_back_to_its_place_in_every_queue() -> Result<()> {
         (place.wants(&["a", "b"], Mode::Exclusive)?, place.wants(&["b"], Mode::Exclusive)?);
     let later = Duration::from_secs(6);
     for ahead in [later / 3, later / 3 * 2, later] {
-        for process in [&mut behind, &mut late, &mut a, &mut b] {
-            process.store.adapter.boot.ahead = ahead;
-        }
+        set_ahead(ahead);
         behind.waits()?;
         late.waits()?;
     }
     assert_eq!(behind.waits()?, 0, "the silent one was passed over");
     assert_eq!(late.waits()?, 1);
-    both.store.adapter.boot.ahead = later;
+    set_ahead(later);
     assert_eq!(both.waits()?, 0);
     assert_eq!(behind.waits()?, 1);
     a.leave()?;
@@ -285,25 +283,21 @@ fn records_with_different_offsets_agree_on_one_time() -> Result<()> {
     old.granted()?;
     let mut waiter = place.wants(&["a"], Mode::Exclusive)?;
     waiter.waits()?;
-    let file = FileName::of(named("a")?.as_str(), FileRole::Record);
-    let (directory, boot) = (Directory::open(place.directory.path(), "file:/locks")?, Boot::current()?);
-    let read = || load(&directory, &file, Access::Change)?.context("no record");
-    let mut kept = RecordFile::parse(&directory, &file, Some(&read()?), None, &boot)?;
-    let an_hour = 3_600_000_000;
+    let (an_hour, a) = (Duration::from_secs(3600), named("a")?);
     // As if all of it had happened with a clock that was an hour behind.
-    let mut behind = RecordFile::parse(&directory, &file, Some(&read()?), None, &boot)?;
-    behind.offset -= an_hour;
-    let now = kept.now(&boot);
-    let lease =
-        |kept: &RecordFile| Ok::<_, anyhow::Error>(kept.record.inspect(&named("a")?, now).holders[0].lease);
-    let before = lease(&kept)?;
-    kept.offset -= an_hour;
-    kept.lift(kept.offset + an_hour);
-    assert_eq!(lease(&kept)?, before + Duration::from_secs(3600));
+    place.forge("a", |record| record.offset -= 3_600_000_000)?;
+    let files = place.store()?.coordinator;
+    let file = FileName::of(a.as_str(), FileRole::Record);
+    let mut record = RecordFile::read(&files.directory, &file, None, Purpose::Look, &files.boot)?;
+    let now = time(record.offset);
+    let lease = |record: &RecordFile| record.kept.record.inspect(&a, now).holders[0].lease;
+    let before = lease(&record);
+    assert!(before > an_hour);
+    record.lift(record.offset + 3_600_000_000);
+    assert_eq!(lease(&record), before + an_hour);
 
     // Every time in it is now an hour ahead of its clock, and stays so when another record shifts
     // it.
-    behind.write(&directory, now)?.place(&directory)?;
     let left = place.view("a")?.left.context("held")?;
     assert!(left > Duration::from_secs(3600));
     let mut new = place.wants(&["b"], Mode::Exclusive)?;

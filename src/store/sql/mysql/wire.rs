@@ -288,8 +288,7 @@ impl Connection {
     fn answer(&mut self, by: Moment) -> Result<Answer, Failure> {
         let mut answer = Answer::default();
         let done = self.results(&mut answer, by);
-        let role =
-            if self.role.is_empty() || answer.rows.is_empty() { None } else { Some(answer.rows.remove(0)) };
+        let role = (!self.role.is_empty() && !answer.rows.is_empty()).then(|| answer.rows.remove(0));
         let is_read_only = role.is_some_and(|row| row.first() == Some(&Some(b"1".to_vec())));
         match done {
             Ok(()) | Err(Failure::Refused(_) | Failure::NoTables(_) | Failure::Conflict) if is_read_only => {
@@ -340,9 +339,7 @@ impl Connection {
             answer.rows.push(row);
         }
     }
-}
 
-impl Connection {
     fn send_statement(&mut self, statement: &str, by: Moment) -> Result<(), Failure> {
         self.sequence = 0;
         let text = [b"\x03", self.settings.as_bytes(), self.role.as_bytes(), statement.as_bytes()];
@@ -351,23 +348,21 @@ impl Connection {
 
     /// Waits for the answer that nobody has waited for. A refusal does not matter.
     fn settle(&mut self, by: Moment) -> Result<(), Failure> {
-        match self.told(by) {
-            Err(failure @ (Failure::Broken(_) | Failure::Silent(_) | Failure::ReadOnly(_))) => Err(failure),
+        match std::mem::take(&mut self.is_owed).then(|| self.answer(by)) {
+            Some(Err(failure @ (Failure::Broken(_) | Failure::Silent(_) | Failure::ReadOnly(_)))) => {
+                Err(failure)
+            }
             _ => Ok(()),
         }
     }
 }
 
 impl Link for Connection {
-    fn tell(&mut self, statement: &str, by: Moment) -> Result<(), Failure> {
+    fn tell(&mut self, statement: String, by: Moment) -> Result<(), Failure> {
         self.settle(by)?;
-        self.send_statement(statement, by)?;
+        self.send_statement(&statement, by)?;
         self.is_owed = true;
         Ok(())
-    }
-
-    fn told(&mut self, by: Moment) -> Result<Option<Answer>, Failure> {
-        std::mem::take(&mut self.is_owed).then(|| self.answer(by)).transpose()
     }
 
     fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure> {
@@ -449,17 +444,13 @@ fn scramble(plugin: &str, password: &[u8], nonce: &[u8]) -> Vec<u8> {
     let once = digest(algorithm, &[password]);
     let twice = digest(algorithm, &[&once]);
     let parts: [&[u8]; 2] = if is_old { [nonce, &twice] } else { [&twice, nonce] };
-    xor(&once, &digest(algorithm, &parts))
+    once.iter().zip(digest(algorithm, &parts)).map(|(left, right)| left ^ right).collect()
 }
 
 fn digest(algorithm: &'static Algorithm, parts: &[&[u8]]) -> Vec<u8> {
     let mut context = Context::new(algorithm);
     parts.iter().for_each(|part| context.update(part));
     context.finish().as_ref().to_vec()
-}
-
-fn xor(left: &[u8], right: &[u8]) -> Vec<u8> {
-    left.iter().zip(right).map(|(left, right)| left ^ right).collect()
 }
 
 /// A length-encoded number, and the bytes after it.

@@ -39,8 +39,7 @@ const LOOK: &str = "SELECT c.relname, c.oid, v.is_trusted, (CASE \
      WHEN EXISTS (SELECT FROM pg_catalog.pg_rewrite AS w WHERE w.ev_class = c.oid) OR c.relrowsecurity OR c.relchecks > 0::pg_catalog.int2 \
      OR EXISTS (SELECT FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0::pg_catalog.int2 AND NOT a.attisdropped AND (a.atthasdef OR \
      pg_catalog.concat(a.attname, ' ', a.atttypid::pg_catalog.regtype) <> ALL (ARRAY['name bytea', 'version bigint', 'used bigint', \
-     'kept smallint', 'body bytea', 'token text', 'ticket bigint', 'since bigint', 'silent bigint', 'forget bigint', \
-     'mode integer', 'place smallint', 'said bigint', 'note bytea', 'number bigint', 'entry bytea']))) \
+     'reserved bigint', 'kept boolean', 'body bytea', 'token text', 'queued boolean', 'said bigint', 'number bigint']))) \
      OR EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = c.oid AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL)) \
      OR EXISTS (SELECT FROM pg_catalog.pg_statistic_ext AS s WHERE s.stxrelid = c.oid) \
      THEN pg_catalog.concat(v.named, ' has a rule, a policy, a check, a default, an expression or a column that is not dlock''s;') \

@@ -55,8 +55,6 @@ pub struct Connection {
     asks_role: bool,
     /// Provides the SQL before the next text.
     guard: Guard,
-    /// The preamble of a text that was sent without waiting for its answer.
-    owed: Option<Preamble>,
 }
 
 /// The progress of SCRAM, in which the server also proves that it knows the password.
@@ -93,7 +91,7 @@ impl Connection {
             pipe.tls = Some(Session::begin(&pipe.store, tls, host, &mut raw)?);
         }
         let (asks_role, guard) = (target.has_standbys(), Guard::default());
-        let mut connection = Self { pipe, process: 0, is_notified: false, asks_role, guard, owed: None };
+        let mut connection = Self { pipe, process: 0, is_notified: false, asks_role, guard };
         connection.log_in(target, password, by).map_err(Error::from)?;
         connection.pipe.farewell = TERMINATE;
         Ok(connection)
@@ -327,22 +325,7 @@ impl Connection {
 }
 
 impl Link for Connection {
-    fn tell(&mut self, statement: &str, by: Moment) -> Result<(), Failure> {
-        self.told(by)?;
-        let preamble = self.guard.preamble(statement);
-        self.send(&self.query(&preamble, statement, by), by)?;
-        self.owed = Some(preamble);
-        Ok(())
-    }
-
-    fn told(&mut self, by: Moment) -> Result<Option<Answer>, Failure> {
-        let owed = self.owed.take().map(|preamble| self.answer(&preamble, by)).transpose()?;
-        // A statement that the server refused is not repeated.
-        Ok(owed.and_then(|(answer, failure)| failure.is_none().then_some(answer)))
-    }
-
     fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure> {
-        self.told(by)?;
         let preambles: Vec<_> = statements.iter().map(|text| self.guard.preamble(text)).collect();
         let texts = preambles.iter().zip(statements);
         let bytes: Vec<u8> = texts.flat_map(|(preamble, text)| self.query(preamble, text, by)).collect();
@@ -357,7 +340,6 @@ impl Link for Connection {
     }
 
     fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
-        self.told(until)?;
         self.sleep(until).map_err(|error| self.pipe.failure(&error))
     }
 

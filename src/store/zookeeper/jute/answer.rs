@@ -22,7 +22,7 @@ impl Ask {
                 reader.bytes()?;
                 Answer::Stat(reader.stat()?)
             }
-            Self::Look { .. } | Self::Set { .. } | Self::SetIf { .. } => Answer::Stat(reader.stat()?),
+            Self::Look { .. } | Self::Set { .. } => Answer::Stat(reader.stat()?),
             Self::Get { .. } => {
                 let data = reader.bytes()?.to_vec();
                 Answer::Data(data, reader.stat()?)
@@ -39,7 +39,8 @@ impl Ask {
                 let mut answers = Vec::with_capacity(parts.len());
                 for part in parts {
                     let (kind, _, _) = reader.part()?;
-                    if kind == CREATED && matches!(part, Self::Create { .. }) {
+                    if kind == CREATED && matches!(part, Self::Create { .. } | Self::CreateForSession { .. })
+                    {
                         // Within a transaction, a create returns only the path.
                         reader.bytes()?;
                         answers.push(Answer::Done);

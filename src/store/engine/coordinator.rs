@@ -1,0 +1,244 @@
+//! What must a store do for the [engine](super)? It keeps the records of locks with their versions,
+//! tells the time, writes records unless another process has written them meanwhile, and knows
+//! which processes live. It does not decide what the records say. docs/adding-a-store.md explains
+//! how to write one.
+
+use super::stored_lock::{Change, StoredLock};
+use crate::clock::Moment;
+use crate::lock::{Name, Names, Token};
+use crate::rules::Time;
+use crate::store::{Endurance, Error, Listener, Subscription};
+use std::collections::BTreeSet;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// A place where locks are kept: a database, etcd, ZooKeeper, a directory. Leases end by its clock
+/// (I3). A *session* is what it ends by itself if nobody keeps it alive: etcd's lease, or
+/// ZooKeeper's session. A clone has its own connection and session, and the same token.
+pub trait Coordinator: Clone + Send {
+    /// What [`Coordinator::read`] tells [`Coordinator::commit`]: open files, sessions, which server
+    /// answered. Dropping it gives the records back unchanged.
+    type Seen;
+    /// A watch on the end of another token's owner. That end ends a [`Coordinator::wait`].
+    type Watch: Send;
+
+    /// What extends a lease.
+    const LEASES: Leases;
+
+    /// Position in the queue from which on a waiter reads the records less often, because reading
+    /// covers the whole queue; and the most heartbeat intervals between two such reads. The end of
+    /// its predecessor wakes it in any case, and it sends heartbeats as often as the others.
+    const CROWD: (u64, u32);
+
+    /// Time for a request that has no deadline of its own.
+    fn request_time(&self) -> Duration;
+
+    /// The token that the store keeps in place of this one, such as a hash of it. Then nobody can
+    /// renew or release a hold with what the records say.
+    fn stored(&self, token: &Token) -> Token {
+        token.clone()
+    }
+
+    /// Begins this process's liveness under the token, while the process has one thread. Returns
+    /// the descriptors that the guard must keep open, if the liveness lasts as long as any process
+    /// has them open.
+    fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error>;
+
+    /// This process's liveness under the token, as other processes see it.
+    fn own(&self, token: &Token) -> OwnLiveness;
+
+    /// Ends the liveness, if it is this process's own. The token holds and waits for nothing.
+    fn end(&mut self, token: &Token, by: Moment);
+
+    /// The locks in order of name, with their whole queues, and one time for all of them, which is
+    /// read before the deadlines that holders and waiters have published outside the records. Those
+    /// deadlines, and what the store knows of sessions, are in the records already.
+    fn read(&mut self, reading: &Reading<'_>) -> Result<Snapshot<Self::Seen>, Error>;
+
+    /// Whether the owner of the token lives. Called after a read, during the same operation.
+    fn liveness(&mut self, seen: &mut Self::Seen, token: &Token) -> Liveness;
+
+    /// Writes the changed records, all or nothing, if no lock of the batch has changed since it was
+    /// read; then wakes. Only a kill or, in a directory, an error in the middle may leave just the
+    /// first records written, in order of name.
+    fn commit(&mut self, seen: Self::Seen, batch: Batch<'_>) -> Result<Written, Error>;
+
+    /// Extends a lease, or sends a heartbeat, outside the records. Returns whether the store took
+    /// it: the token still has what is extended, and others can see the new end.
+    fn keep_alive(&mut self, sign: &KeepAlive<'_>, by: Moment) -> Result<bool, Error>;
+
+    /// Watches the owner of this token; None if it cannot be watched now.
+    fn watch(&mut self, token: &Token, by: Moment) -> Watching<Self::Watch>;
+
+    /// Sleeps until the owner of `token`, which waits for these locks, is woken, or one of the
+    /// `watches` ends (true); or until `until` or an [interrupt](crate::store::net::interrupt)
+    /// (false). `ahead` is the position in the queue: a store that must poll may poll less often
+    /// far back.
+    fn wait(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        ahead: u64,
+        watches: &mut dyn Iterator<Item = &Self::Watch>,
+        until: Moment,
+    ) -> Result<bool, Error>;
+
+    /// A subscription to what wakes the owner of `token`, which holds or watches these locks.
+    fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription>;
+
+    /// For each record, the lock's full name, or what is wrong with the record.
+    fn list(&mut self, by: Moment) -> Result<Vec<Result<String, Error>>, Error>;
+
+    /// Removes, now and then, what is too old or was left by dead processes. Nobody waits for it.
+    fn clean_up(&mut self, _: Moment) {}
+
+    /// Drops all connections.
+    fn reset(&mut self) {}
+
+    /// See [`crate::store::Store::endurance`].
+    fn endurance(&self) -> Endurance {
+        Endurance::Short
+    }
+}
+
+/// What extends a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leases {
+    /// Only a write of the record.
+    Recorded,
+    /// A deadline that the holder publishes outside the record. Others read the clock first and
+    /// this deadline second.
+    Published,
+    /// A session, which alone decides when the lease is over. Its time counts from when it was
+    /// extended. The records come as [`crate::rules::Record::judge`] leaves them, and a commit
+    /// makes sure that the caller has a session for what it is granted or waits for.
+    Sessions,
+}
+
+/// What to read.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading<'r> {
+    /// Full names of the locks.
+    pub names: &'r BTreeSet<String>,
+    /// The caller's token, as it is [stored](Coordinator::stored).
+    pub me: Option<&'r Token>,
+    /// The lease that the caller asks for, if it asks for one. If one session serves the whole
+    /// process (ZooKeeper), it gets this length.
+    pub lease: Option<Duration>,
+    pub purpose: Purpose,
+    pub by: Moment,
+}
+
+/// What a lock is read for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To know it. Other processes may change it meanwhile.
+    Look,
+    /// The same, with the last ends and the exact ends of all leases.
+    LookAtAll,
+    /// To commit a change.
+    Change,
+    /// The same, and for about a second only processes that reserve too can change it. Otherwise a
+    /// holder could lose every race for its record against newcomers. A store may ignore that.
+    Reserve,
+}
+
+/// The locks at one time.
+#[derive(Debug)]
+pub struct Snapshot<S> {
+    pub locks: Vec<StoredLock>,
+    pub now: Time,
+    pub seen: S,
+}
+
+/// What an operation writes.
+#[derive(Debug)]
+pub struct Batch<'b> {
+    /// All locks that were read, in order of name.
+    pub changes: Vec<Change>,
+    /// The caller's token.
+    pub me: Option<&'b Token>,
+    /// The time of the operation.
+    pub now: Time,
+    /// The tokens to wake.
+    pub woken: &'b [Token],
+    /// Dead tokens that no record names any more: what is left of their liveness can be removed.
+    pub dead: &'b [Token],
+    pub by: Moment,
+}
+
+/// A sign of life outside the records.
+#[derive(Debug, Clone, Copy)]
+pub struct KeepAlive<'s> {
+    pub names: &'s Names,
+    pub token: &'s Token,
+    pub kind: KeepAliveOf,
+}
+
+/// Whose sign of life it is.
+#[derive(Debug, Clone, Copy)]
+pub enum KeepAliveOf {
+    /// A holder's: its lease lasts until then, on CLOCK_BOOTTIME, and has this length.
+    Holder { until: Moment, ttl: Duration },
+    /// A waiter's: it is not stale before then.
+    Waiter { until: Moment },
+}
+
+/// This process's liveness.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnLiveness {
+    /// Others cannot tell whether this process lives.
+    Unseen,
+    /// Others see that it lives.
+    Seen,
+    /// Another process that shares it, such as the guard, has ended it.
+    Ended,
+}
+
+/// Whether the owner of a token lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Liveness {
+    /// It lives, or the store cannot tell. Then only the end of its lease ends its hold, and only
+    /// missed heartbeats its place.
+    Alive,
+    /// The process has died.
+    Dead,
+    /// There is no sign of it: the token was released, or somebody removed the file or key.
+    Missing,
+}
+
+/// The outcome of [`Coordinator::watch`].
+#[derive(Debug)]
+pub enum Watching<W> {
+    /// It lives, and its end is noticed.
+    Watched(W),
+    /// It is dead, as [`Liveness::Dead`].
+    Ended,
+    /// As [`Liveness::Missing`].
+    Missing,
+    /// It cannot be watched now.
+    Unknown,
+}
+
+/// The outcome of a commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Written {
+    /// All records are written.
+    Yes,
+    /// Nothing is written, because another process has changed one of the records since it was
+    /// read; or it is not known whether the write was done. The engine reads and decides again.
+    Conflict,
+    /// Nothing is written: it is more than the store takes in one request. The error is for the
+    /// user, if the operation cannot write less.
+    TooLarge(Error),
+}
+
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+impl Written {
+    /// The records are more than the store with this name takes in one request.
+    pub fn too_large(shown: &str) -> Self {
+        Self::TooLarge(Error::Unavailable(format!(
+            "{shown}: the lock has too many holders and waiters for one request; try again when some have left"
+        )))
+    }
+}

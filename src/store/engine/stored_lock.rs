@@ -1,0 +1,234 @@
+//! A lock as a store keeps it: the one record format. A store may keep a lock as one value
+//! ([`StoredLock::to_value`]), or as a body with one value for each waiter ([`Change::parts`]), so that a
+//! change writes no more than it must. The last ends of holds are values of their own in both, and
+//! are written once.
+//!
+//! Any user who may write to the store may have put anything there, so [`super::bounds`] checks all
+//! that is read.
+
+use super::bounds;
+use crate::lock::Token;
+use crate::rules::{HISTORY_KEPT, LoggedEnd, Phase, Record, Time, Waiter, millis};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The format of what is written.
+const FORMAT: u32 = 1;
+
+/// A lock that was read.
+#[derive(Debug, Clone, Default)]
+pub struct StoredLock {
+    /// The lock's full name.
+    pub name: String,
+    /// Differs after every change; 0 if nothing is recorded.
+    pub version: u64,
+    /// The record with all waiters. Its `log` has only the ends of the present operation.
+    pub record: Record,
+    /// How many holds have ended so far.
+    pub ends: u64,
+    /// The tokens whose liveness can be checked; others count as alive.
+    pub tracked: BTreeMap<Token, Tracked>,
+    /// The last ends that were read, newest first.
+    pub log: Vec<LoggedEnd>,
+}
+
+/// What is known of a token whose liveness can be checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tracked {
+    /// Number of locks that the token asked for together. Once it is reaped in all of them, its
+    /// liveness can be removed.
+    pub locks: u32,
+    /// Length of the token's lease in milliseconds. If the published end can no longer be read, the
+    /// lease counts as lasting this long from now.
+    pub ttl: u64,
+}
+
+/// A lock before and after an operation.
+#[derive(Debug)]
+pub struct Change {
+    /// The record as it was read.
+    pub before: Record,
+    /// The lock as the operation leaves it.
+    pub after: StoredLock,
+    /// Whether it must be written.
+    pub is_changed: bool,
+}
+
+/// The values that a change writes, for a store that keeps each waiter apart.
+#[derive(Debug)]
+pub struct Parts {
+    /// The record without its waiters.
+    pub body: Vec<u8>,
+    /// New and changed waiters.
+    pub waiters: Vec<WaiterPart>,
+    /// Waiters that have left.
+    pub gone: Vec<Token>,
+    pub ends: Vec<EndPart>,
+}
+
+/// A waiter's value.
+#[derive(Debug)]
+pub struct WaiterPart {
+    pub token: Token,
+    /// Whether it is in the queue, and not suspended.
+    pub is_queued: bool,
+    pub value: Vec<u8>,
+}
+
+/// The value of an end, and its number, counted from 1.
+#[derive(Debug)]
+pub struct EndPart {
+    pub number: u64,
+    pub value: Vec<u8>,
+}
+
+/// The form of a value, and of a body.
+#[derive(Serialize, Deserialize)]
+struct Form<N, R, T> {
+    format: u32,
+    /// The lock's name, in a store whose file or key does not tell it.
+    #[serde(default)]
+    name: N,
+    /// When it was last written, in milliseconds since 1970.
+    used: u64,
+    ends: u64,
+    record: R,
+    tracked: T,
+}
+
+/// The form of a waiter's value.
+#[derive(Serialize, Deserialize)]
+struct WaiterForm<W> {
+    is_queued: bool,
+    waiter: W,
+}
+
+impl StoredLock {
+    /// A lock without a record.
+    pub fn absent(name: &str) -> Self {
+        Self { name: name.into(), ..Self::default() }
+    }
+
+    /// Parses a value or a body. Returns the lock, and when it was last written. The error is one
+    /// short line.
+    pub fn parse(value: &[u8], version: u64) -> Result<(Self, u64), String> {
+        /// The part that every format has.
+        #[derive(Deserialize)]
+        struct Any {
+            format: u32,
+        }
+        if let Ok(any) = serde_json::from_slice::<Any>(value)
+            && any.format != FORMAT
+        {
+            return Err(format!("format {}, this dlock knows {FORMAT}", any.format));
+        }
+        let form: Form<String, Record, BTreeMap<Token, Tracked>> =
+            serde_json::from_slice(value).map_err(|error| {
+                error.to_string().chars().filter(|c| !c.is_control()).take(120).collect::<String>()
+            })?;
+        bounds::check(&form.record)?;
+        bounds::check_number(form.used.max(form.ends))?;
+        let Form { name, used, ends, record, tracked, .. } = form;
+        Ok((Self { name, version, record, ends, tracked, log: Vec::new() }, used))
+    }
+
+    /// Adds a waiter that the store keeps apart.
+    pub fn add_waiter(&mut self, token: Token, value: &[u8]) -> Result<(), &'static str> {
+        let WaiterForm { is_queued, waiter } =
+            serde_json::from_slice::<WaiterForm<Waiter>>(value).map_err(|_| "a waiter cannot be read")?;
+        bounds::check_waiter(&waiter)?;
+        if !waiter.names.contains(&self.name) {
+            return Err("a waiter waits for other locks");
+        }
+        if is_queued {
+            self.record.queue.insert((waiter.ticket, token.clone()));
+        }
+        self.record.waiters.insert(token, waiter);
+        Ok(())
+    }
+
+    /// Adds an end. One that cannot be read is left out, so that the others can still be shown.
+    /// They come newest first.
+    pub fn add_end(&mut self, value: &[u8]) {
+        self.log.extend(serde_json::from_slice::<LoggedEnd>(value).ok());
+    }
+
+    /// Forgets all if the lock is vacant and was last used, at `used`, longer than
+    /// [`HISTORY_KEPT`] ago.
+    pub fn forget_history(&mut self, used: u64, now: Time) {
+        if self.record.is_vacant(now)
+            && self.record.waiters.is_empty()
+            && now.millis().saturating_sub(used) > millis(HISTORY_KEPT)
+        {
+            *self = Self { version: self.version, ..Self::absent(&self.name) };
+        }
+    }
+
+    /// Whether there is nothing to keep.
+    pub fn is_empty(&self) -> bool {
+        self.ends == 0 && self.record == Record::default()
+    }
+
+    /// The record with all waiters, as one value. `name` is written where it is not empty.
+    fn form(&self, now: Time, name: &str, record: &Record) -> Result<Vec<u8>, serde_json::Error> {
+        let (used, ends, tracked) = (now.millis(), self.ends, &self.tracked);
+        serde_json::to_vec(&Form { format: FORMAT, name, used, ends, record, tracked })
+    }
+
+    /// Drops the tokens that nothing needs to be known of any more.
+    fn drop_untracked(&mut self) {
+        let Record { holds, spent, watchers, waiters, .. } = &self.record;
+        self.tracked.retain(|token, _| {
+            spent.contains_key(token)
+                || watchers.contains_key(token)
+                || waiters.contains_key(token)
+                || holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling)
+        });
+    }
+
+    /// The new ends, oldest first, and counts them.
+    fn take_ends(&mut self) -> Result<Vec<EndPart>, serde_json::Error> {
+        let mut ends = Vec::new();
+        for end in std::mem::take(&mut self.record.log).iter().rev() {
+            self.ends += 1;
+            ends.push(EndPart { number: self.ends, value: serde_json::to_vec(end)? });
+        }
+        Ok(ends)
+    }
+
+    /// One value for all of it, and the new ends, oldest first.
+    pub fn to_value(&mut self, now: Time) -> Result<(Vec<u8>, Vec<EndPart>), serde_json::Error> {
+        self.drop_untracked();
+        let ends = self.take_ends()?;
+        Ok((self.form(now, &self.name, &self.record)?, ends))
+    }
+}
+
+impl Change {
+    /// The values that this change writes, where each waiter has a value of its own.
+    pub fn parts(&mut self, now: Time) -> Result<Parts, serde_json::Error> {
+        let kept = &mut self.after;
+        kept.drop_untracked();
+        let ends = kept.take_ends()?;
+        let is_queued =
+            |record: &Record, token: &Token, ticket: u64| record.queue.contains(&(ticket, token.clone()));
+        let mut waiters = Vec::new();
+        for (token, waiter) in &kept.record.waiters {
+            let is_queued_now = is_queued(&kept.record, token, waiter.ticket);
+            let is_same = self.before.waiters.get(token).is_some_and(|before| {
+                before == waiter && is_queued(&self.before, token, before.ticket) == is_queued_now
+            });
+            if !is_same {
+                let value = serde_json::to_vec(&WaiterForm { is_queued: is_queued_now, waiter })?;
+                waiters.push(WaiterPart { token: token.clone(), is_queued: is_queued_now, value });
+            }
+        }
+        let is_gone = |token: &&Token| !kept.record.waiters.contains_key(*token);
+        let gone = self.before.waiters.keys().filter(is_gone).cloned().collect();
+        let (waiting, queue) =
+            (std::mem::take(&mut kept.record.waiters), std::mem::take(&mut kept.record.queue));
+        let body = kept.form(now, "", &kept.record);
+        (kept.record.waiters, kept.record.queue) = (waiting, queue);
+        Ok(Parts { body: body?, waiters, gone, ends })
+    }
+}
