@@ -1,5 +1,6 @@
 //! What does dlock do with a record that another program has changed? The record is that of the
-//! `file:` store; the other stores that keep JSON read it by the same code.
+//! `file:` store; the other stores that keep JSON read it by the same code. The seeds have no sum (it
+//! is zero), or each change would be refused for that alone.
 #![no_main]
 
 use std::path::{Path, PathBuf};

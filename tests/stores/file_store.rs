@@ -140,6 +140,16 @@ fn a_limit_on_files_is_reported_and_kills_nobody() {
     let status = shell.env("DLOCK_STORE", world.url()).status().expect("sh");
     assert_eq!(status.code(), Some(69), "{status}");
     world.run("k", &[], "true").run();
+    // A limit below the length of a record cuts no record.
+    for blocks in 0..=7 {
+        let script = format!("ulimit -f {blocks}; \"$0\" run -k k -- true 2>&1 | cat");
+        let mut shell = world.command("sh");
+        let output =
+            shell.args(["-c", &script, BINARY]).env("DLOCK_STORE", world.url()).output().expect("sh");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("(ulimit -f)"), "{blocks}: {said}");
+        world.run("k", &[], "true").run();
+    }
 }
 
 /// A FIFO in place of one lock's files: an error for that lock, at once, and the others go on.

@@ -3,8 +3,8 @@
 //! change writes no more than it must. The last ends of holds are values of their own in both, and
 //! are written once.
 //!
-//! Any user who may write to the store may have put anything there, so [`super::bounds`] checks all
-//! that is read.
+//! Users with write access may have put anything there, so [`super::bounds`] checks all that is
+//! read.
 
 use super::bounds;
 use crate::lock::Token;
@@ -112,20 +112,11 @@ impl StoredLock {
     /// Parses a value or a body. Returns the lock, and when it was last written. The error is one
     /// short line.
     pub fn parse(value: &[u8], version: u64) -> Result<(Self, u64), String> {
-        /// The part that every format has.
-        #[derive(Deserialize)]
-        struct Any {
-            format: u32,
-        }
-        if let Ok(any) = serde_json::from_slice::<Any>(value)
-            && any.format != FORMAT
-        {
-            return Err(format!("format {}, this dlock knows {FORMAT}", any.format));
-        }
         let form: Form<String, Record, BTreeMap<Token, Tracked>> =
-            serde_json::from_slice(value).map_err(|error| {
-                error.to_string().chars().filter(|c| !c.is_control()).take(120).collect::<String>()
-            })?;
+            serde_json::from_slice(value).map_err(|error| why_not(value, &error))?;
+        if form.format != FORMAT {
+            return Err(other_format(form.format));
+        }
         bounds::check(&form.record)?;
         bounds::check_number(form.used.max(form.ends))?;
         let Form { name, used, ends, record, tracked, .. } = form;
@@ -202,6 +193,23 @@ impl StoredLock {
         let ends = self.take_ends()?;
         Ok((self.form(now, &self.name, &self.record)?, ends))
     }
+}
+
+/// Why a value cannot be parsed: first of all, it may be of another format.
+fn why_not(value: &[u8], error: &serde_json::Error) -> String {
+    /// The part that every format has.
+    #[derive(Deserialize)]
+    struct Any {
+        format: u32,
+    }
+    match serde_json::from_slice::<Any>(value) {
+        Ok(any) if any.format != FORMAT => other_format(any.format),
+        _ => error.to_string().chars().filter(|c| !c.is_control()).take(120).collect(),
+    }
+}
+
+fn other_format(format: u32) -> String {
+    format!("format {format}, this dlock knows {FORMAT}")
 }
 
 impl Change {

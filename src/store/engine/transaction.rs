@@ -72,7 +72,7 @@ struct Opened {
     kept: StoredLock,
     /// The record as it was read.
     before: Record,
-    /// The same, as far as it decides whom to wake.
+    /// The parts of it that decide which tokens to wake.
     snapshot: Snapshot,
 }
 

@@ -25,6 +25,7 @@ use crate::store::engine::stored_lock::EndPart;
 use crate::store::file::directory::{Directory, FileName, FileRole};
 use rustix::fs::{OFlags, RenameFlags, Stat, renameat, renameat_with};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::OwnedFd;
@@ -95,7 +96,9 @@ impl<'d> Draft<'d> {
         // Whole pages, so that there is room to write the next record over this one.
         content.resize(content.len().next_multiple_of(PAGE), b' ');
         let how = match old {
-            Some(OldFile { file, size: PAGE }) if content.len() == PAGE => How::Over(file, content),
+            Some(OldFile { file, size: PAGE }) if content.len() == PAGE && may_write_page() => {
+                How::Over(file, content)
+            }
             _ => {
                 write_second(directory, &record, &content)
                     .map_err(|errno| directory.error(WRITING, errno))?;
@@ -145,6 +148,11 @@ impl<'d> Draft<'d> {
         }
         Ok(())
     }
+}
+
+/// Whether no limit on the size of files (ulimit -f) cuts the write of a page.
+fn may_write_page() -> bool {
+    getrlimit(Resource::Fsize).current.is_none_or(|limit| limit >= PAGE as u64)
 }
 
 /// Writes the second file of a record. A new one is removed if that fails.

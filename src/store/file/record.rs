@@ -44,7 +44,8 @@ const LOOKS: (u32, Duration) = (20, Duration::from_millis(1));
 /// The first line of a record file.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Header {
-    /// Of all other values.
+    /// Of all other values. It is not checked if it is zero, as somebody may set it who changes the
+    /// record by hand.
     sum: u64,
     /// Greater after every change.
     version: u64,
@@ -106,7 +107,7 @@ impl Header {
             Err(_) if content.iter().all(|byte| *byte == 0) => return Err(Bad::Cut),
             Err(_) => return Err(Bad::Damaged("it has no valid header".into())),
         };
-        if header.sum != header.sum_with(body) {
+        if header.sum != 0 && header.sum != header.sum_with(body) {
             return Err(Bad::Cut);
         }
         check_number(header.version.max(header.offset)).map_err(|why| Bad::Damaged(why.into()))?;

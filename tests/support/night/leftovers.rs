@@ -96,7 +96,7 @@ fn files_without_a_use(world: &World, crowd: &Crowd) -> Vec<String> {
     // The FIFO of a client that died before it used it stays for an hour, because it looks like a
     // new one.
     let stays = |name: &str| {
-        [".json", ".ends", ".mutex", ".new"].iter().any(|end| name.ends_with(end)) || name == "swept"
+        [".json", ".tmp", ".ends", ".mutex", ".new"].iter().any(|end| name.ends_with(end)) || name == "swept"
     };
     names.filter(|name| !stays(name)).map(|name| format!("file {name}")).collect()
 }
