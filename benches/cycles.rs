@@ -63,6 +63,7 @@ fn cycle(store: &mut RedisStore, key: usize, then: Then) -> Done<bool> {
         patience: if then == Then::Queue { Patience::Queue } else { Patience::None },
         terms: Terms::default(),
         waited: Duration::ZERO,
+        has_waited: false,
     };
     let by = Moment::now().after(LONG);
     let acquired = store.acquire(&names, &ask, by)?;

@@ -128,6 +128,7 @@ impl LockTable {
                 return Acquired::Done(done);
             }
             if ask.patience == Patience::Queue
+                && !ask.has_waited
                 && let Some(at) = self.full_queue(now, names, &ask.token, &mut work)
             {
                 self.grant_next(now, work);

@@ -192,6 +192,7 @@ impl Fleet {
                     ..Terms::default()
                 },
                 waited: Duration::ZERO,
+                has_waited: false,
             },
             until: match dice.below(6) {
                 0 => Wants::Now,

@@ -144,6 +144,7 @@ impl Worker {
             patience: until.patience(),
             terms: Terms::default(),
             waited: Duration::ZERO,
+            has_waited: false,
         };
         let settings = &self.context.settings;
         let (connect_timeout, op_timeout) = (settings.connect_timeout, settings.op_timeout);

@@ -78,6 +78,7 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
         patience: until.patience(),
         terms: Terms::default(),
         waited: Duration::ZERO,
+        has_waited: false,
     };
     let request = Request {
         names,

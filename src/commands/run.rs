@@ -166,6 +166,7 @@ fn ask(run: &Run, owner: Owner, token: Token, until: Until, min_hold: Duration) 
         patience: until.patience(),
         terms: Terms { once_per: run.once_per, replaces: run.replaces, stays: run.stays },
         waited: Duration::ZERO,
+        has_waited: false,
     }
 }
 

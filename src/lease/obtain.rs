@@ -109,7 +109,8 @@ impl Progress {
 
     /// The arguments of a request sent at `sent`.
     fn asked(&self, request: &Request, sent: Moment) -> Ask {
-        Ask { waited: sent.since(self.began), ..request.ask.clone() }
+        let (waited, has_waited) = (sent.since(self.began), self.blocker.is_some());
+        Ask { waited, has_waited, ..request.ask.clone() }
     }
 
     /// The deadline of a request sent at `sent`. If the store has answered or failed before, it is

@@ -28,6 +28,10 @@ pub struct Ask {
     /// it, also on a store that was away.
     #[serde(with = "ms")]
     pub waited: Duration,
+    /// Whether the caller has had a place in the queue, which the store may have forgotten. A full
+    /// queue takes it back.
+    #[serde(skip_serializing_if = "is_not")]
+    pub has_waited: bool,
 }
 
 /// Conditions of an acquire.

@@ -35,13 +35,22 @@ struct Scene {
     min_hold: Duration,
     terms: Terms,
     waited: Duration,
+    has_waited: bool,
 }
 
 impl Scene {
     fn new() -> Self {
         let now = Time(1_800_000_000_000_000);
         let (table, terms) = (LockTable::default(), Terms::default());
-        Self { table, now, ttl: TTL, min_hold: Duration::ZERO, terms, waited: Duration::ZERO }
+        Self {
+            table,
+            now,
+            ttl: TTL,
+            min_hold: Duration::ZERO,
+            terms,
+            waited: Duration::ZERO,
+            has_waited: false,
+        }
     }
 
     fn names(locks: &str) -> Names {
@@ -57,8 +66,8 @@ impl Scene {
         self.now = Time(self.now.0 + 1);
         let (ttl, min_hold) = (self.ttl, self.min_hold);
         let owner = Owner { pid: who, ..Owner::default() };
-        let (terms, waited) = (self.terms.clone(), self.waited);
-        let ask = Ask { token: token(who), mode, ttl, min_hold, owner, patience, terms, waited };
+        let (terms, waited, has_waited) = (self.terms.clone(), self.waited, self.has_waited);
+        let ask = Ask { token: token(who), mode, ttl, min_hold, owner, patience, terms, waited, has_waited };
         self.table.acquire(self.now, &Self::names(locks), &ask)
     }
 
@@ -149,6 +158,8 @@ fn a_full_queue_refuses_newcomers_only() {
     assert_eq!(full(scene.acquire(5, "b", X, Patience::Queue)), Some((0, 2)));
     let waiters: Vec<u32> = scene.seen("b").waiters.iter().map(|waiter| waiter.owner.pid).collect();
     assert_eq!(waiters, [2, 3, 4]);
+    scene.has_waited = true;
+    assert!(waits(scene.acquire(5, "b", X, Patience::Queue)), "its place was forgotten");
 }
 
 #[test]

@@ -75,6 +75,7 @@ impl Asker {
             patience: Patience::Queue,
             terms: Terms::default(),
             waited: Duration::ZERO,
+            has_waited: false,
         }
     }
 

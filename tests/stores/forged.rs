@@ -187,6 +187,20 @@ fn the_line_names_the_lock_and_the_fault() {
     watch.finish();
 }
 
+/// JSON in Lua has numbers of 14 digits, and another program may want a key for ever.
+#[test]
+fn a_foreign_key_with_an_endless_ttl_is_busy() {
+    let world = World::new(Backend::Redis);
+    for ttl in ["99999999999999", "200000000000000", "4000000000000000"] {
+        world.redis().ask::<()>(&["SET", "dlock:k", "theirs", "PX", ttl]);
+        for options in [&[][..], &["-w", "100ms"]] {
+            world.run("k", options, "echo ran >> log").status(75).any_stderr().run();
+        }
+        let output = world.dlock(["status", "k", "--json"]).any_stdout().run();
+        assert!(output.stdout.contains("\"foreign\""), "{ttl}: {}", output.stdout);
+    }
+}
+
 /// Many locks are read in one batch; a fault in one hides none of the others.
 #[test]
 fn a_damaged_lock_among_many_hides_none() {

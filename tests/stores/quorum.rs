@@ -140,6 +140,7 @@ fn ask(ttl: Duration) -> Ask {
         patience: Patience::None,
         terms: Terms::default(),
         waited: Duration::ZERO,
+        has_waited: false,
     }
 }
 

@@ -93,6 +93,7 @@ impl Person {
             patience: Patience::None,
             terms: Terms::default(),
             waited: Duration::ZERO,
+            has_waited: false,
         };
         self.store.acquire(&names, &ask, in_time()).expect("an answer")
     }

@@ -500,6 +500,7 @@ fn ask(wish: &Wish, id: u32, patience: Patience) -> Ask {
         patience,
         terms: wish.terms.clone(),
         waited: Duration::ZERO,
+        has_waited: false,
     }
 }
 

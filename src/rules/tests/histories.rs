@@ -135,6 +135,7 @@ impl World {
             patience,
             terms: asker.terms.clone(),
             waited: Duration::ZERO,
+            has_waited: false,
         }
     }
 

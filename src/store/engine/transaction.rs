@@ -182,7 +182,8 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     }
 
     /// Reaps dead tokens that would hold up others or be granted a lock: the heads of the queues,
-    /// the predecessor of `me` in each queue, and holders as `look` says.
+    /// the predecessor of `me` in each queue (or the last waiter, if `me` may join), and holders as
+    /// `look` says.
     pub fn reap(&mut self, me: Option<&Token>, look: Look) {
         let mut felt: BTreeSet<Token> = BTreeSet::new();
         loop {
@@ -216,7 +217,12 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     fn suspects<'s>(&'s self, me: Option<&'s Token>, look: Look) -> impl Iterator<Item = &'s Token> {
         let heads =
             self.table.records.values().filter_map(|record| record.queue.first()).map(|(_, token)| token);
-        let before = self.asked().filter_map(move |record| predecessor(record, me?));
+        // Dead waiters at the end must not keep a newcomer out of a full queue.
+        let last = |record: &'s Record| record.queue.last().map(|(_, token)| token);
+        let before = self.asked().filter_map(move |record| match look {
+            Look::Wants(_) if !record.waiters.contains_key(me?) => last(record),
+            _ => predecessor(record, me?),
+        });
         let holders = self
             .asked()
             .filter(move |record| match look {

@@ -65,9 +65,7 @@ impl Files {
                 }
                 FileRole::Record if is_old(HISTORY_KEPT) => self.remove_history(file),
                 FileRole::Draft | FileRole::Ends
-                    if is_old(CLEANS_UP_EVERY)
-                        && is_regular(&stat)
-                        && (*kind == FileRole::Draft || !has_record(file)) =>
+                    if is_old(CLEANS_UP_EVERY) && is_regular(&stat) && !has_record(file) =>
                 {
                     directory.remove(file).ok();
                 }

@@ -30,12 +30,13 @@ use crate::store::file::draft::{OldFile, RECORD_MOST, last_ends};
 use crate::store::file::liveness::{Published, published};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Number of waiters at the head of the queue whose life files are read. All others count as heard:
-/// a dead one is noticed when it is the head, and a stopped one when it is among these.
+/// Number of waiters that are not stale, at the head of the queue, whose life files are read. Those
+/// behind them count as heard: a dead one is noticed when it is the head, and a stopped one when it
+/// is among these.
 const HEADS: usize = 4;
 /// Most attempts to read a record without the mutex, and the pause between two of them. Writing a
 /// page takes less than a microsecond, unless the kernel lets the writer wait.
@@ -211,7 +212,11 @@ impl RecordFile {
         let (offset, since_boot) = (self.offset, Duration::from_micros(now.0.saturating_sub(self.offset)));
         let said = |token: &Token| published(directory, token, since_boot);
         let StoredLock { record, tracked, .. } = &mut self.kept;
-        let near = near(record, reading.me);
+        let is_tracked = |token: &Token| tracked.contains_key(token);
+        let ends = waiters_ends(record, reading.me, now, |token| match said(token) {
+            Published::Until(at) if is_tracked(token) => Some(due(at, offset)),
+            _ => None,
+        });
         tracked.retain(|token, alive| {
             if let Some(hold) = record.holds.get(token) {
                 let is_over = hold.until.passed(now);
@@ -231,14 +236,12 @@ impl RecordFile {
                 }
             } else if let Some(waiter) = record.waiters.get_mut(token).filter(|one| one.silent.passed(now)) {
                 let place = (waiter.ticket, token.clone());
-                let silent = match () {
-                    () if near.contains(&place) => match said(token) {
-                        Published::Until(at) => due(at, offset),
-                        Published::Missing | Published::Nothing => return true,
-                    },
-                    () if record.queue.contains(&place) => Due::after(now, SILENCE),
+                let silent = match ends.get(token) {
+                    Some(Some(silent)) => *silent,
+                    Some(None) => return true,
+                    None if record.queue.contains(&place) => Due::after(now, SILENCE),
                     // A suspended waiter that is heard again asks for the lock.
-                    () => return true,
+                    None => return true,
                 };
                 let heard = silent.0.saturating_sub(millis(SILENCE));
                 waiter.silent = waiter.silent.max(silent);
@@ -313,12 +316,39 @@ impl RecordFile {
     }
 }
 
-/// The places of the waiters whose life files are read: the first of the queue, the caller and its
-/// predecessor.
-fn near(record: &Record, me: Option<&Token>) -> BTreeSet<(u64, Token)> {
+/// When the waiters that a decision can depend on become stale by their life files, which `said`
+/// reads: from the head of the queue on until [`HEADS`] that are not stale, the caller, and from the
+/// caller (or the end, if it does not wait) towards the head until one that is not stale. None for
+/// a waiter whose file says nothing.
+fn waiters_ends(
+    record: &Record,
+    me: Option<&Token>,
+    now: Time,
+    said: impl Fn(&Token) -> Option<Due>,
+) -> BTreeMap<Token, Option<Due>> {
+    let mut ends = BTreeMap::new();
+    let mut is_stale = |token: &Token| {
+        let is_late = record.waiters.get(token).is_some_and(|waiter| waiter.silent.passed(now));
+        is_late && ends.entry(token.clone()).or_insert_with(|| said(token)).is_none_or(|end| end.passed(now))
+    };
+    let mut live = 0;
+    for (_, token) in &record.queue {
+        live += usize::from(!is_stale(token));
+        if live == HEADS {
+            break;
+        }
+    }
     let mine = me.and_then(|me| Some((record.waiters.get(me)?.ticket, me.clone())));
-    let before = mine.as_ref().and_then(|mine| record.queue.range(..mine).next_back());
-    record.queue.iter().take(HEADS).chain(before).cloned().chain(mine.clone()).collect()
+    if let Some((_, me)) = &mine {
+        is_stale(me);
+    }
+    let before = record.queue.iter().rev().filter(|place| mine.as_ref().is_none_or(|mine| *place < mine));
+    for (_, token) in before {
+        if !is_stale(token) {
+            break;
+        }
+    }
+    ends
 }
 
 fn not_understood(directory: &Directory, file: &FileName, bad: &Bad) -> Error {
@@ -330,4 +360,42 @@ fn not_understood(directory: &Directory, file: &FileName, bad: &Bad) -> Error {
         "{}: {file} is not a record of dlock's, or damaged ({why}); it was not changed: move it away when nothing runs under its lock",
         directory.shown()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::Mode;
+    use crate::rules::{Terms, Waiter};
+    use anyhow::{Result, ensure};
+
+    /// However many waiters at the head are stopped, one read finds all of them.
+    #[test]
+    fn a_read_looks_behind_stopped_waiters() -> Result<()> {
+        let (now, mut record, mut all) = (Time(1_000_000_000), Record::default(), Vec::new());
+        for ticket in 0..100 {
+            let (token, names, owner, terms) =
+                (Token::random()?, vec!["k".into()], Default::default(), Terms::default());
+            let (since, silent, forget) = (Time(1), Due(2), Due(3));
+            let waiter = Waiter { ticket, since, silent, forget, mode: Mode::Exclusive, names, owner, terms };
+            record.queue.insert((ticket, token.clone()));
+            record.waiters.insert(token.clone(), waiter);
+            all.push(token);
+        }
+        let at = |token: &Token| all.iter().position(|one| one == token);
+        // The first 30 and the last 20 are stopped.
+        let said = |token: &Token| {
+            let lives = at(token).is_some_and(|at| (30..80).contains(&at));
+            Some(if lives { Due::after(now, SILENCE) } else { Due(2) })
+        };
+        let ends = waiters_ends(&record, None, now, said);
+        let mut looked: Vec<usize> = ends.keys().filter_map(at).collect();
+        looked.sort_unstable();
+        ensure!(looked == (0..34).chain(79..100).collect::<Vec<_>>(), "{looked:?}");
+        let ends = waiters_ends(&record, Some(&all[50]), now, said);
+        let mut looked: Vec<usize> = ends.keys().filter_map(at).collect();
+        looked.sort_unstable();
+        ensure!(looked == (0..34).chain(49..51).collect::<Vec<_>>(), "{looked:?}");
+        Ok(())
+    }
 }

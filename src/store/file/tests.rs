@@ -239,6 +239,7 @@ impl Process {
             patience,
             terms: Terms::default(),
             waited: Duration::ZERO,
+            has_waited: false,
         }
     }
 
@@ -700,6 +701,9 @@ fn the_draft_of_a_killed_writer_blocks_nobody() -> Result<()> {
     assert_eq!(process.granted()?, fence);
     let long_ago = SystemTime::now() - CLEANS_UP_EVERY * 2;
     File::options().write(true).open(place.path(FileRole::Draft)?)?.set_modified(long_ago)?;
+    place.store()?.all("dlock:")?;
+    assert!(place.path(FileRole::Draft)?.exists(), "a writer may be about to exchange it with the record");
+    std::fs::remove_file(place.path(FileRole::Record)?)?;
     place.store()?.all("dlock:")?;
     assert!(!place.path(FileRole::Draft)?.exists());
     Ok(())

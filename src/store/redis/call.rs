@@ -253,7 +253,7 @@ impl Caller {
 }
 
 /// The answers that mean success.
-const DONE: [&str; 6] = ["granted", "renewed", "asked", "released", "already", "dequeued"];
+const DONE: [&str; 7] = ["granted", "renewed", "asked", "superseded", "released", "already", "dequeued"];
 
 /// The argument of a script, with the prefix of the locks' names.
 #[derive(Serialize)]

@@ -114,6 +114,7 @@ fn fill(store: &mut RedisStore, name: &Name) {
         patience: Patience::Queue,
         terms: Terms::default(),
         waited: Duration::ZERO,
+        has_waited: false,
     };
     let granted = store.acquire(&names, &ask(&tokens[0]), by()).expect("an answer");
     assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");

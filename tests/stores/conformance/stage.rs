@@ -167,7 +167,7 @@ impl Person {
         let owner = Owner { host: "here".into(), ..Owner::default() };
         let (token, mode, ttl, min_hold) = (self.token.clone(), self.mode, TTL, Duration::ZERO);
         let (terms, waited) = (self.terms.clone(), Duration::ZERO);
-        Ask { token, mode, ttl, min_hold, owner, patience, terms, waited }
+        Ask { token, mode, ttl, min_hold, owner, patience, terms, waited, has_waited: false }
     }
 
     pub fn asks(&mut self, ask: &Ask) -> Acquired {

@@ -107,7 +107,17 @@ impl Comparison<'_> {
                 let terms = Terms { once_per: once_per.map(ms), replaces, stays };
                 // Waiters of a quorum measure their waiting time themselves.
                 let waited = if self.is_quorum() { Duration::ZERO } else { ms(waited) };
-                let ask = Ask { token, mode, ttl, min_hold, owner: owner(who), patience, terms, waited };
+                let ask = Ask {
+                    token,
+                    mode,
+                    ttl,
+                    min_hold,
+                    owner: owner(who),
+                    patience,
+                    terms,
+                    waited,
+                    has_waited: false,
+                };
                 let mut lua = self.store.acquire(&names, &ask, by()).unwrap();
                 match &mut lua {
                     // A quorum's waiter measures it itself, on another clock.
@@ -220,7 +230,8 @@ impl Comparison<'_> {
         let (ttl, min_hold) = (Duration::from_secs(1), Duration::ZERO);
         let (mode, patience) = (Mode::Exclusive, Patience::None);
         let (terms, waited) = (Terms::default(), Duration::ZERO);
-        let ask = Ask { token, mode, ttl, min_hold, owner: owner(98), patience, terms, waited };
+        let ask =
+            Ask { token, mode, ttl, min_hold, owner: owner(98), patience, terms, waited, has_waited: false };
         let others = if self.is_quorum() { 0 } else { LOCKS };
         let names = Names::new(self.names[0].clone(), self.names.iter().take(others).cloned());
         let before = before.into_iter().take(names.as_slice().len());

@@ -243,7 +243,7 @@ if not held_everywhere(locks, token) then
   if skipped then return skipped end
   local work = worklist(locks)
   local ticket, since = place_of(locks)
-  local full = arg.patience == 'queue' and not ticket and full_queue(locks, work)
+  local full = arg.patience == 'queue' and not ticket and not arg.has_waited and full_queue(locks, work)
   if full then
     grant_next(work, token)
     local b = blocker(locks[full], mode)

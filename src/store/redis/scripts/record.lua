@@ -74,6 +74,13 @@ local function number_in(value)
   return number and number < 2 ^ 53 and number or nil
 end
 
+-- A stored time in milliseconds. JSON has numbers of up to 14 digits whole.
+local MS_MOST = 10 ^ 14 - 1
+local function ms_in(value)
+  local number = number_in(value)
+  return number and number <= MS_MOST and number or nil
+end
+
 -- A stored JSON object; nil if it is not one.
 local function object_in(json)
   local ok, object = pcall(cjson.decode, type(json) == 'string' and json or '')
@@ -121,7 +128,7 @@ local PHASES = { held = true, cooling = true, revoked = true }
 local function decoded(json)
   local h = object_in(json)
   if not h or not PHASES[h.phase] or type(h.owner) ~= 'table' then return false end
-  local due, cool, waited = number_in(h['until']), number_in(h.cool), number_in(h.waited)
+  local due, cool, waited = ms_in(h['until']), ms_in(h.cool), ms_in(h.waited)
   if not (due and cool and waited and number_in(h.fence) and number_in(h.since)) then return false end
   return { phase = h.phase, fence = h.fence, since = h.since, ['until'] = due, cool = cool, confirmed = h.confirmed == true,
     waited = waited, owner = h.owner, slot = number_in(h.slot), attempt = number_in(h.attempt) and h.attempt,
@@ -178,7 +185,7 @@ local function load(lock, caller)
   local kind, due = string.match(value, '^dlock/([%l/%d]+):(%d+)$')
   local slots = kind and slots_of(kind)
   local is_ours = kind == 'cooling' or kind == 'revoked' or (slots or kind == 'shared') and not EXCLUSIVE_ONLY
-  if due and #due < 16 and is_ours then
+  if ms_in(due) and is_ours then
     lock.kind, lock['until'], lock.slots = kind, tonumber(due), slots
     return
   end
@@ -218,8 +225,7 @@ local function absence(lock)
   local a = lock.absence
   if not a then
     local h = object_at(key_of('heard', lock)) or {}
-    a = { last = number_in(h.last) or 0, from = number_in(h.from) or 0, back = number_in(h.back) or 0,
-      before = number_in(h.before) or 0 }
+    a = { last = ms_in(h.last) or 0, from = ms_in(h.from) or 0, back = ms_in(h.back) or 0, before = ms_in(h.before) or 0 }
     if a.last > 0 and a.last ~= a.from and ms - a.last > ABSENCE then
       a.from, a.back, a.before, a.is_news = a.last, ms, a.back, true
     end
@@ -385,7 +391,7 @@ end
 -- The last successful hold that was acquired with --once-per.
 local function success_of(lock)
   local s = object_at(key_of('done', lock)) or {}
-  local since, ended = number_in(s.since), number_in(s.ended)
+  local since, ended = ms_in(s.since), ms_in(s.ended)
   if not (s.owner and number_in(s.fence) and since and ended) then return nil end
   return { owner = s.owner, fence = s.fence, since = since, ended = ended }
 end
@@ -541,7 +547,7 @@ end
 local function pause_of(lock)
   if lock.paused == nil then
     local p = object_at(key_of('pause', lock)) or {}
-    local since, due = number_in(p.since), number_in(p['until'])
+    local since, due = ms_in(p.since), ms_in(p['until'])
     local is_valid = p.by and since and due and due > ms and due <= ms + PAUSE_MOST
     lock.paused = is_valid and { by = p.by, since = since, ['until'] = due } or false
   end
@@ -613,7 +619,7 @@ end
 -- The value of another program, as it is in a reply.
 local function foreign(lock)
   local ttl = redis.call('PTTL', lock.L)
-  return { kind = lock.foreign_type, left = ttl >= 0 and ttl or nil }
+  return { kind = lock.foreign_type, left = ttl >= 0 and math.min(ttl, MS_MOST) or nil }
 end
 
 -- What blocks a caller that wants the lock in this mode, as it is in a reply (rules:
