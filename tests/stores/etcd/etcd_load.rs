@@ -179,13 +179,13 @@ fn records_unused_for_long_are_removed() {
     put("held", &held);
     let token = held["record"]["holds"].as_object().and_then(|holds| holds.keys().next()).expect("a holder");
     etcd.ctl(&["put", &format!("dlock/session/dlock:held/{token}"), "60000"]);
-    // One in five hundred acquires looks for old records.
+    // One in five hundred processes looks for old records, after its first acquire.
     let asker = || Asker::new(&etcd, "/dlock");
-    let (mut one, mut other) = (asker(), asker());
-    one.holds();
-    let ask = Ask { patience: Patience::None, ..other.ask() };
+    asker().holds();
     wait_within(OUTAGE, "what is old is removed", || {
         for _ in 0..50 {
+            let mut other = asker();
+            let ask = Ask { patience: Patience::None, ..other.ask() };
             drop(other.store.acquire(&other.names, &ask, in_time()).expect("an answer"));
         }
         let keys = etcd.keys("/dlock");
