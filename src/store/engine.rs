@@ -31,6 +31,7 @@ use crate::lock::{Fence, Key, Name, Names, Owner, Token};
 use crate::rules::{ABSENCE, HEARTBEAT, LOG_KEPT, LockTable, Phase, Record, SILENCE, Time};
 use crate::rules::{Acquired, Ask, End, Left, LoggedEnd, NewPause, Patience};
 use crate::rules::{Proof, Refusal, Renewal, Requested, Revoke, Revoked};
+use crate::store::net::interrupt;
 use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use coordinator::{
     Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Purpose, Reading, Watching, Written,
@@ -154,7 +155,7 @@ impl<C: Coordinator> Engine<C> {
         let mut purpose = Purpose::Change;
         loop {
             let reading = Reading { names: &related, me, lease, purpose, by };
-            let mut transaction = Transaction::open(&mut self.coordinator, names, &related, reading)?;
+            let mut transaction = Transaction::open(&mut self.coordinator, names, reading)?;
             transaction.reap(me, look);
             transaction.drop_tombstones(me);
             transaction.table.too_large = too_large;
@@ -197,12 +198,11 @@ impl<C: Coordinator> Engine<C> {
         coordinator: &'a mut C,
         names: &Names,
         me: &Token,
-        lease: Option<Duration>,
         by: Moment,
     ) -> Result<Transaction<'a, C>, Error> {
         let none = BTreeSet::new();
-        let reading = Reading { names: &none, me: Some(me), lease, purpose: Purpose::Look, by };
-        Transaction::open(coordinator, names, &none, reading)
+        let reading = Reading { names: &none, me: Some(me), lease: None, purpose: Purpose::Look, by };
+        Transaction::open(coordinator, names, reading)
     }
 
     /// Applies `operation` to the records without writing them. Returns None if it would change
@@ -215,7 +215,7 @@ impl<C: Coordinator> Engine<C> {
         by: Moment,
         operation: impl Fn(&mut Transaction<'_, C>) -> R,
     ) -> Result<Option<R>, Error> {
-        let mut transaction = Self::look(&mut self.coordinator, names, me, None, by)?;
+        let mut transaction = Self::look(&mut self.coordinator, names, me, by)?;
         transaction.reap(Some(me), look);
         let answer = operation(&mut transaction);
         Ok(transaction.is_idle(me).then_some(answer))
@@ -317,7 +317,7 @@ impl<C: Coordinator> Engine<C> {
         ttl: Duration,
         by: Moment,
     ) -> Result<Option<Renewal>, Error> {
-        let mut transaction = Self::look(&mut self.coordinator, names, token, None, by)?;
+        let mut transaction = Self::look(&mut self.coordinator, names, token, by)?;
         let is_known = names.iter().all(|name| {
             let record = transaction.table.records.get(name.as_str());
             record.and_then(|record| record.holds.get(token)).is_some_and(|hold| hold.confirmed)
@@ -422,7 +422,7 @@ fn back_off(conflicts: u32, longest: Duration, deadline: Moment) -> Result<(), E
         return Err(Error::Unavailable("the lock was changed by others at each attempt".into()));
     }
     let chance = getrandom::u32().map_or(1.0, |chance| f64::from(chance) / f64::from(u32::MAX));
-    std::thread::sleep(most.mul_f64(chance));
+    interrupt::sleep_until(Moment::now().after(most.mul_f64(chance)));
     Ok(())
 }
 

@@ -44,8 +44,7 @@ use crate::lock::{Name, Names, Token};
 use crate::rules::HEARTBEAT;
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Purpose, Reading, Snapshot,
-    Watching, Written,
+    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Snapshot, Watching, Written,
 };
 use crate::store::net::failure::silent;
 use crate::store::net::interrupt;
@@ -133,6 +132,8 @@ impl Keys {
     }
 }
 
+/// A session belongs to the token and not to the process, so nothing is known of processes. A token
+/// that is in a record after a read lives.
 impl Coordinator for Keys {
     /// The sessions of each lock that was read.
     type Seen = Vec<Sessions>;
@@ -158,11 +159,6 @@ impl Coordinator for Keys {
         Ok(Vec::new())
     }
 
-    /// Unseen: a session belongs to the token, and not to the process.
-    fn own(&self, _: &Token) -> OwnLiveness {
-        OwnLiveness::Unseen
-    }
-
     /// Revokes the leases. If etcd cannot be reached, they expire.
     fn end(&mut self, token: &Token, by: Moment) {
         self.watches = None;
@@ -184,12 +180,6 @@ impl Coordinator for Keys {
             self.leases.extend(mine.map(|session| session.lease));
         }
         Ok(snapshot)
-    }
-
-    /// Alive: a token that is still in a record after a read is. A watch reports when a session
-    /// ends later.
-    fn liveness(&mut self, _: &mut Vec<Sessions>, _: &Token) -> Liveness {
-        Liveness::Alive
     }
 
     fn commit(&mut self, seen: Vec<Sessions>, batch: Batch<'_>) -> Result<Written, Error> {

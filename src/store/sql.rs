@@ -35,8 +35,7 @@ use crate::lock::{Name, Names, Token};
 use crate::rules::{Lock, Record, millis};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Purpose, Reading, Snapshot,
-    Watching, Written,
+    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Snapshot, Watching, Written,
 };
 use crate::store::net::failure::silent;
 use crate::store::{Endurance, Error, Listener, Subscription};
@@ -195,12 +194,6 @@ impl Coordinator for Tables {
         Ok(Vec::new())
     }
 
-    fn own(&self, _: &Token) -> OwnLiveness {
-        OwnLiveness::Unseen
-    }
-
-    fn end(&mut self, _: &Token, _: Moment) {}
-
     /// Creates missing rows of locks that are about to be changed.
     fn read(&mut self, reading: &Reading<'_>) -> Result<Snapshot<Seen>, Error> {
         let (names, by) = (reading.names, reading.by);
@@ -219,10 +212,6 @@ impl Coordinator for Tables {
         let server = self.line.as_ref().map(|line| line.server);
         let seen = Seen { server, reserves: reading.purpose == Purpose::Reserve };
         Ok(Snapshot { locks: found.locks, now: found.now, seen })
-    }
-
-    fn liveness(&mut self, _: &mut Seen, _: &Token) -> Liveness {
-        Liveness::Alive
     }
 
     fn commit(&mut self, seen: Seen, batch: Batch<'_>) -> Result<Written, Error> {

@@ -7,8 +7,7 @@ use dlock::lock::{Name, Names, Token};
 use dlock::rules::{LOG_KEPT, Time};
 use dlock::store::engine::Engine;
 use dlock::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, Leases, Liveness, OwnLiveness, Purpose, Reading, Snapshot, Watching,
-    Written,
+    Batch, Coordinator, Leases, Purpose, Reading, Snapshot, Watching, Written,
 };
 use dlock::store::engine::stored_lock::{EndPart, StoredLock};
 use dlock::store::net::interrupt;
@@ -157,10 +156,6 @@ impl Coordinator for Memory {
         Ok(Vec::new())
     }
 
-    fn own(&self, _: &Token) -> OwnLiveness {
-        OwnLiveness::Unseen
-    }
-
     fn end(&mut self, token: &Token, _: Moment) {
         self.bells.remove(token);
     }
@@ -170,10 +165,6 @@ impl Coordinator for Memory {
         let now = shelf.now();
         let locks = reading.names.iter().map(|name| shelf.kept(name, reading.purpose, now));
         Ok(Snapshot { locks: locks.collect::<Result<_, _>>()?, now, seen: () })
-    }
-
-    fn liveness(&mut self, (): &mut (), _: &Token) -> Liveness {
-        Liveness::Alive
     }
 
     fn commit(&mut self, (): (), batch: Batch<'_>) -> Result<Written, Error> {
@@ -192,10 +183,6 @@ impl Coordinator for Memory {
         writes.into_iter().for_each(|(kept, value, ends)| shelf.write(&kept, value, ends));
         batch.woken.iter().for_each(|token| shelf.ring(token));
         Ok(Written::Yes)
-    }
-
-    fn keep_alive(&mut self, _: &KeepAlive<'_>, _: Moment) -> Result<bool, Error> {
-        Ok(false)
     }
 
     fn watch(&mut self, _: &Token, _: Moment) -> Watching<Infallible> {

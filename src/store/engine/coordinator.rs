@@ -45,10 +45,12 @@ pub trait Coordinator: Clone + Send {
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error>;
 
     /// This process's liveness under the token, as other processes see it.
-    fn own(&self, token: &Token) -> OwnLiveness;
+    fn own(&self, _: &Token) -> OwnLiveness {
+        OwnLiveness::Unseen
+    }
 
     /// Ends the liveness, if it is this process's own. The token holds and waits for nothing.
-    fn end(&mut self, token: &Token, by: Moment);
+    fn end(&mut self, _: &Token, _: Moment) {}
 
     /// The locks in order of name, with their whole queues, and one time for all of them, which is
     /// read before the deadlines that holders and waiters have published outside the records. Those
@@ -56,7 +58,9 @@ pub trait Coordinator: Clone + Send {
     fn read(&mut self, reading: &Reading<'_>) -> Result<Snapshot<Self::Seen>, Error>;
 
     /// Whether the owner of the token lives. Called after a read, during the same operation.
-    fn liveness(&mut self, seen: &mut Self::Seen, token: &Token) -> Liveness;
+    fn liveness(&mut self, _: &mut Self::Seen, _: &Token) -> Liveness {
+        Liveness::Alive
+    }
 
     /// Writes the changed records, all or nothing, if no lock of the batch has changed since it was
     /// read; then wakes. Only a kill or, in a directory, an error in the middle may leave just the
@@ -65,7 +69,9 @@ pub trait Coordinator: Clone + Send {
 
     /// Extends a lease, or sends a heartbeat, outside the records. Returns whether the store took
     /// it: the token still has what is extended, and others can see the new end.
-    fn keep_alive(&mut self, sign: &KeepAlive<'_>, by: Moment) -> Result<bool, Error>;
+    fn keep_alive(&mut self, _: &KeepAlive<'_>, _: Moment) -> Result<bool, Error> {
+        Ok(false)
+    }
 
     /// Watches the owner of this token; None if it cannot be watched now.
     fn watch(&mut self, token: &Token, by: Moment) -> Watching<Self::Watch>;

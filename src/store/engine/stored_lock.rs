@@ -1,6 +1,6 @@
 //! A lock as a store keeps it: the one record format. A store may keep a lock as one value
-//! ([`StoredLock::to_value`]), or as a body with one value for each waiter ([`Change::parts`]), so that a
-//! change writes no more than it must. The last ends of holds are values of their own in both, and
+//! ([`StoredLock::to_value`]), or as a body with one value for each waiter ([`Change::parts`]), so
+//! that a change writes no more than it must. The last ends of holds are values of their own in both, and
 //! are written once.
 //!
 //! Users with write access may have put anything there, so [`super::bounds`] checks all that is
@@ -86,7 +86,7 @@ pub struct EndPart {
 #[derive(Serialize, Deserialize)]
 struct Form<N, R, T> {
     format: u32,
-    /// The lock's name, in a store whose file or key does not tell it.
+    /// The lock's name. A body has an empty one: its key tells the name.
     #[serde(default)]
     name: N,
     /// When it was last written, in milliseconds since 1970.
@@ -160,9 +160,10 @@ impl StoredLock {
         self.ends == 0 && self.record == Record::default()
     }
 
-    /// The record with all waiters, as one value. `name` is written where it is not empty.
-    fn form(&self, now: Time, name: &str, record: &Record) -> Result<Vec<u8>, serde_json::Error> {
-        let (used, ends, tracked) = (now.millis(), self.ends, &self.tracked);
+    /// The record as JSON.
+    fn form(&self, now: Time, name: &str) -> Result<Vec<u8>, serde_json::Error> {
+        let Self { record, tracked, .. } = self;
+        let (used, ends) = (now.millis(), self.ends);
         serde_json::to_vec(&Form { format: FORMAT, name, used, ends, record, tracked })
     }
 
@@ -191,7 +192,7 @@ impl StoredLock {
     pub fn to_value(&mut self, now: Time) -> Result<(Vec<u8>, Vec<EndPart>), serde_json::Error> {
         self.drop_untracked();
         let ends = self.take_ends()?;
-        Ok((self.form(now, &self.name, &self.record)?, ends))
+        Ok((self.form(now, &self.name)?, ends))
     }
 }
 
@@ -235,7 +236,7 @@ impl Change {
         let gone = self.before.waiters.keys().filter(is_gone).cloned().collect();
         let (waiting, queue) =
             (std::mem::take(&mut kept.record.waiters), std::mem::take(&mut kept.record.queue));
-        let body = kept.form(now, "", &kept.record);
+        let body = kept.form(now, "");
         (kept.record.waiters, kept.record.queue) = (waiting, queue);
         Ok(Parts { body: body?, waiters, gone, ends })
     }

@@ -1,17 +1,17 @@
-//! Applies one operation to the records of several locks as if they were one. It locks the records
-//! and reads them into a [`LockTable`], removes the dead, applies the operation, writes the
-//! records, releases them, and wakes waiters and holders. The engine decides which operation.
+//! Applies one operation to the records of several locks as if they were one. It reads the records
+//! into a [`LockTable`], removes the dead, applies the operation, writes the records, and wakes
+//! waiters and holders. The engine decides which operation.
 //!
 //! *Which locks.* The locks that the caller named, and the locks that the rules asked for: whether
 //! a waiter may be granted a lock depends on all locks that it waits for. Which those are shows
 //! only while the rules run. A lock that was not read looks empty to them. Then the transaction is
-//! thrown away, all records are released, and it starts again with those locks too. A directory
+//! thrown away, and it starts again with those locks too. A directory
 //! locks in order of name, so no two processes wait for each other. A caller that only joins a
 //! queue behind others, or leaves its middle, needs its own locks only.
 //!
-//! *Without locking.* A transaction may first be tried on the records as they are
-//! ([`Transaction::look`]). If it would change nothing but what the caller publishes outside the
-//! record, as with most heartbeats and renewals, nothing more is needed.
+//! *Without writing.* A transaction may first be tried on records that were read for
+//! [`Purpose::Look`](super::Purpose::Look). If it would change nothing but what the caller publishes
+//! outside the record, as with most heartbeats and renewals, nothing more is needed.
 //!
 //! *A kill between two records.* A store writes all or nothing, unless its process is killed in
 //! between. Then the first records in order of name are changed and the others are not. That never
@@ -90,15 +90,10 @@ pub enum Look {
 }
 
 impl<'a, C: Coordinator> Transaction<'a, C> {
-    /// Reads the records of these locks and of the `related` ones.
-    pub fn open(
-        coordinator: &'a mut C,
-        names: &Names,
-        related: &BTreeSet<String>,
-        reading: Reading<'_>,
-    ) -> Result<Self, Error> {
+    /// Reads the records of these locks, and of the related ones that `reading` names.
+    pub fn open(coordinator: &'a mut C, names: &Names, reading: Reading<'_>) -> Result<Self, Error> {
         let asked = full(names);
-        let all = asked.union(related).cloned().collect();
+        let all = asked.union(reading.names).cloned().collect();
         let snapshot = coordinator.read(&Reading { names: &all, ..reading })?;
         let (mut table, mut locks) = (LockTable::default(), Vec::with_capacity(snapshot.locks.len()));
         for mut kept in snapshot.locks {
