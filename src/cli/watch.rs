@@ -15,11 +15,11 @@ Examples:
     \"stopped\", \"forced\")))'
 
 The events: waiting, left (the queue, without the lock), busy (a run without
---wait was refused; its owner is not known), granted, released, crashed (dlock
-was killed, and its guard gave the lock back), timeout (--max-run), stopped (an
-operator asked for it), superseded (by a newer run with --replace, also in the
-queue), lost, expired, forced (an operator took it away), ended (how is not
-known any more).
+--wait, or that found the queue full, was refused; its owner is not known),
+granted, released, crashed (dlock was killed, and its guard gave the lock back),
+timeout (--max-run), stopped (an operator asked for it), superseded (by a newer
+run with --replace, also in the queue), lost, expired, forced (an operator took
+it away), ended (how is not known any more).
 Without KEY, a lock that is new in the store is noticed within two seconds, or
 later if listing the store takes long. What happened to it before is shown, too.
 

@@ -132,8 +132,8 @@ impl<'a> Event<'a> {
         Self { holder, ..self }
     }
 
-    /// The number that wait, if the queue is full.
-    pub fn behind(self, waiters: Option<usize>) -> Self {
+    /// Number of waiters, if the queue is full.
+    pub fn queue_full(self, waiters: Option<usize>) -> Self {
         Self { ahead: waiters.and_then(|waiters| waiters.try_into().ok()), ..self }
     }
 

@@ -46,8 +46,10 @@ fn colour(event: &Event) -> Option<&'static str> {
 /// Who, what it runs, how long, how it ended.
 fn details(event: &Event) -> String {
     match (event.kind, event.count) {
-        (EventKind::Busy, 1) => return "1 attempt without --wait was refused".into(),
-        (EventKind::Busy, count) => return format!("{count} attempts without --wait were refused"),
+        (EventKind::Busy, 1) => return "1 attempt was refused: without --wait, or the queue was full".into(),
+        (EventKind::Busy, count) => {
+            return format!("{count} attempts were refused: without --wait, or the queue was full");
+        }
         (EventKind::Done, 1) => return "1 run was skipped: already done (--once-per)".into(),
         (EventKind::Done, count) => return format!("{count} runs were skipped: already done (--once-per)"),
         _ => {}

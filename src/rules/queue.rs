@@ -11,7 +11,7 @@ use std::time::Duration;
 
 impl LockTable {
     /// The first of these locks whose queue is full, if the caller would join it. Stale waiters at
-    /// the end of a full queue are suspended: no waiter behind them does that.
+    /// the end of a full queue are suspended here, because no waiter behind them would do it.
     pub(super) fn full_queue(
         &mut self,
         now: Time,

@@ -9,7 +9,8 @@
 //!   place. A waiter that was granted the lock is suspended too, until it confirms; if it never
 //!   does, the next waiter is granted the lock.
 //! - A waiter in the middle of the queue whose ticket is forgotten counts as before the others
-//!   until it is the head. To find it earlier, each heartbeat would have to read the whole queue.
+//!   until it is the head. On Redis, to find it earlier, each heartbeat would have to read the whole
+//!   queue.
 
 use super::answer::{Left, LoggedEnd, Outcome, Pause, Success};
 use super::operation::{Ask, End, Terms, is_not};

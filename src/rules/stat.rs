@@ -19,7 +19,7 @@ pub struct Stat {
     pub waited: Histogram,
     /// How long the lock was held; its count is the number of ends.
     pub held: Histogram,
-    /// How often a caller was refused that does not wait, or found the queue full.
+    /// Number of callers that were refused because they do not wait, or because the queue was full.
     pub busy: u64,
     /// How often `--once-per` skipped a run.
     pub done: u64,

@@ -89,7 +89,7 @@ pub struct Engine<C: Coordinator> {
     /// Woken since the last request: something has changed, so the next request goes straight to a
     /// transaction.
     is_woken: bool,
-    /// Whether this process has cleaned up, which it does once, after its first request.
+    /// Whether this process has cleaned up, which it does once, after its first acquire.
     has_cleaned_up: bool,
     watched: Watched<C::Watch>,
 }

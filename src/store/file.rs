@@ -205,7 +205,7 @@ impl Coordinator for Files {
     /// shifted to one time: that of the record with the latest offset.
     fn read(&mut self, reading: &Reading<'_>) -> Result<Snapshot<Seen>, Error> {
         self.follow()?;
-        let is_locked = matches!(reading.purpose, Purpose::Change | Purpose::Reserve);
+        let is_locked = reading.purpose.is_change();
         let (mut files, mut records) = (Vec::new(), Vec::new());
         for name in reading.names {
             let lock = || Mutex::lock(&self.directory, name, reading.by);

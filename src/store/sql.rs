@@ -200,7 +200,7 @@ impl Coordinator for Tables {
         let statements = statements(self.dialect, reading);
         let answers = self.ask_tables(&statements, by)?;
         let mut found = self.found(&answers, names)?;
-        if matches!(reading.purpose, Purpose::Change | Purpose::Reserve) {
+        if reading.purpose.is_change() {
             let missing = found.locks.iter().filter(|lock| lock.version == 0);
             let missing: Vec<&str> = missing.map(|lock| lock.name.as_str()).collect();
             if !missing.is_empty() {

@@ -142,7 +142,7 @@ impl<'a> Messages<'a> {
     pub fn busy(&self, blocker: &Blocker, tried: Tried, so: &str, status: u8) {
         let key = self.asked.key_of(blocker.at).as_str();
         let event = Event::from(What::Busy).about(key).held_by(blocker.holder.as_ref());
-        let event = event.behind(blocker.queue_full);
+        let event = event.queue_full(blocker.queue_full);
         let text = busy::busy(&self.asked, blocker, tried, so);
         self.say(
             Kind::Note,

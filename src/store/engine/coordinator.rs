@@ -149,6 +149,13 @@ pub enum Purpose {
     Reserve,
 }
 
+impl Purpose {
+    /// Whether a commit follows.
+    pub const fn is_change(self) -> bool {
+        matches!(self, Self::Change | Self::Reserve)
+    }
+}
+
 /// The locks at one time.
 #[derive(Debug)]
 pub struct Snapshot<S> {

@@ -216,14 +216,14 @@ fn other_format(format: u32) -> String {
 impl Change {
     /// The values that this change writes, where each waiter has a value of its own.
     pub fn parts(&mut self, now: Time) -> Result<Parts, serde_json::Error> {
-        let kept = &mut self.after;
-        kept.drop_untracked();
-        let ends = kept.take_ends()?;
+        let lock = &mut self.after;
+        lock.drop_untracked();
+        let ends = lock.take_ends()?;
         let is_queued =
             |record: &Record, token: &Token, ticket: u64| record.queue.contains(&(ticket, token.clone()));
         let mut waiters = Vec::new();
-        for (token, waiter) in &kept.record.waiters {
-            let is_queued_now = is_queued(&kept.record, token, waiter.ticket);
+        for (token, waiter) in &lock.record.waiters {
+            let is_queued_now = is_queued(&lock.record, token, waiter.ticket);
             let is_same = self.before.waiters.get(token).is_some_and(|before| {
                 before == waiter && is_queued(&self.before, token, before.ticket) == is_queued_now
             });
@@ -232,12 +232,12 @@ impl Change {
                 waiters.push(WaiterPart { token: token.clone(), is_queued: is_queued_now, value });
             }
         }
-        let is_gone = |token: &&Token| !kept.record.waiters.contains_key(*token);
+        let is_gone = |token: &&Token| !lock.record.waiters.contains_key(*token);
         let gone = self.before.waiters.keys().filter(is_gone).cloned().collect();
         let (waiting, queue) =
-            (std::mem::take(&mut kept.record.waiters), std::mem::take(&mut kept.record.queue));
-        let body = kept.form(now, "");
-        (kept.record.waiters, kept.record.queue) = (waiting, queue);
+            (std::mem::take(&mut lock.record.waiters), std::mem::take(&mut lock.record.queue));
+        let body = lock.form(now, "");
+        (lock.record.waiters, lock.record.queue) = (waiting, queue);
         Ok(Parts { body: body?, waiters, gone, ends })
     }
 }

@@ -69,7 +69,7 @@ pub struct Transaction<'a, C: Coordinator> {
 
 /// One lock. Its record is in `table` during the operation.
 struct Opened {
-    kept: StoredLock,
+    stored: StoredLock,
     /// The record as it was read.
     before: Record,
     /// The parts of it that decide which tokens to wake.
@@ -96,11 +96,11 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         let all = asked.union(reading.names).cloned().collect();
         let snapshot = coordinator.read(&Reading { names: &all, ..reading })?;
         let (mut table, mut locks) = (LockTable::default(), Vec::with_capacity(snapshot.locks.len()));
-        for mut kept in snapshot.locks {
-            let record = std::mem::take(&mut kept.record);
+        for mut stored in snapshot.locks {
+            let record = std::mem::take(&mut stored.record);
             let (snapshot, before) = (Snapshot::at(&record), record.clone());
-            table.records.insert(kept.name.clone(), record);
-            locks.push(Opened { kept, before, snapshot });
+            table.records.insert(stored.name.clone(), record);
+            locks.push(Opened { stored, before, snapshot });
         }
         Ok(Self {
             coordinator,
@@ -119,7 +119,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
 
     /// The locks that the rules asked for and that were not read.
     pub fn missing(&self) -> Vec<String> {
-        let is_read = |name: &String| self.locks.iter().any(|lock| lock.kept.name == *name);
+        let is_read = |name: &String| self.locks.iter().any(|lock| lock.stored.name == *name);
         self.table.records.keys().filter(|name| !is_read(name)).cloned().collect()
     }
 
@@ -130,7 +130,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         !self.is_reaped
             && table.records.len() == locks.len()
             && locks.iter().all(|lock| {
-                table.records.get_mut(&lock.kept.name).is_some_and(|now| {
+                table.records.get_mut(&lock.stored.name).is_some_and(|now| {
                     now.absence.heard = lock.before.absence.heard;
                     if let (Some(waiter), Some(before)) =
                         (now.waiters.get_mut(me), lock.before.waiters.get(me))
@@ -145,15 +145,15 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     /// Records that the token has liveness, so that others can check it from now on.
     pub fn track(&mut self, token: &Token, ttl: Duration) {
         let locks = u32::try_from(self.asked.len()).unwrap_or(u32::MAX);
-        for lock in self.locks.iter_mut().filter(|lock| self.asked.contains(&lock.kept.name)) {
-            lock.kept.tracked.insert(token.clone(), Tracked { locks, ttl: millis(ttl) });
+        for lock in self.locks.iter_mut().filter(|lock| self.asked.contains(&lock.stored.name)) {
+            lock.stored.tracked.insert(token.clone(), Tracked { locks, ttl: millis(ttl) });
         }
     }
 
     /// Records that the token's liveness has ended and can no longer be checked.
     pub fn untrack(&mut self, token: &Token) {
         for lock in &mut self.locks {
-            lock.kept.tracked.remove(token);
+            lock.stored.tracked.remove(token);
         }
     }
 
@@ -197,7 +197,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
                     self.is_reaped = true;
                     let locks = self.locks.iter_mut();
                     let known: Vec<Tracked> =
-                        locks.filter_map(|lock| lock.kept.tracked.remove(&token)).collect();
+                        locks.filter_map(|lock| lock.stored.tracked.remove(&token)).collect();
                     // While another record names the token, its liveness stays: only that shows
                     // that the token is dead.
                     if known.iter().all(|tracked| tracked.locks as usize <= known.len()) {
@@ -237,7 +237,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     }
 
     fn is_tracked(&self, token: &Token) -> bool {
-        self.locks.iter().any(|lock| lock.kept.tracked.contains_key(token))
+        self.locks.iter().any(|lock| lock.stored.tracked.contains_key(token))
     }
 
     fn is_dead(&mut self, token: &Token) -> bool {
@@ -300,7 +300,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     pub fn commit(mut self, me: Option<&Token>) -> Result<Written, Error> {
         let woken = self.tokens_to_wake(me);
         let mut changes = Vec::with_capacity(self.locks.len());
-        for Opened { kept: mut after, before, .. } in self.locks {
+        for Opened { stored: mut after, before, .. } in self.locks {
             after.record = self.table.records.remove(&after.name).unwrap_or_default();
             let is_changed = self.asked.contains(&after.name) || after.record != before;
             changes.push(Change { before, after, is_changed });
@@ -318,8 +318,8 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     /// woken: it watches the new holder, its predecessor until now.
     fn tokens_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
         let (mut woken, mut others) = (Vec::new(), Vec::new());
-        for Opened { kept, before, snapshot } in &self.locks {
-            let Some(record) = self.table.records.get(&kept.name) else { continue };
+        for Opened { stored, before, snapshot } in &self.locks {
+            let Some(record) = self.table.records.get(&stored.name) else { continue };
             let was_queued = |token: &Token| before.queue.iter().any(|(_, queued)| queued == token);
             let granted = record
                 .holds

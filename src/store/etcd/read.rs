@@ -41,7 +41,7 @@ impl Keys {
         let (kept, is_outrun) = (self.kept.take(), std::mem::take(&mut self.is_outrun));
         // A serializable read is the asked member's own state, which may lag behind. Then the write
         // that follows fails. Any other read is linearizable.
-        let is_for_write = matches!(reading.purpose, Purpose::Change | Purpose::Reserve);
+        let is_for_write = reading.purpose.is_change();
         let serializable = is_for_write && !is_outrun && kept.is_none();
         let mut ranges = Vec::new();
         for name in reading.names {

@@ -72,7 +72,7 @@ pub(super) struct Draft<'d> {
 enum How {
     /// Written over the old record, which has this file.
     Over(File, Vec<u8>),
-    /// In a second file, which has more than a page, or else is not needed any more.
+    /// Written to a second file, which is removed afterwards if the record is not longer than a page.
     Beside { is_long: bool },
     /// There is nothing to keep.
     Remove,
@@ -89,7 +89,7 @@ impl<'d> Draft<'d> {
     ) -> Result<Self, Error> {
         if content.len() as u64 > RECORD_MOST {
             return Err(Error::Unavailable(format!(
-                "{}: a lock has too many holders and waiters; try again when some have left",
+                "{}: the lock has too many holders and waiters; try again when some have left",
                 directory.shown(),
             )));
         }

@@ -45,8 +45,8 @@ const LOOKS: (u32, Duration) = (20, Duration::from_millis(1));
 /// The first line of a record file.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Header {
-    /// Of all other values. It is not checked if it is zero, as somebody may set it who changes the
-    /// record by hand.
+    /// Checksum of the other values and the body. Zero is not checked: an operator who edits the
+    /// record by hand may set it.
     sum: u64,
     /// Greater after every change.
     version: u64,
@@ -126,7 +126,7 @@ impl RecordFile {
         purpose: Purpose,
         boot: &Boot,
     ) -> Result<Self, Error> {
-        let is_locked = matches!(purpose, Purpose::Change | Purpose::Reserve);
+        let is_locked = purpose.is_change();
         let flags = if is_locked { OFlags::RDWR } else { OFlags::RDONLY };
         let doing = "read the record of the lock";
         let absent =

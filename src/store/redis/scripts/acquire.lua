@@ -2,7 +2,7 @@
 -- LockTable::acquire).
 -- Argument: token, ttl, min_hold, owner, mode, patience ('none' or 'queue'), terms {once_per,
 --        replaces, stays}, waited (how long it has asked), connection (to wake), again (whether it
---        has asked before), queue_max (most waiters of a lock), prefix of the locks' names. Times in
+--        has asked before), has_waited (whether it has had a place in the queue), queue_max (most waiters of a lock), prefix of the locks' names. Times in
 --        ms.
 -- Replies: granted {fence, waited, slot} · waiting {ahead, next, blocker} · busy {at, queue_full (how
 --        many wait, if it is refused because of that), blocker…} · done {at, success, ago, due} ·
@@ -28,7 +28,7 @@ local function place_of(locks)
 end
 
 -- The index of the first lock whose queue is full. Stale waiters at the end of a full queue are
--- suspended: no waiter behind them does that.
+-- suspended here, because no waiter behind them would do it.
 local function full_queue(locks, work)
   for at, lock in ipairs(locks) do
     while redis.call('ZCARD', lock.QUEUE) >= arg.queue_max do
