@@ -45,6 +45,7 @@ use crate::rules::HEARTBEAT;
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Snapshot, Watching, Written,
+    is_chosen_to_clean_up,
 };
 use crate::store::net::failure::silent;
 use crate::store::net::interrupt;
@@ -64,8 +65,6 @@ pub use client::Target;
 
 /// First pause after a failed watch. It doubles with each further failure, up to [`HEARTBEAT`].
 const WATCH_RETRY: Duration = Duration::from_millis(25);
-/// One in this many first requests cleans up old records.
-const CLEANS_UP_EVERY: u32 = 512;
 
 /// A store in an etcd cluster.
 pub type EtcdStore = Engine<Keys>;
@@ -248,7 +247,7 @@ impl Coordinator for Keys {
     }
 
     fn clean_up(&mut self, by: Moment) {
-        if getrandom::u32().is_ok_and(|chance| chance % CLEANS_UP_EVERY == 0) {
+        if is_chosen_to_clean_up() {
             self.remove_old(by).ok();
         }
     }

@@ -36,6 +36,7 @@ use crate::rules::{Lock, Record, millis};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Snapshot, Watching, Written,
+    is_chosen_to_clean_up,
 };
 use crate::store::net::failure::silent;
 use crate::store::{Endurance, Error, Listener, Subscription};
@@ -55,8 +56,6 @@ use waiting::POLL;
 
 /// Time between a write that others see early and the statement that waits for the disk.
 const SECURE_AFTER: Duration = Duration::from_millis(5);
-/// One of this many first acquires deletes rows that are too old.
-const CLEANS_UP_EVERY: u32 = 512;
 
 /// A store in a database.
 pub type SqlStore = Engine<Tables>;
@@ -298,7 +297,7 @@ impl Coordinator for Tables {
     }
 
     fn clean_up(&mut self, by: Moment) {
-        if getrandom::u32().is_ok_and(|chance| chance % CLEANS_UP_EVERY == 0) {
+        if is_chosen_to_clean_up() {
             self.ask(&self.dialect.clean_up(), Again::No, by).ok();
         }
     }

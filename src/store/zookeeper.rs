@@ -50,11 +50,10 @@ use crate::lock::{Name, Names, Token};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Reading, Snapshot, Watching,
-    Written,
+    Written, is_chosen_to_clean_up,
 };
 use crate::store::{Endurance, Error, Listener, Subscription};
 use ask::Again;
-use cleanup::CLEANS_UP_EVERY;
 use jute::{Answer, Ask, Code};
 use life::Life;
 use read::Seen;
@@ -271,7 +270,7 @@ impl Coordinator for Znodes {
     }
 
     fn clean_up(&mut self, by: Moment) {
-        if getrandom::u32().is_ok_and(|chance| chance % CLEANS_UP_EVERY == 0) {
+        if is_chosen_to_clean_up() {
             self.sweep(by).ok();
         }
     }

@@ -107,6 +107,12 @@ pub trait Coordinator: Clone + Send {
     }
 }
 
+/// Whether this process cleans up a server: one in 512 does.
+#[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
+pub fn is_chosen_to_clean_up() -> bool {
+    getrandom::u32().is_ok_and(|chance| chance % 512 == 0)
+}
+
 /// What extends a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leases {

@@ -7,8 +7,7 @@ use crate::clock::Moment;
 use crate::rules::{Time, millis};
 use crate::store::engine::stored_lock::StoredLock;
 
-/// One in this many first requests cleans up, and looks at up to [`CLEANS_UP_MOST`] locks.
-pub(super) const CLEANS_UP_EVERY: u32 = 512;
+/// Most locks that one clean-up looks at.
 const CLEANS_UP_MOST: usize = 64;
 
 impl Znodes {
