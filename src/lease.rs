@@ -186,7 +186,7 @@ impl Lease {
             on_renewed: Box::new(on_renewed),
             reports: say,
             has_report: EventFd::new()?,
-            over: EventFd::new()?,
+            stop_listening: EventFd::new()?,
             listens: AtomicBool::new(false),
         });
         let main_work = RefCell::new(MainWork::Acquire(Box::new(Progress::begin())));
@@ -261,9 +261,9 @@ impl Lease {
     /// The current views of the locks, to tell why the hold ended or must end. Shorter or empty if
     /// the store does not answer soon: no job depends on it.
     pub fn views(&self) -> Vec<View> {
-        let Keeper { stores, request, .. } = &*self.keeper;
+        let request = &self.keeper.request;
         let by = Moment::now().after(request.op_timeout.min(EXPLAINED_WITHIN));
-        let Ok(mut store) = stores.lock_by(by) else { return Vec::new() };
+        let Ok(mut store) = self.keeper.claim(by) else { return Vec::new() };
         let views = request.names.iter().map_while(|name| store.inspect(name, by).ok()).collect::<Vec<_>>();
         if views.len() < request.names.as_slice().len() {
             store.reset();
@@ -274,9 +274,9 @@ impl Lease {
     /// Records a refusal at one of the locks. `at`: index in the request's names. Errors are
     /// ignored: nothing depends on it.
     pub fn note(&self, at: usize, refusal: &Refusal) {
-        let Keeper { stores, request, .. } = &*self.keeper;
+        let request = &self.keeper.request;
         let by = Moment::now().after(request.op_timeout.min(EXPLAINED_WITHIN));
-        if let (Some(name), Ok(mut store)) = (request.names.as_slice().get(at), stores.lock_by(by)) {
+        if let (Some(name), Ok(mut store)) = (request.names.as_slice().get(at), self.keeper.claim(by)) {
             let _nothing_depends_on_it = store.refuse(name, refusal, by);
         }
     }
@@ -296,9 +296,9 @@ impl Lease {
     /// a renewal that is under way. If replicas do not acknowledge, it takes up to 5 s.
     pub fn give_back(&self, end: &End) -> Result<Left, Error> {
         self.abandon();
-        let Keeper { stores, request, .. } = &*self.keeper;
+        let request = &self.keeper.request;
         let by = Moment::now().after(request.op_timeout);
-        let mut store = stores.lock_by(by)?;
+        let mut store = self.keeper.claim(by)?;
         let left = give_back(&mut **store, &request.names, &request.ask.token, end, by)?;
         drop(store);
         self.hang_up();
@@ -307,8 +307,8 @@ impl Lease {
 
     /// Closes the connections properly; when the process ends they would just break.
     fn hang_up(&self) {
-        let Keeper { stores, over, listens, .. } = &*self.keeper;
-        over.notify();
+        let Keeper { stores, stop_listening, listens, .. } = &*self.keeper;
+        stop_listening.notify();
         stores.reset();
         let by = Moment::now().after(HANGS_UP_WITHIN);
         while listens.load(Ordering::Acquire) && !by.passed() {

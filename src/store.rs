@@ -71,6 +71,12 @@ pub trait Store: Send {
     /// answers [`Renewal::Asked`], and its [`Subscription`] wakes it for that.
     fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error>;
 
+    /// Sleeps on the store's own connection until the holder has a [request](Store::request) (true)
+    /// or until `until` (false). None if the holder needs a [`Subscription`] for that.
+    fn listen_as_holder(&mut self, _: &Names, _: &Token, _until: Moment) -> Option<Result<bool, Error>> {
+        None
+    }
+
     /// Wakes the [`Subscription`] of `token` on each change of the lock, for
     /// [`crate::rules::WATCH_KEPT`].
     fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error>;

@@ -2,7 +2,7 @@
 //! request comes from an operator, or from a newer run with `--replace`.
 
 use super::event_fd::EventFd;
-use super::stores::Stores;
+use super::stores::{InUse, Stores};
 use super::{Asker, Loss, Report, Request};
 use crate::clock::{self, Moment};
 use crate::rules::Renewal;
@@ -23,6 +23,8 @@ mod renewal;
 pub const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
 /// Pause before a failed subscription is used again.
 const BACKOFF: Duration = Duration::from_secs(1);
+/// Pause in listening, in which the main thread takes the store.
+const YIELD: Duration = Duration::from_millis(10);
 /// From this many failures in a row on, failures are reported. A single one is not: often the next
 /// attempt succeeds.
 const WORTH_SAYING: u32 = 2;
@@ -36,8 +38,8 @@ pub struct Keeper {
     pub reports: Sender<Report>,
     /// Readable when there is a report.
     pub has_report: EventFd,
-    /// Readable when the hold is over: listening then ends.
-    pub over: EventFd,
+    /// Readable when listening must end: the hold is over, or the main thread wants the store.
+    pub stop_listening: EventFd,
     /// Whether the lease thread has a connection to listen on.
     pub listens: AtomicBool,
 }
@@ -207,24 +209,49 @@ impl Keeper {
         if listening.listens_at > Moment::now() {
             clock::sleep_until(until.min(listening.listens_at));
         }
-        if listening.subscription.is_none() && !until.passed() {
-            let (names, token) = (&self.request.names, &self.request.ask.token);
-            listening.subscription =
-                self.stores.lock().subscribe(names.as_slice(), token, Listener::Holder).ok();
-            self.listens.store(listening.subscription.is_some(), Ordering::Release);
-        }
         // The subscription of some stores does not fail on an interrupt, but returns early.
         while !until.passed() && !self.stores.is_closed() {
-            let Some(subscription) = &mut listening.subscription else { return clock::sleep_until(until) };
-            match interrupt::unless(self.over.as_fd(), || subscription.sleep(until)) {
+            match interrupt::unless(self.stop_listening.as_fd(), || self.hear(listening, until)) {
                 Some(Ok(true)) => return,
                 None if self.stores.is_closed() => return,
-                // `over` is readable only after the close, so it could not be checked. The next
-                // renewal brings any request.
-                None => return clock::sleep_until(until),
+                None => {
+                    self.stop_listening.drain();
+                    clock::sleep(YIELD);
+                }
                 Some(Ok(false)) => {}
                 Some(Err(_)) => clock::sleep_until(until.min(Moment::now().after(BACKOFF))),
             }
         }
+    }
+
+    /// The current store, for the main thread, which waits for it up to `by`.
+    pub fn claim(&self, by: Moment) -> Result<InUse<'_>, Error> {
+        if self.stores.try_lock().is_none() {
+            self.stop_listening.notify();
+        }
+        self.stores.lock_by(by)
+    }
+
+    /// Sleeps until `until` (false) or until something is heard (true): on the store's connection
+    /// if the store can, else on a subscription.
+    fn hear(&self, listening: &mut Listening, until: Moment) -> Result<bool, Error> {
+        let subscription = match &mut listening.subscription {
+            Some(subscription) => subscription,
+            none => {
+                let (names, token) = (&self.request.names, &self.request.ask.token);
+                // An attempt to renew that got no answer still uses its connection.
+                let Some(mut store) = self.stores.try_lock() else {
+                    interrupt::sleep_until(until.min(Moment::now().after(BACKOFF)));
+                    return Ok(false);
+                };
+                if let Some(heard) = store.listen_as_holder(names, token, until) {
+                    return heard;
+                }
+                let subscription = store.subscribe(names.as_slice(), token, Listener::Holder)?;
+                self.listens.store(true, Ordering::Release);
+                none.insert(subscription)
+            }
+        };
+        subscription.sleep(until)
     }
 }

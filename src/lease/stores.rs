@@ -48,10 +48,23 @@ impl Stores {
         self.stores[index % self.stores.len()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The current store, if no thread uses it.
+    pub fn try_lock(&self) -> Option<InUse<'_>> {
+        self.try_lock_at(self.current())
+    }
+
+    fn try_lock_at(&self, index: usize) -> Option<InUse<'_>> {
+        match self.stores[index % self.stores.len()].try_lock() {
+            Ok(store) => Some(store),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Whether no thread uses the current store.
     #[cfg(test)]
     pub fn is_free(&self) -> bool {
-        self.stores[self.current()].try_lock().is_ok()
+        self.try_lock().is_some()
     }
 
     /// Waits until the store is free. If there are two, waits up to `by` until one of them is; for
@@ -63,10 +76,8 @@ impl Stores {
             let current = self.current();
             let others = if half.passed() { self.stores.len() } else { 1 };
             for index in (0..others).map(|offset| (current + offset) % self.stores.len()) {
-                match self.stores[index].try_lock() {
-                    Ok(store) => return Ok(store),
-                    Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
-                    Err(TryLockError::WouldBlock) => {}
+                if let Some(store) = self.try_lock_at(index) {
+                    return Ok(store);
                 }
             }
             if by.passed() {

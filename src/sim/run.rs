@@ -153,7 +153,7 @@ impl Main {
             },
             reports: say,
             has_report: EventFd::new().expect("a descriptor"),
-            over: EventFd::new().expect("a descriptor"),
+            stop_listening: EventFd::new().expect("a descriptor"),
             listens: AtomicBool::new(false),
         });
         let (of_thread, store) = (Arc::clone(&keeper), self.store(task));

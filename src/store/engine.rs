@@ -586,6 +586,16 @@ impl<C: Coordinator> Store for Engine<C> {
         Ok(self.coordinator.subscribe(names, &self.coordinator.stored(token), listener))
     }
 
+    fn listen_as_holder(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        until: Moment,
+    ) -> Option<Result<bool, Error>> {
+        let token = self.coordinator.stored(token);
+        self.coordinator.listen_as_holder(names, &token, until)
+    }
+
     fn forget(&mut self, name: &Name, by: Moment) -> Result<bool, Error> {
         self.transact(&name.clone().into(), None, Look::Heads, None, by, |transaction| {
             transaction.table.forget_success(transaction.now, name)

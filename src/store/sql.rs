@@ -24,6 +24,7 @@ mod pipe;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod probe;
+mod remembered;
 mod row;
 mod servers;
 mod statement;
@@ -42,10 +43,12 @@ use crate::store::net::failure::silent;
 use crate::store::{Endurance, Error, Listener, Subscription};
 pub use link::Target;
 use link::{Answer, Failure, Link};
+use remembered::{Clock, Remembered};
 use row::Found;
 use servers::{Again, Line};
 use statement::{Dialect, Write};
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -86,12 +89,16 @@ pub struct Tables {
     mine: Option<Token>,
     /// Whether the server allows advisory locks.
     has_advisory_locks: bool,
+    remembered: Option<Remembered>,
 }
 
 /// How the records were read.
 pub struct Seen {
-    /// Index of the server. The operation decides by its clock.
-    server: Option<usize>,
+    /// The clock that the operation decides by.
+    clock: Option<Clock>,
+    /// If the locks were not read but [remembered]: which times of the server's clock the write is
+    /// good for, in microseconds since 1970.
+    within: Option<RangeInclusive<u64>>,
     /// Whether this process has reserved the locks.
     reserves: bool,
 }
@@ -100,14 +107,14 @@ impl Clone for Tables {
     /// The clone has no connection: a connection belongs to the process that made it.
     fn clone(&self) -> Self {
         let (target, server, mine) = (Arc::clone(&self.target), Arc::clone(&self.server), self.mine.clone());
-        Self { target, server, mine, line: None, ..*self }
+        Self { target, server, mine, line: None, remembered: None, ..*self }
     }
 }
 
 impl Tables {
     fn new(target: Target, dialect: &'static dyn Dialect) -> Self {
-        let (server, line, mine) = Default::default();
-        Self { target: Arc::new(target), dialect, server, line, mine, has_advisory_locks: true }
+        let (server, line, mine, remembered) = Default::default();
+        Self { target: Arc::new(target), dialect, server, line, mine, has_advisory_locks: true, remembered }
     }
 
     /// Deadline of a request that has none of its own.
@@ -195,7 +202,11 @@ impl Coordinator for Tables {
 
     /// Creates missing rows of locks that are about to be changed.
     fn read(&mut self, reading: &Reading<'_>) -> Result<Snapshot<Seen>, Error> {
+        if let Some(remembered) = self.recall(reading) {
+            return Ok(remembered);
+        }
         let (names, by) = (reading.names, reading.by);
+        let mut sent = Moment::now();
         let statements = statements(self.dialect, reading);
         let answers = self.ask_tables(&statements, by)?;
         let mut found = self.found(&answers, names)?;
@@ -204,29 +215,32 @@ impl Coordinator for Tables {
             let missing: Vec<&str> = missing.map(|lock| lock.name.as_str()).collect();
             if !missing.is_empty() {
                 let begun = [vec![self.dialect.begin(&missing)], statements].concat();
+                sent = Moment::now();
                 let answers = self.ask(&begun, Again::Yes, by)?;
                 found = self.found(&answers, names)?;
             }
         }
-        let server = self.line.as_ref().map(|line| line.server);
-        let seen = Seen { server, reserves: reading.purpose == Purpose::Reserve };
+        let clock = self.line.as_ref().map(|line| Clock { server: line.server, read: found.now, sent });
+        let seen = Seen { clock, within: None, reserves: reading.purpose == Purpose::Reserve };
         Ok(Snapshot { locks: found.locks, now: found.now, seen })
     }
 
     fn commit(&mut self, seen: Seen, batch: Batch<'_>) -> Result<Written, Error> {
         // Another server has another clock.
-        if self.target.has_standbys() && self.line.as_ref().map(|line| line.server) != seen.server {
+        let server = seen.clock.map(|clock| clock.server);
+        if self.target.has_standbys() && self.line.as_ref().map(|line| line.server) != server {
             return Ok(Written::Conflict);
         }
-        let (by, wants) = (batch.by, self.wants_advisory_lock(&batch));
-        let write = Write::of(batch, seen.reserves)
-            .map_err(|why| Error::Garbled(format!("{}: {why}", self.target.shown)))?;
+        let (me, by, wants) = (batch.me, batch.by, self.wants_advisory_lock(&batch));
+        let (mut write, left) =
+            Write::of(batch).map_err(|why| Error::Garbled(format!("{}: {why}", self.target.shown)))?;
+        (write.reserves, write.within) = (seen.reserves, seen.within);
         match self.ask_with_advisory_lock(self.dialect.write(&write), wants, Again::No, by) {
             Ok(answers) => {
-                let is_done = answers.last().and_then(|answer| answer.rows.last()?.first()?.clone());
-                if is_done.as_deref() != Some(b"1") {
+                if !answers.last().is_some_and(|answer| self.dialect.is_written(answer)) {
                     return Ok(Written::Conflict);
                 }
+                self.remembered = me.zip(seen.clock).and_then(|(me, clock)| Remembered::of(me, left, clock));
                 if let Some(behind) = self.dialect.behind(&write) {
                     self.tell(behind, by);
                 }
@@ -284,8 +298,18 @@ impl Coordinator for Tables {
         }))
     }
 
-    fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription> {
-        Box::new(RequestSubscription::new(self.clone(), names, token, listener))
+    fn listen_as_holder(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        until: Moment,
+    ) -> Option<Result<bool, Error>> {
+        Some(Ok(self.sleep_as_holder(names, token, until)))
+    }
+
+    /// Only for a watcher, because a holder listens on the connection that it renews on.
+    fn subscribe(&self, names: &[Name], token: &Token, _: Listener) -> Box<dyn Subscription> {
+        Box::new(RequestSubscription::new(self.clone(), names, token))
     }
 
     fn list(&mut self, by: Moment) -> Result<Vec<Result<String, Error>>, Error> {

@@ -62,7 +62,7 @@ fn a_waiter_that_gives_up_reports_whom_it_asked(backend: Backend) {
     let stubborn = "trap '' TERM; echo up >> log; until [ -e end ]; do sleep 0.02; done";
     let holder = world.run("k", &["--grace", "1m", "-t", "2m"], stubborn).any_stderr().spawn();
     world.wait_for_log("up");
-    let said = world.run("k", &["--replace", "-w", "2s"], "true").status(75).any_stderr().run().stderr;
+    let said = world.run("k", &["--replace", "-w", "6s"], "true").status(75).any_stderr().run().stderr;
     assert!(
         said.contains(", asked to stop by ") && said.contains("a newer run (--replace); the command did not"),
         "{said}"

@@ -89,6 +89,11 @@ pub trait Coordinator: Clone + Send {
         until: Moment,
     ) -> Result<bool, Error>;
 
+    /// See [`crate::store::Store::listen_as_holder`].
+    fn listen_as_holder(&mut self, _: &Names, _: &Token, _until: Moment) -> Option<Result<bool, Error>> {
+        None
+    }
+
     /// A subscription to what wakes the owner of `token`, which holds or watches these locks.
     fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription>;
 

@@ -17,7 +17,7 @@
 
 use super::row::hex;
 use super::statement::{self, Dialect, RESERVED, RESERVED_MOST, Write, join};
-use super::{Failure, Link, Target};
+use super::{Answer, Failure, Link, Target};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::{HISTORY_KEPT, LOG_KEPT};
@@ -124,7 +124,7 @@ impl Dialect for Mysql {
     /// Locks the rows of all locks that were read. If each still has the version that was read,
     /// writes all rows, otherwise none.
     fn write(&self, write: &Write) -> String {
-        let open = if write.reserves { String::new() } else { format!(" AND {}", is_open()) };
+        let open = write.condition(&is_open(), NOW);
         let read = write.read.iter().map(|(name, version)| {
             let name = self.bytes(name.as_bytes());
             format!("kind = 0 AND name = {name} AND id = x'' AND version = {version}{open}")
@@ -136,13 +136,16 @@ impl Dialect for Mysql {
         format!(
             "{right}INSERT INTO dlock_locks ({COLUMNS}) WITH v ({COLUMNS}) AS ({}) SELECT v.* FROM v JOIN \
              (SELECT COUNT(*) AS n FROM {TABLE} WHERE {} FOR UPDATE) AS c \
-             WHERE c.n = {} ON DUPLICATE KEY UPDATE {}; \
-             SELECT ROW_COUNT() > 0",
+             WHERE c.n = {} ON DUPLICATE KEY UPDATE {}",
             self.rows(write).join(" UNION ALL "),
             read.collect::<Vec<_>>().join(" OR "),
             write.read.len(),
             join(change_to.iter().map(|column| format!("{column} = v.{column}")))
         )
+    }
+
+    fn is_written(&self, answer: &Answer) -> bool {
+        answer.changed > 0
     }
 
     /// Apart from the write, because the write would have to wait for the disk once more.

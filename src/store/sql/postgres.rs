@@ -6,7 +6,7 @@
 
 use super::row::hex;
 use super::statement::{self, Dialect, NewLock, RESERVED, RESERVED_MOST, Write, join};
-use super::{Failure, Link, Target};
+use super::{Answer, Failure, Link, Target};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::{HISTORY_KEPT, LOG_KEPT};
@@ -91,7 +91,7 @@ impl Dialect for Postgres {
     /// One statement. Locks the rows of all locks that were read. If each still has the version
     /// that was read, writes everything, otherwise nothing.
     fn write(&self, write: &Write) -> String {
-        let open = if write.reserves { String::new() } else { format!(" AND {}", is_open()) };
+        let open = write.condition(&is_open(), NOW);
         let read = write.read.iter().map(|(name, version)| {
             format!("name = {} AND version = {version}{open}", self.bytes(name.as_bytes()))
         });
@@ -117,6 +117,10 @@ impl Dialect for Postgres {
         };
         let early = if is_seen_early(write) { "SET LOCAL synchronous_commit TO off; " } else { "" };
         format!("{early}WITH {} SELECT (SELECT pg_catalog.count(*) FROM go), {told}", parts.join(", "))
+    }
+
+    fn is_written(&self, answer: &Answer) -> bool {
+        answer.rows.last().and_then(|row| row.first()?.as_deref()) == Some(b"1")
     }
 
     fn secure(&self, write: &Write) -> Option<String> {

@@ -121,10 +121,10 @@ impl Tables {
         let list = self.dialect.bytes(name.as_bytes());
         let write = Write {
             read: vec![(name.clone(), version)],
-            reserves: false,
             used: read.now.millis(),
             locks: vec![NewLock { name, version: version + 1, is_kept: false, parts }],
             woken: vec![token.clone()],
+            ..Write::default()
         };
         let mut statements: Vec<String> = self.dialect.wake_channel(&token).into_iter().collect();
         statements.push(self.dialect.write(&write));

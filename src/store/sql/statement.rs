@@ -2,14 +2,15 @@
 //! comes from a user goes into a statement as hexadecimal digits, so none of it can be taken for
 //! SQL.
 
-use super::link::{Link, Target};
+use super::link::{Answer, Link, Target};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
 use crate::store::engine::coordinator::Batch;
-use crate::store::engine::stored_lock::Parts;
+use crate::store::engine::stored_lock::{Parts, StoredLock};
 use crate::store::net::Address;
 use ring::digest::{SHA256, digest};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// How long a reservation of a lock lasts, in milliseconds: a few round trips.
@@ -26,6 +27,8 @@ pub struct Write {
     pub read: Vec<(String, u64)>,
     /// Whether to write even if another process has [reserved](Dialect::reserve) one of the locks.
     pub reserves: bool,
+    /// If set, writes only while the server's clock, in microseconds since 1970, is one of these.
+    pub within: Option<RangeInclusive<u64>>,
     /// The time of the write, in milliseconds since 1970.
     pub used: u64,
     pub locks: Vec<NewLock>,
@@ -45,10 +48,11 @@ pub struct NewLock {
 }
 
 impl Write {
-    /// The write that takes the locks of a batch to their new state.
-    pub fn of(batch: Batch<'_>, reserves: bool) -> Result<Self, serde_json::Error> {
+    /// The write that takes the locks of a batch to their new state, and the locks as it leaves
+    /// them.
+    pub fn of(batch: Batch<'_>) -> Result<(Self, Vec<StoredLock>), serde_json::Error> {
         let (used, woken) = (batch.now.millis(), batch.woken.to_vec());
-        let mut write = Self { reserves, used, woken, ..Self::default() };
+        let (mut write, mut left) = (Self { used, woken, ..Self::default() }, Vec::new());
         for mut change in batch.changes {
             let (name, version) = (change.after.name.clone(), change.after.version);
             write.read.push((name.clone(), version));
@@ -57,10 +61,22 @@ impl Write {
                 change.after.tracked.clear();
                 let parts = change.parts(batch.now)?;
                 let is_kept = !change.after.is_empty();
+                change.after.version += 1;
                 write.locks.push(NewLock { name, version: version + 1, is_kept, parts });
             }
+            left.push(change.after);
         }
-        Ok(write)
+        Ok((write, left))
+    }
+
+    /// The condition that a row may be written, besides its version. `open` is the condition that
+    /// nobody has reserved it, and `now` the server's time.
+    pub fn condition(&self, open: &str, now: &str) -> String {
+        let open = if self.reserves { String::new() } else { format!(" AND {open}") };
+        match &self.within {
+            Some(within) => format!("{open} AND {now} BETWEEN {} AND {}", within.start(), within.end()),
+            None => open,
+        }
     }
 }
 
@@ -94,8 +110,10 @@ pub trait Dialect: Send + Sync {
     /// the rows must not be locked while the queue is sent, because the client may have stopped.
     fn reserve(&self, names: &str) -> String;
 
-    /// Writes. Returns 1 in the last row if it was written.
     fn write(&self, write: &Write) -> String;
+
+    /// Whether the last answer to a [write](Dialect::write) says that it was done.
+    fn is_written(&self, answer: &Answer) -> bool;
 
     /// A statement to run some time after a successful write. Nobody waits for it, and it may be
     /// lost.

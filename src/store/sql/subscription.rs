@@ -1,75 +1,62 @@
-//! Wakes a holder or a watcher in a database: by a notification on a connection of its own, or by
-//! polling.
+//! Tells a holder or a watcher that something has happened: by a notification, or by polling where
+//! there are none. A holder listens on the connection that it renews on.
 
 use super::Tables;
 use super::link::Row;
 use super::servers::Again;
 use crate::clock::Moment;
-use crate::lock::{Name, Token};
+use crate::lock::{Name, Names, Token};
 use crate::rules::Phase;
 use crate::store::engine::coordinator::{Coordinator, Purpose, Reading};
 use crate::store::engine::stored_lock::StoredLock;
 use crate::store::net::interrupt;
-use crate::store::{Error, Listener, Subscription};
+use crate::store::{Error, Subscription};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Pause after a subscription failed. Also the interval at which a holder polls if there are no
-/// notifications; a watcher polls four times as often.
+/// Pause after a connection failed.
 const BACKOFF: Duration = Duration::from_secs(1);
+/// How often a holder polls if there are no notifications. Each poll is a request, and a server may
+/// have hundreds of holders.
+const HOLDER_POLLS: Duration = Duration::from_secs(4);
+/// How often a watcher polls if there are no notifications.
+const WATCHER_POLLS: Duration = Duration::from_millis(250);
 
-/// A subscription on a connection of its own.
+/// A watcher's subscription, on a connection of its own.
 pub(super) struct RequestSubscription {
     tables: Tables,
     names: BTreeSet<String>,
     token: Token,
-    listener: Listener,
     /// The versions that were last read, for polling.
     seen: Vec<Row>,
     backoff_until: Moment,
 }
 
 impl RequestSubscription {
-    pub(super) fn new(tables: Tables, names: &[Name], token: &Token, listener: Listener) -> Self {
+    pub(super) fn new(tables: Tables, names: &[Name], token: &Token) -> Self {
         let names = names.iter().map(|name| name.as_str().to_owned()).collect();
         let (seen, backoff_until) = (Vec::new(), Moment::now());
-        Self { tables, names, token: token.clone(), listener, seen, backoff_until }
+        Self { tables, names, token: token.clone(), seen, backoff_until }
     }
 
     fn wait(&mut self, until: Moment) -> Result<bool, Error> {
         let by = self.tables.soon().min(until);
         if self.tables.line.is_none() {
             // The first read shows whether there is a pooler in between.
-            self.is_news(by)?;
+            let (names, me, purpose) = (&self.names, Some(&self.token), Purpose::Look);
+            self.tables.read(&Reading { names, me, lease: None, purpose, by })?;
             self.tables.listen(&self.token, by)?;
             // A later change sends a notification or changes a version.
             self.has_changed(by)?;
-            if self.is_news(by)? {
-                return Ok(true);
-            }
+            return Ok(true);
         }
         let Some(line) = &mut self.tables.line else { return Ok(false) };
         if line.listens {
             return Ok(line.link.listen(until)?);
         }
-        let pace = match self.listener {
-            Listener::Holder => BACKOFF,
-            Listener::Watcher => BACKOFF / 4,
-        };
-        line.link.listen(Moment::now().after(pace).min(until))?;
+        line.link.listen(Moment::now().after(WATCHER_POLLS).min(until))?;
         let by = self.tables.soon().min(until);
-        Ok(!until.passed() && self.has_changed(by)? && self.is_news(by)?)
-    }
-
-    /// Whether there may be news. For a holder: it no longer holds, or was asked to end.
-    fn is_news(&mut self, by: Moment) -> Result<bool, Error> {
-        let (names, me, purpose) = (&self.names, Some(&self.token), Purpose::Look);
-        let read = self.tables.read(&Reading { names, me, lease: None, purpose, by })?;
-        let hold = |lock: &StoredLock| {
-            lock.record.holds.get(&self.token).map(|hold| (hold.phase, hold.asked.is_some()))
-        };
-        let is_held = read.locks.iter().all(|lock| hold(lock) == Some((Phase::Held, false)));
-        Ok(self.listener == Listener::Watcher || !is_held)
+        Ok(!until.passed() && self.has_changed(by)?)
     }
 
     /// Whether a version has changed since the last call.
@@ -100,5 +87,53 @@ impl Subscription for RequestSubscription {
             }
         }
         Ok(false)
+    }
+}
+
+impl Tables {
+    /// Sleeps until the holder is asked to end or has lost the locks (true), or until `until`
+    /// (false). A connection that breaks is a reason to renew soon, on a new one.
+    pub(super) fn sleep_as_holder(&mut self, names: &Names, token: &Token, until: Moment) -> bool {
+        while !until.passed() && !interrupt::is_raised() {
+            match self.listen_for_request(names, token, until) {
+                Ok(true) => return true,
+                Ok(false) => {}
+                Err(_) => {
+                    self.reset();
+                    interrupt::sleep_until(until.min(Moment::now().after(BACKOFF)));
+                    return !until.passed();
+                }
+            }
+        }
+        false
+    }
+
+    fn listen_for_request(&mut self, names: &Names, token: &Token, until: Moment) -> Result<bool, Error> {
+        // The next renewal connects.
+        let Some(line) = &mut self.line else {
+            interrupt::sleep_until(until);
+            return Ok(false);
+        };
+        if line.listens {
+            return Ok(line.link.listen(until)?);
+        }
+        if self.listen(token, self.soon().min(until))? {
+            // A request before the subscription sent no notification.
+            return self.has_request(names, token, until);
+        }
+        let Some(line) = &mut self.line else { return Ok(false) };
+        line.link.listen(Moment::now().after(HOLDER_POLLS).min(until))?;
+        Ok(!until.passed() && !interrupt::is_raised() && self.has_request(names, token, until)?)
+    }
+
+    /// Whether the holder no longer holds all of the locks, or was asked to end.
+    fn has_request(&mut self, names: &Names, token: &Token, until: Moment) -> Result<bool, Error> {
+        let (names, by) =
+            (names.iter().map(|name| name.as_str().to_owned()).collect(), self.soon().min(until));
+        let reading = Reading { names: &names, me: Some(token), lease: None, purpose: Purpose::Look, by };
+        let read = self.read(&reading)?;
+        let hold =
+            |lock: &StoredLock| lock.record.holds.get(token).map(|hold| (hold.phase, hold.asked.is_some()));
+        Ok(!read.locks.iter().all(|lock| hold(lock) == Some((Phase::Held, false))))
     }
 }

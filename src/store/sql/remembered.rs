@@ -1,0 +1,82 @@
+//! Lets a renewal begin without reading: what this process wrote last is what the record says, if
+//! nobody has written since. The write finds out, by the version.
+//!
+//! *The server's clock* is not read either, but reckoned from the last time that it was. The lease
+//! in the record must not end before the one that the holder counts on. So the reckoned time is a
+//! little ahead of the server's clock, and the write is refused unless it is: by the server, when
+//! the write arrives. Then the renewal reads after all.
+
+use super::{Seen, Tables};
+use crate::clock::Moment;
+use crate::lock::Token;
+use crate::rules::Time;
+use crate::store::engine::coordinator::{Purpose, Reading, Snapshot};
+use crate::store::engine::stored_lock::StoredLock;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// How far ahead of the server's clock the reckoned time is. A request may take this much longer
+/// than the one that read the clock.
+const AHEAD: Duration = Duration::from_millis(200);
+/// How far behind the reckoned time the server's clock may be: the lease in the record becomes so
+/// much longer.
+const BEHIND: Duration = Duration::from_secs(1);
+
+/// The server's clock when it was last read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Clock {
+    /// Index of the server.
+    pub server: usize,
+    pub read: Time,
+    /// When the request was sent that read it.
+    pub sent: Moment,
+}
+
+impl Clock {
+    /// The reckoned time, and which times of the server's clock it is good for, in microseconds
+    /// since 1970.
+    fn reckon(&self) -> (Time, RangeInclusive<u64>) {
+        let micros = |span: Duration| u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+        let now = self.read.0.saturating_add(micros(Moment::now().since(self.sent) + AHEAD));
+        (Time(now), now.saturating_sub(micros(AHEAD + BEHIND))..=now)
+    }
+}
+
+/// What this process's last write left: locks that it holds alone, and nobody waits for.
+pub(super) struct Remembered {
+    pub token: Token,
+    pub locks: Vec<StoredLock>,
+    pub clock: Clock,
+}
+
+impl Remembered {
+    /// Returns None if another process is likely to change one of the locks before the next renewal.
+    pub fn of(token: &Token, locks: Vec<StoredLock>, clock: Clock) -> Option<Self> {
+        let is_quiet = locks.iter().all(|StoredLock { record, .. }| {
+            record.holds.len() == 1 && record.holds.contains_key(token) && record.waiters.is_empty()
+        });
+        is_quiet.then(|| Self { token: token.clone(), locks, clock })
+    }
+}
+
+impl Tables {
+    /// What is remembered of these locks, if a lease is to be extended. It is returned once: if the
+    /// write is refused, the next read must be a real one.
+    pub(super) fn recall(&mut self, reading: &Reading<'_>) -> Option<Snapshot<Seen>> {
+        if reading.purpose != Purpose::Change || reading.lease.is_none() {
+            return None;
+        }
+        let Remembered { token, locks, clock } = self.remembered.take()?;
+        let is_same = locks.iter().map(|lock| &lock.name).eq(reading.names);
+        let is_there = self.line.as_ref().is_some_and(|line| line.server == clock.server);
+        if !is_same || !is_there || reading.me != Some(&token) {
+            return None;
+        }
+        let (now, within) = clock.reckon();
+        Some(Snapshot {
+            locks,
+            now,
+            seen: Seen { clock: Some(clock), within: Some(within), reserves: false },
+        })
+    }
+}
