@@ -6,6 +6,7 @@ use super::wire::Failure;
 use super::{Again, Znodes};
 use crate::clock::Moment;
 use crate::store::{Error, Subscription};
+use crate::store::net::interrupt;
 use std::time::Duration;
 
 /// Pause after a subscription has failed.
@@ -44,8 +45,8 @@ impl RequestSubscription {
 
 impl Subscription for RequestSubscription {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
-        crate::clock::sleep_until(until.min(self.backoff_until));
-        if until.passed() {
+        interrupt::sleep_until(until.min(self.backoff_until));
+        if until.passed() || interrupt::is_raised() {
             return Ok(false);
         }
         self.hear(until).map_err(|failure| {
