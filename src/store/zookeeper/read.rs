@@ -3,7 +3,6 @@
 
 use super::jute::{Answer, Ask, Code, Stat};
 use super::node::{self, LockNode};
-use super::stamp::STAMP_GOOD;
 use super::{Again, Znodes};
 use crate::clock::Moment;
 use crate::lock::Token;
@@ -42,8 +41,8 @@ impl Znodes {
     /// Reads once. None if the locks have changed meanwhile.
     pub(super) fn try_to_read(&mut self, reading: &Reading<'_>) -> Result<Option<Snapshot<Seen>>, Error> {
         let began = Moment::now();
-        let stamps = self.stamp.is_none_or(|stamp| began.since(stamp.heard) > STAMP_GOOD);
         let dial = self.session.dial();
+        let stamps = !self.stamp.is_some_and(|stamp| stamp.is_good(began, dial));
         let (asks, first) = self.asks(reading, stamps);
         let mut answers = self.ask(&asks, Again::Yes, reading.by)?;
         if stamps && answers.first() == Some(&Err(Code::NO_NODE)) {
