@@ -177,7 +177,10 @@ impl Znodes {
                 lives.extend(holders(lock, shows_all, seen.now));
                 if !is_confirming(lock, reading) {
                     let left = lock.record.spent.keys().filter(|token| lock.tracked.contains_key(*token));
-                    let waiters: BTreeSet<&Token> = deciding(&lock.record, reading.me, front).collect();
+                    // A waiter that only looks watches its predecessor, and its own heartbeats
+                    // decide nothing.
+                    let me = reading.me.filter(|_| reading.purpose != Purpose::Look);
+                    let waiters: BTreeSet<&Token> = deciding(&lock.record, me, front).collect();
                     lives.extend(left.take(HOLDERS).chain(waiters.iter().copied()));
                     let beat = |token: &Token| Some((at, token.clone(), node.beat(token)?));
                     beats.extend(waiters.into_iter().filter_map(beat));
