@@ -243,14 +243,19 @@ impl Coordinator for Znodes {
     }
 
     fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription> {
+        let mut nodes = Self::over(Arc::clone(&self.target));
         let watched = match listener {
-            Listener::Holder => vec![self.life_path(token)],
+            Listener::Holder => {
+                nodes.session.set_length(Length::Long);
+                vec![self.life_path(token)]
+            }
             Listener::Watcher => names.iter().map(|name| self.lock_path(name.as_str())).collect(),
         };
         Box::new(RequestSubscription {
-            nodes: Self::over(Arc::clone(&self.target)),
+            nodes,
             watched,
             seen: Vec::new(),
+            is_watched: false,
             backoff_until: Moment::now(),
         })
     }
