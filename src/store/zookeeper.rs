@@ -52,6 +52,7 @@ use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Reading, Snapshot, Watching,
     Written, is_chosen_to_clean_up,
 };
+use crate::store::net::interrupt;
 use crate::store::{Endurance, Error, Listener, Subscription};
 use ask::Again;
 use jute::{Answer, Ask, Code};
@@ -62,7 +63,6 @@ use stamp::Stamp;
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 use subscription::RequestSubscription;
 use wait::Watch;
@@ -237,20 +237,25 @@ impl Coordinator for Znodes {
         // servers answer.
         Ok(self.listen(token, &watches.collect::<Vec<_>>(), until).unwrap_or_else(|_| {
             self.session.hang_up();
-            thread::sleep(PAUSE);
+            interrupt::sleep_until(Moment::now().after(PAUSE));
             true
         }))
     }
 
     fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription> {
+        let mut nodes = Self::over(Arc::clone(&self.target));
         let watched = match listener {
-            Listener::Holder => vec![self.life_path(token)],
+            Listener::Holder => {
+                nodes.session.set_length(Length::Long);
+                vec![self.life_path(token)]
+            }
             Listener::Watcher => names.iter().map(|name| self.lock_path(name.as_str())).collect(),
         };
         Box::new(RequestSubscription {
-            nodes: Self::over(Arc::clone(&self.target)),
+            nodes,
             watched,
             seen: Vec::new(),
+            is_watched: false,
             backoff_until: Moment::now(),
         })
     }

@@ -39,7 +39,7 @@ impl Znodes {
                     let mut stamps =
                         asks.iter().zip(&answers).filter_map(|(ask, answer)| stamped(ask, answer));
                     if let Some(at) = stamps.next_back() {
-                        self.stamp = Some(Stamp { at, sent, heard });
+                        self.stamp = Some(Stamp { at, sent, heard, dial: self.session.dial() });
                     }
                     return Ok(answers);
                 }

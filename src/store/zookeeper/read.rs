@@ -3,7 +3,6 @@
 
 use super::jute::{Answer, Ask, Code, Stat};
 use super::node::{self, LockNode};
-use super::stamp::STAMP_GOOD;
 use super::{Again, Znodes};
 use crate::clock::Moment;
 use crate::lock::Token;
@@ -42,8 +41,8 @@ impl Znodes {
     /// Reads once. None if the locks have changed meanwhile.
     pub(super) fn try_to_read(&mut self, reading: &Reading<'_>) -> Result<Option<Snapshot<Seen>>, Error> {
         let began = Moment::now();
-        let stamps = self.stamp.is_none_or(|stamp| began.since(stamp.heard) > STAMP_GOOD);
         let dial = self.session.dial();
+        let stamps = !self.stamp.is_some_and(|stamp| stamp.is_good(began, dial));
         let (asks, first) = self.asks(reading, stamps);
         let mut answers = self.ask(&asks, Again::Yes, reading.by)?;
         if stamps && answers.first() == Some(&Err(Code::NO_NODE)) {
@@ -178,7 +177,10 @@ impl Znodes {
                 lives.extend(holders(lock, shows_all, seen.now));
                 if !is_confirming(lock, reading) {
                     let left = lock.record.spent.keys().filter(|token| lock.tracked.contains_key(*token));
-                    let waiters: BTreeSet<&Token> = deciding(&lock.record, reading.me, front).collect();
+                    // A waiter that only looks watches its predecessor, and its own heartbeats
+                    // decide nothing.
+                    let me = reading.me.filter(|_| reading.purpose != Purpose::Look);
+                    let waiters: BTreeSet<&Token> = deciding(&lock.record, me, front).collect();
                     lives.extend(left.take(HOLDERS).chain(waiters.iter().copied()));
                     let beat = |token: &Token| Some((at, token.clone(), node.beat(token)?));
                     beats.extend(waiters.into_iter().filter_map(beat));

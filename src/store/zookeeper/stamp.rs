@@ -4,8 +4,9 @@ use super::jute::{Answer, Ask, Code};
 use crate::clock::Moment;
 use std::time::Duration;
 
-/// Longest time to count on from a stamp of the leader's clock.
-pub(super) const STAMP_GOOD: Duration = Duration::from_secs(2);
+/// Longest time to count on from a stamp of the leader's clock: that of the last renewal, if the
+/// ttl is at most 40 s. A longer lease is renewed so rarely that a write for the time costs little.
+const STAMP_GOOD: Duration = Duration::from_secs(10);
 /// Most that two clocks may drift apart: one part in this many.
 const DRIFT: u32 = 100;
 
@@ -17,9 +18,17 @@ pub(super) struct Stamp {
     /// The leader read its clock between these two moments.
     pub(super) sent: Moment,
     pub(super) heard: Moment,
+    /// The connection that it came over. A new leader, whose clock may differ, breaks all
+    /// connections.
+    pub(super) dial: u64,
 }
 
 impl Stamp {
+    /// Whether to count on from it at this moment, on the connection with this number.
+    pub(super) fn is_good(self, now: Moment, dial: u64) -> bool {
+        self.dial == dial && now.since(self.heard) <= STAMP_GOOD
+    }
+
     /// Lower bound of the leader's time at a moment, in microseconds since 1970.
     pub(super) fn lower(self, now: Moment) -> u64 {
         let passed = now.since(self.heard);

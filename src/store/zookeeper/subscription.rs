@@ -1,10 +1,12 @@
 //! The subscription of a holder or a watcher: it watches session nodes or locks, in a session of
-//! its own.
+//! its own. A holder's is long, so that its pings are rare: if the connection is lost unnoticed,
+//! the next renewal still brings a request to end.
 
 use super::jute::{Answer, Ask, Code};
 use super::wire::Failure;
 use super::{Again, Znodes};
 use crate::clock::Moment;
+use crate::store::net::interrupt;
 use crate::store::{Error, Subscription};
 use std::time::Duration;
 
@@ -18,11 +20,26 @@ pub(super) struct RequestSubscription {
     pub(super) watched: Vec<String>,
     /// Version of each node at the last look. None if the node was missing.
     pub(super) seen: Vec<Option<i32>>,
+    /// Whether the watches are set, unless the connection has broken since.
+    pub(super) is_watched: bool,
     pub(super) backoff_until: Moment,
 }
 
 impl RequestSubscription {
+    /// Looks at the nodes only if a watch may be missing. While all are set, the pings of the
+    /// session show whether the connection lives.
     fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
+        let is_watched = self.is_watched && self.nodes.session.is_connected();
+        if !is_watched && self.look()? {
+            return Ok(true);
+        }
+        let is_news = self.nodes.session.listen(until)?;
+        self.is_watched = !is_news;
+        Ok(is_news)
+    }
+
+    /// Watches the nodes, and returns whether one has changed since the last look.
+    fn look(&mut self) -> Result<bool, Failure> {
         let asks: Vec<Ask> =
             self.watched.iter().map(|path| Ask::Look { path: path.clone(), watch: true }).collect();
         drop(self.nodes.session.events());
@@ -33,19 +50,17 @@ impl RequestSubscription {
             _ => None,
         };
         let seen: Vec<Option<i32>> = answers.into_iter().map(version).collect();
+        self.is_watched = true;
         let before = std::mem::replace(&mut self.seen, seen);
         // The first look has nothing to compare with, and counts as news.
-        if before != self.seen {
-            return Ok(true);
-        }
-        self.nodes.session.listen(until)
+        Ok(before != self.seen)
     }
 }
 
 impl Subscription for RequestSubscription {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
-        crate::clock::sleep_until(until.min(self.backoff_until));
-        if until.passed() {
+        interrupt::sleep_until(until.min(self.backoff_until));
+        if until.passed() || interrupt::is_raised() {
             return Ok(false);
         }
         self.hear(until).map_err(|failure| {

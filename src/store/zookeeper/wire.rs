@@ -73,6 +73,8 @@ pub struct Connection {
     /// Bytes of answers since the last request.
     received: usize,
     number: i32,
+    /// Whether the server, or another one for the same session, has answered as ZooKeeper does.
+    is_zookeeper: bool,
     /// Newest zxid that the server has told.
     seen: i64,
     /// Events of watches.
@@ -139,6 +141,7 @@ impl Connection {
             taken: 0,
             received: 0,
             number,
+            is_zookeeper: number > 0,
             seen: 0,
             events: VecDeque::new(),
             sent: Moment::now(),
@@ -147,6 +150,7 @@ impl Connection {
         connection.send(hello, by)?;
         let frame = connection.frame(by)?;
         let welcome = Welcome::parse(&frame).ok_or_else(|| connection.not_zookeeper())?;
+        connection.is_zookeeper = true;
         Ok((connection, welcome))
     }
 
@@ -301,7 +305,7 @@ impl Connection {
     fn asked_frame(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
         let frame = self.frame(by)?;
         self.received += frame.len();
-        if self.received > ANSWER_MOST { Err(self.not_zookeeper()) } else { Ok(frame) }
+        if self.received > ANSWER_MOST { Err(self.too_long()) } else { Ok(frame) }
     }
 
     fn frame(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
@@ -319,7 +323,7 @@ impl Connection {
         let Some((length, behind)) = rest.split_first_chunk() else { return Ok(None) };
         let length = u32::from_be_bytes(*length) as usize;
         if length > ANSWER_MOST {
-            return Err(self.not_zookeeper());
+            return Err(if self.is_zookeeper { self.too_long() } else { self.not_zookeeper() });
         }
         let Some(frame) = behind.get(..length) else { return Ok(None) };
         let frame = frame.to_vec();
@@ -347,8 +351,20 @@ impl Connection {
         if is_end(error) { Failure::Broken(meant) } else { Failure::Silent(meant) }
     }
 
+    /// The error for an answer that is not understood. A server that has answered before is not the
+    /// wrong one: while it starts or stops, it may send half an answer, or the answer to a request
+    /// of an earlier connection.
     fn not_zookeeper(&self) -> Failure {
+        if self.is_zookeeper {
+            let what = "sent an answer that fits no request; it may be starting or stopping";
+            return Failure::Broken(Error::Unavailable(format!("{} {what}", self.store)));
+        }
         let what = "the server there does not speak the protocol of ZooKeeper";
         Failure::Refused(Error::Garbled(format!("{}: {what}", self.store)))
+    }
+
+    fn too_long(&self) -> Failure {
+        let most = ANSWER_MOST >> 20;
+        Failure::Refused(Error::Garbled(format!("{}: an answer is longer than {most} MiB", self.store)))
     }
 }
