@@ -192,6 +192,54 @@ fn rules_over_rows_answer_alike_on_postgres() {
     answer_alike(&Servers::postgres(), if is_soak() { 2000 } else { 30 }, &histories());
 }
 
+/// The lease in the record must not end before the one that the holder counts on, also where a
+/// renewal only reckons the server's clock.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+fn no_lease_is_cut_short(servers: &Servers) {
+    use dlock::clock::Moment;
+    use dlock::lock::{Names, Owner};
+    use dlock::rules::{Acquired, Ask, Renewal, Terms};
+    use std::time::Duration;
+
+    let name = Name::new("t:", &Key::new("k").unwrap()).unwrap();
+    let (names, token) = (Names::from(name.clone()), Token::random().unwrap());
+    let by = || Moment::now().after(Duration::from_secs(20));
+    let ttl = Duration::from_secs(60);
+    let ask = Ask {
+        token: token.clone(),
+        mode: Mode::Exclusive,
+        ttl,
+        min_hold: Duration::ZERO,
+        owner: Owner::default(),
+        patience: Patience::Queue,
+        terms: Terms::default(),
+        waited: Duration::ZERO,
+        has_waited: false,
+    };
+    servers.set_clock(BEGIN);
+    let mut store = servers.store(QUEUE_MAX);
+    assert!(matches!(store.acquire(&names, &ask, by()).unwrap(), Acquired::Granted(_)));
+    for passed in [0, 150, 15_000, 15_001, 15_050, 17_000, 30_000] {
+        servers.set_clock(Time(BEGIN.0 + passed * 1000));
+        assert_eq!(store.renew(&names, &token, ttl, by()).unwrap(), Renewal::Renewed, "{passed}");
+        let left = servers.store(QUEUE_MAX).inspect(&name, by()).unwrap().holders[0].lease;
+        let is_right = (ttl..ttl + Duration::from_millis(1_250)).contains(&left);
+        assert!(is_right, "{left:?} are left when {passed} ms have passed");
+    }
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn no_lease_is_cut_short_on_mysql() {
+    no_lease_is_cut_short(&Servers::mysql());
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn no_lease_is_cut_short_on_postgres() {
+    no_lease_is_cut_short(&Servers::postgres());
+}
+
 fn is_soak() -> bool {
     std::env::var_os("DLOCK_SOAK").is_some()
 }
@@ -205,7 +253,6 @@ fn answer_alike(servers: &Servers, cases: u32, histories: &impl Strategy<Value =
         .run(histories, |(wants, history)| {
             let number = count.fetch_add(1, Ordering::Relaxed);
             let mut raw = raw.borrow_mut();
-            // dlock reads the queue of a database only in part.
             let queue_max = if raw.is_empty() { QUEUE_MAX } else { BOUNDS[number as usize % BOUNDS.len()] };
             let mut both = Comparison {
                 servers,
