@@ -38,6 +38,7 @@ mod node;
 mod paths;
 mod probe;
 mod read;
+mod remembered;
 mod session;
 mod stamp;
 mod subscription;
@@ -58,6 +59,7 @@ use ask::Again;
 use jute::{Answer, Ask, Code};
 use life::Life;
 use read::Seen;
+use remembered::Remembered;
 use session::{Length, Session};
 use stamp::Stamp;
 use std::cell::Cell;
@@ -94,6 +96,7 @@ pub struct Znodes {
     stamp: Option<Stamp>,
     /// Whether the next read must wait until the server has caught up.
     must_sync: bool,
+    remembered: Option<Remembered>,
     /// Whether wake-ups need requests of their own: this user may write to locks, but not to all
     /// session nodes.
     wakes_apart: bool,
@@ -116,6 +119,7 @@ impl Znodes {
             life: None,
             stamp: None,
             must_sync: false,
+            remembered: None,
             wakes_apart: false,
         }
     }
@@ -180,6 +184,9 @@ impl Coordinator for Znodes {
         loop {
             if is_own {
                 self.ensure(reading.by)?;
+                if let Some(remembered) = self.recall(reading)? {
+                    return Ok(remembered);
+                }
             }
             if let Some(snapshot) = self.try_to_read(reading)? {
                 self.must_sync = false;

@@ -82,17 +82,18 @@ impl LockNode {
         there.map(|name| format!("{}/{name}", self.path))
     }
 
-    /// The requests that write the lock as the lock rules left it. `me` is the caller, if it has a
-    /// session node. A heartbeat node comes with the waiter's record and goes with it.
+    /// The requests that write the lock as the lock rules left it, and the lock as they leave it.
+    /// `me` is the caller, if it has a session node. A heartbeat node comes with the waiter's record
+    /// and goes with it.
     pub fn write(
         mut self,
         change: Change,
         me: Option<&Token>,
         now: Time,
-    ) -> Result<Vec<Ask>, serde_json::Error> {
+    ) -> Result<(Vec<Ask>, StoredLock, Self), serde_json::Error> {
         let Change { before, mut after, is_changed } = change;
         if !is_changed || (self.version.is_none() && after.is_empty()) {
-            return Ok(self.check().into_iter().collect());
+            return Ok((self.check().into_iter().collect(), after, self));
         }
         let (data, ends) = after.to_value(now)?;
         let path = self.path.clone();
@@ -121,7 +122,9 @@ impl LockNode {
                 false => Ask::Set { path, data, version: None },
             });
         }
-        Ok(asks)
+        self.version = Some(self.version.map_or(0, |version| version.wrapping_add(1)));
+        after.version += 1;
+        Ok((asks, after, self))
     }
 
     /// A check that the lock has not changed since it was read.
@@ -248,7 +251,7 @@ mod tests {
 
     fn written(node: LockNode, before: &StoredLock, after: StoredLock, me: &Token) -> Vec<String> {
         let change = Change { before: before.record.clone(), after, is_changed: true };
-        let asks = node.write(change, Some(me), NOW).expect("it is written");
+        let (asks, ..) = node.write(change, Some(me), NOW).expect("it is written");
         let shown = |ask: &Ask| match ask {
             Ask::Create { .. } => "create".into(),
             Ask::CreateForSession { path } => format!("create {path}"),

@@ -90,7 +90,12 @@ impl Znodes {
     }
 
     /// Nothing seen yet, and the time of the operation, which was read before the locks.
-    fn seen_at(&self, began: Moment, stamps: bool, of_locks: &[Result<Answer, Code>]) -> Result<Seen, Error> {
+    pub(super) fn seen_at(
+        &self,
+        began: Moment,
+        stamps: bool,
+        of_locks: &[Result<Answer, Code>],
+    ) -> Result<Seen, Error> {
         let Some(stamp) = self.stamp else {
             return Err(Error::Garbled(format!("{} does not give its time", self.shown())));
         };

@@ -4,6 +4,7 @@ use super::jute::{Access, Answer, Ask, Code};
 use super::life::Life;
 use super::node::LockNode;
 use super::read::Seen;
+use super::remembered::{Left, Remembered};
 use super::wire::Failure;
 use super::{Again, Znodes};
 use crate::lock::Token;
@@ -34,7 +35,7 @@ impl Znodes {
         // Watchers watch the lock's node.
         let watchers = batch.changes.iter().flat_map(|change| change.after.record.watchers.keys());
         let watchers: BTreeSet<Token> = watchers.cloned().collect();
-        let mut all = self.requests(seen.nodes, &mut batch, life)?;
+        let (mut all, left) = self.requests(seen.nodes, &mut batch, life)?;
         if all.iter().all(|ask| matches!(ask, Ask::Check { .. })) {
             // The locks had no nodes and need none.
             return Ok(Written::Yes);
@@ -64,6 +65,8 @@ impl Znodes {
                 if let Some(life) = life.filter(|_| holds) {
                     // The session node existed at the write, so this session is now the lease.
                     self.life = Some(Life { holds, ..life });
+                    let dial = self.session.dial();
+                    self.remembered = batch.me.and_then(|me| Remembered::of(me, left, dial));
                 }
                 Ok(Written::Yes)
             }
@@ -83,22 +86,26 @@ impl Znodes {
         }
     }
 
-    /// The requests that check and write the locks. `life` is the caller's session node.
+    /// The requests that check and write the locks, and the locks as they leave them. `life` is the
+    /// caller's session node.
     fn requests(
         &self,
         nodes: Vec<LockNode>,
         batch: &mut Batch<'_>,
         life: Option<Life>,
-    ) -> Result<Vec<Ask>, Error> {
+    ) -> Result<(Vec<Ask>, Left), Error> {
         let me = batch.me.filter(|_| life.is_some());
         // A grant, a renewal or a wait counts only while this session lasts.
         let check = me.map(|me| Ask::Check { path: self.life_path(me), version: None });
-        let mut all: Vec<Ask> = check.into_iter().collect();
+        let (mut all, mut left): (Vec<Ask>, _) = (check.into_iter().collect(), Vec::new());
         for (node, change) in nodes.into_iter().zip(batch.changes.drain(..)) {
-            let asks = node.write(change, me, batch.now);
-            all.extend(asks.map_err(|error| Error::Garbled(format!("{}: {error}", self.shown())))?);
+            let written = node.write(change, me, batch.now);
+            let (asks, lock, node) =
+                written.map_err(|error| Error::Garbled(format!("{}: {error}", self.shown())))?;
+            all.extend(asks);
+            left.push((lock, node));
         }
-        Ok(all)
+        Ok((all, left))
     }
 
     fn conflict(&mut self) -> Written {
