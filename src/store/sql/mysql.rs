@@ -248,7 +248,8 @@ impl Dialect for Mysql {
         "DO RELEASE_ALL_LOCKS(); ".into()
     }
 
-    /// MySQL rounds the timeout to whole seconds; MariaDB does not.
+    /// MySQL rounds the timeout to whole seconds, so that a heartbeat may be 0.4 s late; MariaDB does
+    /// not.
     fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> String {
         let advisory_lock = advisory_lock(token);
         format!(
@@ -306,7 +307,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
     let unfit = |what: String| Failure::Refused(Error::Unfit(what));
     match said.code {
         // Another client changes or creates the same row or table, or a deadlock.
-        1020 | 1050 | 1062 | 1213 | 1412 => Failure::Conflict,
+        1020 | 1050 | 1062 | 1213 | 1412 | 3058 => Failure::Conflict,
         // A user without rights to a table gets this error even if there is no table.
         1146 | 1142 => Failure::NoTables(Error::Denied(format!(
             "{store} has no table for locks, or denies this user a right that dlock needs: {text}"

@@ -36,6 +36,10 @@ const TABLES: [&str; 3] = [
 const NOW: &str =
     "(extract(epoch FROM pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8";
 
+/// Longest part of a sleep at an advisory lock: less than `deadlock_timeout`, after which the server
+/// would search for deadlocks and, with `log_lock_waits`, write to its log.
+const SLEEP_PART: Duration = Duration::from_millis(900);
+
 /// The SQL of PostgreSQL.
 pub struct Postgres;
 
@@ -213,17 +217,21 @@ impl Dialect for Postgres {
         "SELECT pg_catalog.pg_advisory_unlock_all(); ".into()
     }
 
-    /// Catches the timeout in the block, so that it is not in the server's log.
+    /// Sleeps in parts, each shorter than `deadlock_timeout`. Catches each timeout in a block, so
+    /// that it is not in the server's log.
     fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> String {
         let advisory_lock = advisory_lock(token);
+        let parts = span.as_millis() / SLEEP_PART.as_millis() + 1;
         format!(
-            "{NO_TABLE}DO $$ BEGIN PERFORM pg_catalog.set_config('dlock.slept', '2', false); \
-             IF NOT pg_catalog.pg_try_advisory_lock_shared({advisory_lock}) THEN \
-             PERFORM pg_catalog.set_config('lock_timeout', '{}', true); PERFORM pg_catalog.pg_advisory_lock_shared({advisory_lock}); \
-             PERFORM pg_catalog.set_config('dlock.slept', '1', false); END IF; PERFORM pg_catalog.pg_advisory_unlock_shared({advisory_lock}); \
-             EXCEPTION WHEN lock_not_available THEN PERFORM pg_catalog.set_config('dlock.slept', '0', false); END $$; \
+            "{NO_TABLE}DO $$ DECLARE slept text := '2'; BEGIN \
+             IF NOT pg_catalog.pg_try_advisory_lock_shared({advisory_lock}) THEN slept := '0'; \
+             PERFORM pg_catalog.set_config('lock_timeout', '{}', true); FOR part IN 1..{parts} LOOP BEGIN \
+             PERFORM pg_catalog.pg_advisory_lock_shared({advisory_lock}); slept := '1'; EXIT; \
+             EXCEPTION WHEN lock_not_available THEN END; END LOOP; END IF; \
+             IF slept OPERATOR(pg_catalog.<>) '0' THEN PERFORM pg_catalog.pg_advisory_unlock_shared({advisory_lock}); END IF; \
+             PERFORM pg_catalog.set_config('dlock.slept', slept, false); END $$; \
              SELECT pg_catalog.current_setting('dlock.slept')",
-            span.as_millis().max(1)
+            span.as_millis().div_ceil(parts).max(1)
         )
     }
 

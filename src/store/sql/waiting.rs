@@ -16,9 +16,6 @@ pub(super) const POLL: Duration = Duration::from_millis(25);
 /// Pauses in milliseconds between the reads of a waiter that an advisory lock has woken: the
 /// predecessor releases that lock just before it writes the release of the dlock lock.
 const LOOKS: [u64; 8] = [0, 1, 1, 1, 2, 4, 8, 16];
-/// Longest sleep at an advisory lock: less than PostgreSQL's `deadlock_timeout`, after which the
-/// server would search for deadlocks.
-const SLEEP_LONGEST: Duration = Duration::from_millis(900);
 /// Longest polling interval of any waiter.
 const POLL_LONGEST: Duration = Duration::from_secs(1);
 
@@ -84,30 +81,31 @@ impl Tables {
     }
 
     /// Sleeps until the predecessor's advisory lock is released (true) or `until` (false). None if
-    /// the predecessor does not hold one.
+    /// the predecessor does not hold one, or the server does not let this session sleep.
     fn sleep_at_advisory_lock(&mut self, before: &Token, until: Moment) -> Result<Option<bool>, Failure> {
-        loop {
-            let is_direct = self.line.as_ref().is_some_and(|line| line.is_direct == Some(true));
-            if !is_direct || !self.has_advisory_locks {
+        let is_direct = self.line.as_ref().is_some_and(|line| line.is_direct == Some(true));
+        if !is_direct || !self.has_advisory_locks {
+            return Ok(None);
+        }
+        // A millisecond more, so that the server's answer comes after `until`.
+        let span = until.left() + Duration::from_millis(1);
+        let statement = self.dialect.sleep_at_advisory_lock(before, span);
+        let slept = match self.ask(&[statement], Again::No, until.after(self.target.op_timeout)) {
+            Ok(answers) => answers.last().and_then(|answer| answer.rows.last()?.first()?.clone()),
+            // MySQL and MariaDB take a chain of 32 sleeping sessions for a deadlock. So about one
+            // waiter in 32 polls, and the chain begins anew behind it.
+            Err(Failure::Conflict) => return Ok(None),
+            Err(Failure::Refused(_)) => {
+                self.has_advisory_locks = false;
                 return Ok(None);
             }
-            let (began, span) = (Moment::now(), until.left().min(SLEEP_LONGEST));
-            let statement = self.dialect.sleep_at_advisory_lock(before, span);
-            let slept = match self.ask(&[statement], Again::No, began.after(span + self.target.op_timeout)) {
-                Ok(answers) => answers.last().and_then(|answer| answer.rows.last()?.first()?.clone()),
-                Err(Failure::Refused(_)) => {
-                    self.has_advisory_locks = false;
-                    return Ok(None);
-                }
-                Err(failure) => return Err(failure),
-            };
-            match slept.as_deref() {
-                Some(b"1") => return Ok(Some(true)),
-                Some(b"0") if until.passed() => return Ok(Some(false)),
-                Some(b"0") if Moment::now().since(began) > span / 2 => {}
-                _ => return Ok(None),
-            }
-        }
+            Err(failure) => return Err(failure),
+        };
+        Ok(match slept.as_deref() {
+            Some(b"1") => Some(true),
+            Some(b"0") if until.passed() => Some(false),
+            _ => None,
+        })
     }
 
     pub(super) fn sleep(
