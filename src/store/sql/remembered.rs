@@ -8,7 +8,7 @@
 
 use super::{Seen, Tables};
 use crate::clock::Moment;
-use crate::lock::Token;
+use crate::lock::{Name, Names, Token};
 use crate::rules::Time;
 use crate::store::engine::coordinator::{Purpose, Reading, Snapshot};
 use crate::store::engine::stored_lock::StoredLock;
@@ -60,6 +60,13 @@ impl Remembered {
 }
 
 impl Tables {
+    /// The versions of these locks as this process left them, in order of name, if it knows.
+    pub(super) fn remembered_versions(&self, names: &Names) -> Option<Vec<u64>> {
+        let locks = &self.remembered.as_ref()?.locks;
+        let is_same = locks.iter().map(|lock| lock.name.as_str()).eq(names.iter().map(Name::as_str));
+        is_same.then(|| locks.iter().map(|lock| lock.version).collect())
+    }
+
     /// What is remembered of these locks, if a lease is to be extended. It is returned once: if the
     /// write is refused, the next read must be a real one.
     pub(super) fn recall(&mut self, reading: &Reading<'_>) -> Option<Snapshot<Seen>> {

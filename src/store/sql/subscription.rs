@@ -126,8 +126,17 @@ impl Tables {
         Ok(!until.passed() && !interrupt::is_raised() && self.has_request(names, token, until)?)
     }
 
-    /// Whether the holder no longer holds all of the locks, or was asked to end.
+    /// Whether the holder no longer holds all of the locks, or was asked to end. While the versions
+    /// are those that it left, neither can be.
     fn has_request(&mut self, names: &Names, token: &Token, until: Moment) -> Result<bool, Error> {
+        if let Some(left) = self.remembered_versions(names) {
+            let asked = self.dialect.versions(&self.list_of(names));
+            let answer = self.ask(&[asked], Again::Yes, self.soon().min(until))?.pop();
+            let versions = answer.unwrap_or_default().rows.into_iter().flatten().flatten();
+            if versions.eq(left.into_iter().map(|version| version.to_string().into_bytes())) {
+                return Ok(false);
+            }
+        }
         let (names, by) =
             (names.iter().map(|name| name.as_str().to_owned()).collect(), self.soon().min(until));
         let reading = Reading { names: &names, me: Some(token), lease: None, purpose: Purpose::Look, by };
