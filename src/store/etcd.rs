@@ -142,7 +142,7 @@ impl Coordinator for Keys {
 
     /// A waiter polls rarely: a watch reports the end of the waiter before it, and a grant. The
     /// JSON gateway makes the answer dear: 200 waiters cost the member 8 ms of processor.
-    const CROWD: (u64, u32) = (1, 32);
+    const CROWD: (u64, u32) = (1, 16);
 
     fn request_time(&self) -> Duration {
         self.client.request_time()

@@ -62,11 +62,8 @@ impl Znodes {
         };
         match answer {
             Some(Ok(Answer::All(_))) => {
-                if let Some(life) = life.filter(|_| holds) {
-                    // The session node existed at the write, so this session is now the lease.
-                    self.life = Some(Life { holds, ..life });
-                    let dial = self.session.dial();
-                    self.remembered = batch.me.and_then(|me| Remembered::of(me, left, dial));
+                if let (Some(life), Some(me), true) = (life, batch.me, holds) {
+                    self.has_renewed(me, life, left);
                 }
                 Ok(Written::Yes)
             }
@@ -106,6 +103,12 @@ impl Znodes {
             left.push((lock, node));
         }
         Ok((all, left))
+    }
+
+    /// The session node existed at the write, so this session is now the lease.
+    fn has_renewed(&mut self, me: &Token, life: Life, left: Left) {
+        self.life = Some(Life { holds: true, ..life });
+        self.remembered = Remembered::of(me, left, self.session.dial());
     }
 
     fn conflict(&mut self) -> Written {
