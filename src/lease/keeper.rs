@@ -133,6 +133,7 @@ impl Keeper {
         };
         match store.renew(names, &ask.token, ask.ttl, began.after(limit)) {
             Ok(answer) => {
+                drop(store);
                 keeping.last_took = Moment::now().since(began);
                 self.answered(answer, began, keeping)
             }
@@ -211,14 +212,13 @@ impl Keeper {
         }
         // The subscription of some stores does not fail on an interrupt, but returns early.
         while !until.passed() && !self.stores.is_closed() {
-            match interrupt::unless(self.stop_listening.as_fd(), || self.hear(listening, until)) {
+            let heard = interrupt::unless(self.stop_listening.as_fd(), || self.hear(listening, until));
+            // If the main thread wants the store, it takes it in the pause that follows.
+            self.stop_listening.drain();
+            match heard {
+                _ if self.stores.is_closed() => return,
                 Some(Ok(true)) => return,
-                None if self.stores.is_closed() => return,
-                None => {
-                    self.stop_listening.drain();
-                    clock::sleep(YIELD);
-                }
-                Some(Ok(false)) => {}
+                Some(Ok(false)) | None => clock::sleep_until(until.min(Moment::now().after(YIELD))),
                 Some(Err(_)) => clock::sleep_until(until.min(Moment::now().after(BACKOFF))),
             }
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-/// How often to check whether a store is no longer in use.
+/// Longest pause between two checks whether a store is no longer in use.
 const POLL_PAUSE: Duration = Duration::from_millis(1);
 
 /// A store in use by one thread.
@@ -72,6 +72,7 @@ impl Stores {
     pub fn lock_by(&self, by: Moment) -> Result<InUse<'_>, Error> {
         let Some(late) = &self.late else { return Ok(self.lock()) };
         let half = Moment::now().after(by.left() / 2);
+        let mut pause = POLL_PAUSE / 16;
         loop {
             let current = self.current();
             let others = if half.passed() { self.stores.len() } else { 1 };
@@ -83,7 +84,8 @@ impl Stores {
             if by.passed() {
                 return Err(late.clone());
             }
-            clock::sleep(POLL_PAUSE);
+            clock::sleep(pause);
+            pause = (2 * pause).min(POLL_PAUSE);
         }
     }
 

@@ -80,6 +80,12 @@ impl Tables {
             return None;
         }
         let (now, within) = clock.reckon();
+        // The reckoned time is early, and must not end a lease that is not over yet.
+        let is_over =
+            |lock: &StoredLock| lock.record.holds.get(&token).is_none_or(|hold| hold.until.passed(now));
+        if locks.iter().any(is_over) {
+            return None;
+        }
         Some(Snapshot {
             locks,
             now,

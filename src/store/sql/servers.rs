@@ -61,7 +61,11 @@ impl Tables {
         loop {
             let (is_new, (mut line, until)) = match self.line.take() {
                 Some(line) => (false, (line, by)),
-                None => (true, self.connect(&mut round, by).map_err(Failure::Refused)?),
+                None => {
+                    // It may lead to a server with other data.
+                    self.remembered = None;
+                    (true, self.connect(&mut round, by).map_err(Failure::Refused)?)
+                }
             };
             let answer = line.link.ask(statements, until);
             match answer {

@@ -55,14 +55,16 @@ impl Write {
         let (mut write, mut left) = (Self { used, woken, ..Self::default() }, Vec::new());
         for mut change in batch.changes {
             let (name, version) = (change.after.name.clone(), change.after.version);
+            // By the clock, so that a server that has lost writes does not give a version twice.
+            let next = batch.now.0.max(version + 1);
             write.read.push((name.clone(), version));
             if change.is_changed {
                 // A connection does not prove that its client lives.
                 change.after.tracked.clear();
                 let parts = change.parts(batch.now)?;
                 let is_kept = !change.after.is_empty();
-                change.after.version += 1;
-                write.locks.push(NewLock { name, version: version + 1, is_kept, parts });
+                change.after.version = next;
+                write.locks.push(NewLock { name, version: next, is_kept, parts });
             }
             left.push(change.after);
         }

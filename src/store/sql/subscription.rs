@@ -14,11 +14,13 @@ use crate::store::{Error, Subscription};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Pause after a connection failed.
+/// Pause after a subscription failed.
 const BACKOFF: Duration = Duration::from_secs(1);
 /// How often a holder polls if there are no notifications. Each poll is a request, and a server may
 /// have hundreds of holders.
 const HOLDER_POLLS: Duration = Duration::from_secs(4);
+/// Least time that a holder's poll gets.
+const POLL_WITHIN: Duration = Duration::from_secs(1);
 /// How often a watcher polls if there are no notifications.
 const WATCHER_POLLS: Duration = Duration::from_millis(250);
 
@@ -92,24 +94,19 @@ impl Subscription for RequestSubscription {
 
 impl Tables {
     /// Sleeps until the holder is asked to end or has lost the locks (true), or until `until`
-    /// (false). A connection that breaks is a reason to renew soon, on a new one.
+    /// (false). If the connection breaks, the next renewal makes another.
     pub(super) fn sleep_as_holder(&mut self, names: &Names, token: &Token, until: Moment) -> bool {
         while !until.passed() && !interrupt::is_raised() {
             match self.listen_for_request(names, token, until) {
                 Ok(true) => return true,
                 Ok(false) => {}
-                Err(_) => {
-                    self.reset();
-                    interrupt::sleep_until(until.min(Moment::now().after(BACKOFF)));
-                    return !until.passed();
-                }
+                Err(_) => self.reset(),
             }
         }
         false
     }
 
     fn listen_for_request(&mut self, names: &Names, token: &Token, until: Moment) -> Result<bool, Error> {
-        // The next renewal connects.
         let Some(line) = &mut self.line else {
             interrupt::sleep_until(until);
             return Ok(false);
@@ -122,8 +119,11 @@ impl Tables {
             return self.has_request(names, token, until);
         }
         let Some(line) = &mut self.line else { return Ok(false) };
-        line.link.listen(Moment::now().after(HOLDER_POLLS).min(until))?;
-        Ok(!until.passed() && !interrupt::is_raised() && self.has_request(names, token, until)?)
+        let poll = Moment::now().after(HOLDER_POLLS);
+        // A poll that is cut off by the renewal would cost the connection.
+        let is_due = poll.after(POLL_WITHIN) < until;
+        line.link.listen(if is_due { poll } else { until })?;
+        Ok(is_due && !interrupt::is_raised() && self.has_request(names, token, until)?)
     }
 
     /// Whether the holder no longer holds all of the locks, or was asked to end. While the versions

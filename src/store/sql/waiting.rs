@@ -29,7 +29,7 @@ impl Tables {
 
     /// Subscribes this connection to the notifications of `token`. Returns whether that is new.
     pub(super) fn listen(&mut self, token: &Token, by: Moment) -> Result<bool, Failure> {
-        if self.line.as_ref().is_some_and(|line| line.listens || line.is_direct == Some(false)) {
+        if self.line.as_ref().is_some_and(|line| line.listens || line.is_direct != Some(true)) {
             return Ok(false);
         }
         let Some(wake_channel) = self.dialect.wake_channel(token) else { return Ok(false) };

@@ -65,6 +65,11 @@ impl LockNode {
         self.version.is_none()
     }
 
+    /// Whether the lock's node was written only once.
+    pub const fn is_new(&self) -> bool {
+        matches!(self.version, Some(0))
+    }
+
     /// The node of a waiter's heartbeats, if the waiter has one.
     pub fn beat(&self, token: &Token) -> Option<String> {
         self.children.contains(&beat_name(token)).then(|| beat_path(&self.path, token))

@@ -23,10 +23,12 @@ pub(super) struct Remembered {
 }
 
 impl Remembered {
-    /// Returns None if another process is likely to change one of the locks before the next renewal.
+    /// Returns None if another process is likely to change one of the locks before the next renewal,
+    /// or if a node is new: one that is deleted and made again would have the same version.
     pub fn of(token: &Token, locks: Left, dial: u64) -> Option<Self> {
-        let is_quiet = locks.iter().all(|(StoredLock { record, .. }, _)| {
-            record.holds.len() == 1 && record.holds.contains_key(token) && record.waiters.is_empty()
+        let is_quiet = locks.iter().all(|(StoredLock { record, .. }, node)| {
+            let is_alone = record.holds.len() == 1 && record.holds.contains_key(token);
+            is_alone && record.waiters.is_empty() && !node.is_new()
         });
         is_quiet.then(|| Self { token: token.clone(), locks, dial })
     }
