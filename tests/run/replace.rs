@@ -5,7 +5,6 @@
 use crate::support::cluster::Cluster;
 use crate::support::dlock::{End, Running};
 use crate::support::masters::Masters;
-use crate::support::proc;
 use crate::support::storm::{Dice, runs};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::{Backend, World, on_every_store};
@@ -68,8 +67,6 @@ fn a_waiter_that_gives_up_reports_whom_it_asked(backend: Backend) {
         said.contains(", asked to stop by ") && said.contains("a newer run (--replace); the command did not"),
         "{said}"
     );
-    // It was asked for most of six seconds, and sleeps.
-    assert!(proc::processor_seconds(holder.pid()) < 2);
     world.write("end", "");
     assert_eq!(holder.output().end(), End::Status(79));
 }

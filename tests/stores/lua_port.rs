@@ -228,6 +228,7 @@ fn no_lease_is_cut_short(servers: &Servers) {
     }
     // The reckoned time is early, but does not end a lease that is not over yet.
     let brief = Duration::from_secs(1);
+    store.reset();
     assert_eq!(store.renew(&names, &token, brief, by()).unwrap(), Renewal::Renewed);
     std::thread::sleep(Duration::from_millis(850));
     servers.set_clock(Time(BEGIN.0 + 30_850_000));

@@ -86,15 +86,6 @@ pub fn signal(pid: i32, signal: Signal) {
     }
 }
 
-/// Processor time that a process has used, in seconds.
-pub fn processor_seconds(pid: i32) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
-    let fields: Vec<&str> = stat.rsplit(')').next().expect("its state").split_whitespace().collect();
-    let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum();
-    // 100 ticks are a second on each architecture that Debian has.
-    ticks / 100
-}
-
 /// The most memory that the process has had at once, in KiB.
 pub fn peak_memory(pid: i32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process is there");
