@@ -345,14 +345,13 @@ fn statements(dialect: &dyn Dialect, reading: &Reading<'_>) -> Vec<String> {
     reserve.into_iter().chain([read]).collect()
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "postgres"))]
 mod tests {
     use super::*;
 
     /// Rows would stay locked while the queue is sent to a client that may have stopped. A text is
     /// one transaction.
     #[test]
-    #[cfg(feature = "postgres")]
     fn a_reservation_is_committed_before_the_queue_is_read() {
         let names = BTreeSet::from(["k".into()]);
         let by = Moment::now();
