@@ -71,9 +71,11 @@ pub trait Store: Send {
     /// answers [`Renewal::Asked`], and its [`Subscription`] wakes it for that.
     fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error>;
 
-    /// Sleeps on the store's own connection until the holder has a [request](Store::request) (true)
-    /// or until `until` (false). None if the holder needs a [`Subscription`] for that.
-    fn listen_as_holder(&mut self, _: &Names, _: &Token, _until: Moment) -> Option<Result<bool, Error>> {
+    /// Sleeps on the store's own connection until the holder was [asked](Store::request) to end or
+    /// has lost a lock (true); or until `until` or an
+    /// [interrupt](crate::store::net::interrupt) (false). A connection that breaks wakes nobody:
+    /// the next renewal makes another. None if the holder needs a [`Subscription`].
+    fn listen_as_holder(&mut self, _: &Names, _: &Token, _until: Moment) -> Option<bool> {
         None
     }
 

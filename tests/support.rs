@@ -1,6 +1,7 @@
 //! Tools of the scenarios: a world with a store, dlock as a program, jobs, a network with faults, a
 //! terminal. There are no scenarios here.
 
+pub mod ask;
 pub mod certificates;
 pub mod cluster;
 #[cfg(feature = "sql")]

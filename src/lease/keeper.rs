@@ -245,7 +245,7 @@ impl Keeper {
                     return Ok(false);
                 };
                 if let Some(heard) = store.listen_as_holder(names, token, until) {
-                    return heard;
+                    return Ok(heard);
                 }
                 let subscription = store.subscribe(names.as_slice(), token, Listener::Holder)?;
                 self.listens.store(true, Ordering::Release);

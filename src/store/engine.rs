@@ -586,14 +586,8 @@ impl<C: Coordinator> Store for Engine<C> {
         Ok(self.coordinator.subscribe(names, &self.coordinator.stored(token), listener))
     }
 
-    fn listen_as_holder(
-        &mut self,
-        names: &Names,
-        token: &Token,
-        until: Moment,
-    ) -> Option<Result<bool, Error>> {
-        let token = self.coordinator.stored(token);
-        self.coordinator.listen_as_holder(names, &token, until)
+    fn listen_as_holder(&mut self, names: &Names, token: &Token, until: Moment) -> Option<bool> {
+        self.coordinator.listen_as_holder(names, &self.coordinator.stored(token), until)
     }
 
     fn forget(&mut self, name: &Name, by: Moment) -> Result<bool, Error> {

@@ -89,6 +89,7 @@ pub struct Tables {
     mine: Option<Token>,
     /// Whether the server allows advisory locks.
     has_advisory_locks: bool,
+    /// What the last write left, for a renewal that does not read.
     remembered: Option<Remembered>,
 }
 
@@ -298,13 +299,8 @@ impl Coordinator for Tables {
         }))
     }
 
-    fn listen_as_holder(
-        &mut self,
-        names: &Names,
-        token: &Token,
-        until: Moment,
-    ) -> Option<Result<bool, Error>> {
-        Some(Ok(self.sleep_as_holder(names, token, until)))
+    fn listen_as_holder(&mut self, names: &Names, token: &Token, until: Moment) -> Option<bool> {
+        Some(self.sleep_as_holder(names, token, until))
     }
 
     /// Only for a watcher, because a holder listens on the connection that it renews on.

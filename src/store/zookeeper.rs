@@ -96,6 +96,7 @@ pub struct Znodes {
     stamp: Option<Stamp>,
     /// Whether the next read must wait until the server has caught up.
     must_sync: bool,
+    /// What the last write left, for a renewal that does not read.
     remembered: Option<Remembered>,
     /// Whether wake-ups need requests of their own: this user may write to locks, but not to all
     /// session nodes.

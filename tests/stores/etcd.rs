@@ -6,14 +6,15 @@ mod etcd_load;
 mod etcd_users;
 mod lost_members;
 
+use crate::support::ask::exclusive;
 use crate::support::etcd::Etcd;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::Wish;
 use crate::support::wait::{OUTAGE, wait_within};
 use crate::support::world::World;
 use dlock::clock::Moment;
-use dlock::lock::{Key, Mode, Name, Names, Owner, Token};
-use dlock::rules::{Acquired, Ask, End, Left, Patience, Ran, State, Terms};
+use dlock::lock::{Key, Name, Names, Token};
+use dlock::rules::{Acquired, Ask, End, Left, Patience, Ran, State};
 use dlock::store::etcd::EtcdStore;
 use dlock::store::{Slept, Store as _, View};
 use std::net::{TcpListener, TcpStream};
@@ -66,17 +67,7 @@ impl Asker {
     }
 
     fn ask(&self) -> Ask {
-        Ask {
-            token: self.token.clone(),
-            mode: Mode::Exclusive,
-            ttl: Duration::from_secs(30),
-            min_hold: Duration::ZERO,
-            owner: Owner::default(),
-            patience: Patience::Queue,
-            terms: Terms::default(),
-            waited: Duration::ZERO,
-            has_waited: false,
-        }
+        exclusive(&self.token, Duration::from_secs(30), Patience::Queue)
     }
 
     fn asks(&mut self) -> Acquired {

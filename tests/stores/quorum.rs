@@ -10,12 +10,13 @@ mod refusals;
 mod slow_masters;
 mod turns;
 
+use crate::support::ask::exclusive;
 use crate::support::masters::{Masters, url};
 use crate::support::wait::wait_until;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
-use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
-use dlock::rules::{Acquired, Ask, End, Left, Patience, Ran, Renewal, Requested, Terms};
+use dlock::lock::{Fence, Key, Name, Names, Owner, Token};
+use dlock::rules::{Acquired, Ask, End, Left, Patience, Ran, Renewal, Requested};
 use dlock::store::Store;
 use dlock::store::net::Address;
 use dlock::store::quorum::QuorumStore;
@@ -131,17 +132,7 @@ fn names() -> Names {
 }
 
 fn ask(ttl: Duration) -> Ask {
-    Ask {
-        token: Token::random().unwrap(),
-        mode: Mode::Exclusive,
-        ttl,
-        min_hold: Duration::ZERO,
-        owner: Owner::default(),
-        patience: Patience::None,
-        terms: Terms::default(),
-        waited: Duration::ZERO,
-        has_waited: false,
-    }
+    exclusive(&Token::random().unwrap(), ttl, Patience::None)
 }
 
 const LONG: Duration = Duration::from_secs(300);

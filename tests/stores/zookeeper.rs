@@ -4,6 +4,7 @@
 mod lost_servers;
 mod sessions;
 
+use crate::support::ask::exclusive;
 use crate::support::certificates::Authority;
 use crate::support::dlock::Dlock;
 use crate::support::hand_over::{hand_over, hand_over_to_readers};
@@ -13,8 +14,8 @@ use crate::support::wait::{OUTAGE, wait_until, wait_within};
 use crate::support::world::World;
 use crate::support::zookeeper::{Ensemble, TLS, ZooKeeper, free_port};
 use dlock::clock::Moment;
-use dlock::lock::{Key, Mode, Name, Names, Owner, Token};
-use dlock::rules::{Acquired, Ask, End, Left, Patience, Ran, Renewal, Terms};
+use dlock::lock::{Key, Name, Names, Token};
+use dlock::rules::{Acquired, End, Left, Patience, Ran, Renewal};
 use dlock::store::Store as _;
 use dlock::store::net::Address;
 use dlock::store::zookeeper::{Target, ZooKeeperStore};
@@ -84,17 +85,7 @@ impl Person {
 
     fn asks_for(&mut self, ttl: Duration) -> Acquired {
         let names = names();
-        let ask = Ask {
-            token: self.token.clone(),
-            mode: Mode::Exclusive,
-            ttl,
-            min_hold: Duration::ZERO,
-            owner: Owner::default(),
-            patience: Patience::None,
-            terms: Terms::default(),
-            waited: Duration::ZERO,
-            has_waited: false,
-        };
+        let ask = exclusive(&self.token, ttl, Patience::None);
         self.store.acquire(&names, &ask, in_time()).expect("an answer")
     }
 

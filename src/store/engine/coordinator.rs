@@ -90,7 +90,7 @@ pub trait Coordinator: Clone + Send {
     ) -> Result<bool, Error>;
 
     /// See [`crate::store::Store::listen_as_holder`].
-    fn listen_as_holder(&mut self, _: &Names, _: &Token, _until: Moment) -> Option<Result<bool, Error>> {
+    fn listen_as_holder(&mut self, _: &Names, _: &Token, _until: Moment) -> Option<bool> {
         None
     }
 
@@ -144,6 +144,14 @@ pub struct Reading<'r> {
     pub lease: Option<Duration>,
     pub purpose: Purpose,
     pub by: Moment,
+}
+
+impl Reading<'_> {
+    /// Whether a commit follows that may extend a lease.
+    #[cfg(any(feature = "sql", feature = "zookeeper"))]
+    pub fn may_renew(&self) -> bool {
+        self.purpose == Purpose::Change && self.lease.is_some()
+    }
 }
 
 /// What a lock is read for.

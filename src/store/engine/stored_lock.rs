@@ -1,7 +1,7 @@
 //! A lock as a store keeps it: the one record format. A store may keep a lock as one value
 //! ([`StoredLock::to_value`]), or as a body with one value for each waiter ([`Change::parts`]), so
-//! that a change writes no more than it must. The last ends of holds are values of their own in both, and
-//! are written once.
+//! that a change writes no more than it must. In both, the last ends of holds are values of their
+//! own, and are written once.
 //!
 //! Users with write access may have put anything there, so [`super::bounds`] checks all that is
 //! read.
@@ -153,6 +153,14 @@ impl StoredLock {
         {
             *self = Self { version: self.version, ..Self::absent(&self.name) };
         }
+    }
+
+    /// Whether the token holds the lock alone and nobody waits. Then no other process is likely to
+    /// change the record before the token's next renewal.
+    #[cfg(any(feature = "sql", feature = "zookeeper"))]
+    pub fn is_quietly_held_by(&self, token: &Token) -> bool {
+        let Record { holds, waiters, .. } = &self.record;
+        holds.len() == 1 && holds.contains_key(token) && waiters.is_empty()
     }
 
     /// Whether there is nothing to keep.

@@ -5,9 +5,9 @@
 //! *Which locks.* The locks that the caller named, and the locks that the rules asked for: whether
 //! a waiter may be granted a lock depends on all locks that it waits for. Which those are shows
 //! only while the rules run. A lock that was not read looks empty to them. Then the transaction is
-//! thrown away, and it starts again with those locks too. A directory
-//! locks in order of name, so no two processes wait for each other. A caller that only joins a
-//! queue behind others, or leaves its middle, needs its own locks only.
+//! thrown away, and it starts again with those locks too. A directory locks in order of name, so no
+//! two processes wait for each other. A caller that only joins a queue behind others, or leaves its
+//! middle, needs its own locks only.
 //!
 //! *Without writing.* A transaction may first be tried on records that were read for
 //! [`Purpose::Look`](super::Purpose::Look). If it would change nothing but what the caller publishes

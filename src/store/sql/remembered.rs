@@ -1,25 +1,25 @@
 //! Lets a renewal begin without reading: what this process wrote last is what the record says, if
 //! nobody has written since. The write finds out, by the version.
 //!
-//! *The server's clock* is not read either, but reckoned from the last time that it was. The lease
-//! in the record must not end before the one that the holder counts on. So the reckoned time is a
-//! little ahead of the server's clock, and the write is refused unless it is: by the server, when
-//! the write arrives. Then the renewal reads after all.
+//! *The server's clock* is not read either. It is reckoned: the time that was read last, and what
+//! has passed since. The lease in the record must not end before the one that the holder counts on,
+//! so the reckoned time must not be behind the server's clock. The server checks that when the write
+//! arrives. If the write is refused, the renewal reads.
 
 use super::{Seen, Tables};
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::rules::Time;
-use crate::store::engine::coordinator::{Purpose, Reading, Snapshot};
+use crate::store::engine::coordinator::{Reading, Snapshot};
 use crate::store::engine::stored_lock::StoredLock;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// How far ahead of the server's clock the reckoned time is. A request may take this much longer
-/// than the one that read the clock.
+/// Added to the reckoned time, because the write may take this much longer to arrive than the
+/// request that read the clock.
 const AHEAD: Duration = Duration::from_millis(200);
-/// How far behind the reckoned time the server's clock may be: the lease in the record becomes so
-/// much longer.
+/// How much further ahead the reckoned time may be. The lease in the record ends later by the sum of
+/// both.
 const BEHIND: Duration = Duration::from_secs(1);
 
 /// The server's clock when it was last read.
@@ -52,9 +52,7 @@ pub(super) struct Remembered {
 impl Remembered {
     /// Returns None if another process is likely to change one of the locks before the next renewal.
     pub fn of(token: &Token, locks: Vec<StoredLock>, clock: Clock) -> Option<Self> {
-        let is_quiet = locks.iter().all(|StoredLock { record, .. }| {
-            record.holds.len() == 1 && record.holds.contains_key(token) && record.waiters.is_empty()
-        });
+        let is_quiet = locks.iter().all(|lock| lock.is_quietly_held_by(token));
         is_quiet.then(|| Self { token: token.clone(), locks, clock })
     }
 }
@@ -70,7 +68,7 @@ impl Tables {
     /// What is remembered of these locks, if a lease is to be extended. It is returned once: if the
     /// write is refused, the next read must be a real one.
     pub(super) fn recall(&mut self, reading: &Reading<'_>) -> Option<Snapshot<Seen>> {
-        if reading.purpose != Purpose::Change || reading.lease.is_none() {
+        if !reading.may_renew() {
             return None;
         }
         let Remembered { token, locks, clock } = self.remembered.take()?;
@@ -80,7 +78,7 @@ impl Tables {
             return None;
         }
         let (now, within) = clock.reckon();
-        // The reckoned time is early, and must not end a lease that is not over yet.
+        // The reckoned time is ahead, and must not end a lease that is not over yet.
         let is_over =
             |lock: &StoredLock| lock.record.holds.get(&token).is_none_or(|hold| hold.until.passed(now));
         if locks.iter().any(is_over) {

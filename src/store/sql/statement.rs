@@ -112,6 +112,7 @@ pub trait Dialect: Send + Sync {
     /// the rows must not be locked while the queue is sent, because the client may have stopped.
     fn reserve(&self, names: &str) -> String;
 
+    /// Writes everything, or nothing if a [condition](Write::condition) is not met.
     fn write(&self, write: &Write) -> String;
 
     /// Whether the last answer to a [write](Dialect::write) says that it was done.

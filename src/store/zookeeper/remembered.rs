@@ -8,7 +8,7 @@ use super::read::Seen;
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
-use crate::store::engine::coordinator::{Purpose, Reading, Snapshot};
+use crate::store::engine::coordinator::{Reading, Snapshot};
 use crate::store::engine::stored_lock::StoredLock;
 
 /// Locks with their nodes, as a write leaves them.
@@ -26,10 +26,7 @@ impl Remembered {
     /// Returns None if another process is likely to change one of the locks before the next renewal,
     /// or if a node is new: one that is deleted and made again would have the same version.
     pub fn of(token: &Token, locks: Left, dial: u64) -> Option<Self> {
-        let is_quiet = locks.iter().all(|(StoredLock { record, .. }, node)| {
-            let is_alone = record.holds.len() == 1 && record.holds.contains_key(token);
-            is_alone && record.waiters.is_empty() && !node.is_new()
-        });
+        let is_quiet = locks.iter().all(|(lock, node)| lock.is_quietly_held_by(token) && !node.is_new());
         is_quiet.then(|| Self { token: token.clone(), locks, dial })
     }
 }
@@ -38,7 +35,7 @@ impl Znodes {
     /// What is remembered of these locks, if a lease is to be extended. It is returned once: if the
     /// write is refused, the next read must be a real one.
     pub(super) fn recall(&mut self, reading: &Reading<'_>) -> Result<Option<Snapshot<Seen>>, Error> {
-        if reading.purpose != Purpose::Change || reading.lease.is_none() {
+        if !reading.may_renew() {
             return Ok(None);
         }
         let Some(Remembered { token, locks, dial }) = self.remembered.take() else { return Ok(None) };

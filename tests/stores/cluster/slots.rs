@@ -1,12 +1,13 @@
 //! The hash slots of a cluster: all keys of a lock lie in one, and it may move.
 
 use super::{JOB, WAITER, calls, end_well, world_with};
+use crate::support::ask::exclusive;
 use crate::support::cluster::node;
 use crate::support::wait::wait_until;
 use crate::support::world::World;
 use dlock::clock::Moment;
-use dlock::lock::{Key, Mode, Name, Owner, Token};
-use dlock::rules::{Acquired, Ask, End, Patience, Ran, Terms};
+use dlock::lock::{Key, Name, Token};
+use dlock::rules::{Acquired, End, Patience, Ran};
 use dlock::store::Store;
 use dlock::store::net::Address;
 use dlock::store::redis::{RedisStore, Target};
@@ -105,17 +106,7 @@ fn fill(store: &mut RedisStore, name: &Name) {
     let by = || Moment::now().after(Duration::from_secs(30));
     let names = name.clone().into();
     let tokens = [(); 3].map(|()| Token::random().expect("randomness"));
-    let ask = |token: &Token| Ask {
-        token: token.clone(),
-        mode: Mode::Exclusive,
-        ttl: Duration::from_secs(30),
-        min_hold: Duration::ZERO,
-        owner: Owner::default(),
-        patience: Patience::Queue,
-        terms: Terms::default(),
-        waited: Duration::ZERO,
-        has_waited: false,
-    };
+    let ask = |token: &Token| exclusive(token, Duration::from_secs(30), Patience::Queue);
     let granted = store.acquire(&names, &ask(&tokens[0]), by()).expect("an answer");
     assert!(matches!(granted, Acquired::Granted(_)), "{granted:?}");
     for token in &tokens[1..] {
