@@ -124,7 +124,8 @@ impl Timer {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let it_value = match at {
             None => zero,
-            // All zero would mean never. So does a moment too far away for the kernel.
+            // A value of zero means never, so boot itself becomes 1 ns. A moment too far away for
+            // the kernel becomes never, too.
             Some(at) => Timespec::try_from(at.since_boot().max(Duration::from_nanos(1))).unwrap_or(zero),
         };
         timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: zero, it_value })?;

@@ -18,7 +18,6 @@ pub mod complete;
 pub mod completions;
 pub mod context;
 pub mod doctor;
-mod env;
 mod fate;
 mod foreground;
 pub mod forget;
@@ -26,6 +25,7 @@ pub mod held;
 pub mod history;
 pub mod hold;
 mod hold_ref;
+mod job_env;
 mod key_operands;
 pub mod metrics;
 mod owner;
@@ -70,7 +70,7 @@ pub fn execute(arguments: &[OsString]) -> Exit {
     });
     sys::kill_all_separate();
     if evaluated && exit != Exit::Ok {
-        // Printed instead of variables; `set -e` then stops the shell.
+        // The shell evaluates this in place of variables. With `set -e` it then stops.
         let _said = output::print(&format!("(exit {})\n", exit.code()));
     }
     exit

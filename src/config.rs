@@ -7,10 +7,10 @@
 
 use crate::cli::{Color, Common, LogFormat};
 use crate::error::Error;
+use access::{Access, Beside};
 use clap::ValueEnum;
 use credentials::Login;
 use file::File;
-use job_env::{Access, Beside};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use url::{Location, Secret};
 
+pub mod access;
 mod credentials;
 pub mod file;
-pub mod job_env;
 pub mod run;
 pub mod url;
 

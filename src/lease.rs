@@ -1,13 +1,13 @@
 //! How a lock is acquired, renewed and given back. The main thread acquires by itself; a signal
-//! interrupts that ([`crate::store::net::interrupt`]). While the job runs, a lease thread renews, so
-//! that the thread which supervises the job never waits for a server. The lease thread starts when
-//! there is something to renew or to listen for, so most short runs never have it. At the end the
-//! main thread gives the lock back itself, because waking the lease thread for it would delay the
-//! next waiter.
+//! interrupts that ([`crate::store::net::interrupt`]). While the job runs, a lease thread renews,
+//! so that the thread that supervises the job never waits for a server. The lease thread starts
+//! when there is something to renew or to listen for, so most short runs never have it. At the end
+//! the main thread gives the lock back itself, because waking the lease thread for it would delay
+//! the next waiter.
 //!
-//! This module knows no processes. It tells what it learned by [`Report`]s. The times until which
-//! the lease is good go to a callback, directly from the lease thread, so that no other thread
-//! stands between a renewal and the guard.
+//! This module knows no processes. It sends news to the main thread as [`Report`]s. The times of
+//! TERM and KILL go to a callback, directly from the lease thread, so that no other thread stands
+//! between a renewal and the guard.
 
 use crate::clock::{self, Moment};
 use crate::lock::{Names, Owner, Token, Wait};
@@ -46,11 +46,11 @@ const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 /// a second or two.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Longest time that the main thread does not handle signals because it asks why a hold ended, or
+/// Longest time for which the main thread handles no signals while it asks why a hold ended, or
 /// records a refusal.
 const EXPLAINED_WITHIN: Duration = Duration::from_secs(1);
 
-/// How long to wait for the listening thread to end.
+/// Longest wait, at the end, for the lease thread to close its subscription.
 const HANGS_UP_WITHIN: Duration = Duration::from_millis(20);
 
 /// How long to wait for the lock.
@@ -81,13 +81,13 @@ impl Request {
         self.connect_timeout + self.op_timeout
     }
 
-    /// Whether a lease requested at `sent` is too old to start a job under.
+    /// Whether TERM is due already for a lease requested at `sent`, so that no job may start.
     fn is_too_late(&self, sent: Moment) -> bool {
         self.schedule.term_at(sent).passed()
     }
 }
 
-/// What the lease learned.
+/// News of the lock for the main thread.
 #[derive(Debug)]
 pub enum Report {
     /// Waiting in the queue. Sent with every heartbeat.
@@ -112,26 +112,26 @@ pub enum Report {
     TooSlow,
     /// The grant or the place in the queue was taken away before the job could start.
     TakenAway,
-    /// Several attempts in a row have failed. The lease is good until `until`.
+    /// The store fails or does not answer. Reported once for each outage, while waiting for the
+    /// lock and while holding it.
     Trouble {
         error: Error,
-        /// When the job gets TERM if no renewal succeeds.
+        /// When the job gets TERM if no renewal succeeds. Has no meaning while waiting for the
+        /// lock.
         until: Moment,
     },
     /// The job is asked to end. The lock is held, and renewed until it is given back.
     Asked(Asker),
     /// After [`Report::Trouble`] an attempt succeeded again.
     Recovered,
-    /// The lock is lost.
     Lost {
-        /// Why.
         how: Loss,
         /// When the job must be dead.
         kill_by: Moment,
     },
 }
 
-/// The one that asks a job to end.
+/// Source of a request to end the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asker {
     Operator,
@@ -148,7 +148,7 @@ pub enum Loss {
     Revoked,
     /// The holder was asked to end, and did.
     Asked(Asker),
-    /// It could not be renewed before the deadline.
+    /// The lease could not be renewed before its deadline.
     Deadline,
 }
 
@@ -165,9 +165,9 @@ pub struct Lease {
 enum MainWork {
     #[default]
     Nothing,
-    /// To continue acquiring.
+    /// Continue acquiring.
     Acquire(Box<Progress>),
-    /// To keep what was granted: start the lease thread at that time.
+    /// Keep the hold that was granted: start the lease thread at this time.
     Keep(Keeping, Moment),
 }
 
@@ -193,9 +193,9 @@ impl Lease {
         Ok(Self { reports, keeper, main_work })
     }
 
-    /// Continues acquiring, if that is not decided yet. Returns when `interrupt` is readable, or at
-    /// `until` if it waits for the lock. Returns false if there is nothing left to acquire: then
-    /// wait for reports by [`Lease::fd`].
+    /// Takes the next step of acquiring. Returns early when `interrupt` is readable; a waiter
+    /// sleeps no longer than until `until`. Returns false if there is nothing left to acquire; then
+    /// wait for [`Lease::fd`].
     pub fn wait(&self, interrupt: BorrowedFd<'_>, until: Option<Moment>) -> bool {
         let main_work = &mut *self.main_work.borrow_mut();
         let MainWork::Acquire(progress) = main_work else { return false };
@@ -219,7 +219,8 @@ impl Lease {
         spawned.map(drop).map_err(|error| io::Error::other(format!("cannot start a thread: {error}")))
     }
 
-    /// Readable when there may be a report.
+    /// Readable when the lease thread may have reported. A report from [`Lease::wait`] does not
+    /// make it readable.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.keeper.has_report.as_fd()
     }
@@ -262,9 +263,10 @@ impl Lease {
     /// the store does not answer soon: no job depends on it.
     pub fn views(&self) -> Vec<View> {
         let request = &self.keeper.request;
-        let by = Moment::now().after(request.op_timeout.min(EXPLAINED_WITHIN));
-        let Ok(mut store) = self.keeper.claim(by) else { return Vec::new() };
-        let views = request.names.iter().map_while(|name| store.inspect(name, by).ok()).collect::<Vec<_>>();
+        let deadline = Moment::now().after(request.op_timeout.min(EXPLAINED_WITHIN));
+        let Ok(mut store) = self.keeper.claim(deadline) else { return Vec::new() };
+        let views =
+            request.names.iter().map_while(|name| store.inspect(name, deadline).ok()).collect::<Vec<_>>();
         if views.len() < request.names.as_slice().len() {
             store.reset();
         }
@@ -275,9 +277,9 @@ impl Lease {
     /// ignored: nothing depends on it.
     pub fn note(&self, at: usize, refusal: &Refusal) {
         let request = &self.keeper.request;
-        let by = Moment::now().after(request.op_timeout.min(EXPLAINED_WITHIN));
-        if let (Some(name), Ok(mut store)) = (request.names.as_slice().get(at), self.keeper.claim(by)) {
-            let _nothing_depends_on_it = store.refuse(name, refusal, by);
+        let deadline = Moment::now().after(request.op_timeout.min(EXPLAINED_WITHIN));
+        if let (Some(name), Ok(mut store)) = (request.names.as_slice().get(at), self.keeper.claim(deadline)) {
+            let _nothing_depends_on_it = store.refuse(name, refusal, deadline);
         }
     }
 
@@ -292,14 +294,14 @@ impl Lease {
         self.keeper.stores.close();
     }
 
-    /// Gives the lock back; no renewal begins after this. Takes up to an op-timeout, and as long as
-    /// a renewal that is under way. If replicas do not acknowledge, it takes up to 5 s.
+    /// Gives the lock back; no renewal begins after this. Takes at most an op-timeout, plus the
+    /// rest of a renewal that is under way; up to 5 s if replicas do not acknowledge.
     pub fn give_back(&self, end: &End) -> Result<Left, Error> {
         self.abandon();
         let request = &self.keeper.request;
-        let by = Moment::now().after(request.op_timeout);
-        let mut store = self.keeper.claim(by)?;
-        let left = give_back(&mut **store, &request.names, &request.ask.token, end, by)?;
+        let deadline = Moment::now().after(request.op_timeout);
+        let mut store = self.keeper.claim(deadline)?;
+        let left = give_back(&mut **store, &request.names, &request.ask.token, end, deadline)?;
         drop(store);
         self.hang_up();
         Ok(left)
@@ -310,39 +312,39 @@ impl Lease {
         let Keeper { stores, stop_listening, listens, .. } = &*self.keeper;
         stop_listening.notify();
         stores.reset();
-        let by = Moment::now().after(HANGS_UP_WITHIN);
-        while listens.load(Ordering::Acquire) && !by.passed() {
+        let deadline = Moment::now().after(HANGS_UP_WITHIN);
+        while listens.load(Ordering::Acquire) && !deadline.passed() {
             thread::sleep(Duration::from_micros(200));
         }
     }
 }
 
-/// Gives back everything that `token` has, retrying until `by`. If the lock is given back and only
-/// replicas have not acknowledged that, it retries for longer: another master may be about to take
-/// over, and must be told as well.
+/// Gives back everything that `token` has, retrying until `deadline`. If the lock is given back and only
+/// the acknowledgement of replicas is missing, it retries for longer: another master may be about
+/// to take over, and must learn of the release as well.
 pub fn give_back(
     store: &mut dyn Store,
     names: &Names,
     token: &Token,
     end: &End,
-    by: Moment,
+    deadline: Moment,
 ) -> Result<Left, Error> {
-    let until = by.max(Moment::now().after(ACKNOWLEDGED_WITHIN));
-    let (mut by, mut said) = (by, None);
+    let until = deadline.max(Moment::now().after(ACKNOWLEDGED_WITHIN));
+    let (mut deadline, mut said) = (deadline, None);
     loop {
-        match store.leave(names, token, end, by) {
+        match store.leave(names, token, end, deadline) {
             answer if interrupt::is_raised() => return answer,
             Err(Error::Unacknowledged(_)) if until.left() > LEAVE_PAUSE => {
-                by = until;
+                deadline = until;
                 store.reset();
                 clock::sleep(LEAVE_PAUSE);
             }
-            Err(error) if error.is_transient() && by.left() > LEAVE_PAUSE => {
+            Err(error) if error.is_transient() && deadline.left() > LEAVE_PAUSE => {
                 store.reset();
                 clock::sleep(LEAVE_PAUSE);
                 said = Some(error).filter(|error| matches!(error, Error::Unavailable(_))).or(said);
             }
-            // "It is down", said earlier, tells more than "no time left".
+            // An earlier error such as "the server is down" says more than "no time left".
             Err(error @ Error::Unreachable(_)) => return Err(said.unwrap_or(error)),
             answer => return answer,
         }
@@ -372,7 +374,7 @@ impl Until {
         matches!(self, Self::At(end) if end.passed())
     }
 
-    /// Whether the caller waits, after this failure, for a store that has never answered.
+    /// Whether to ask again after this error if the store has never answered.
     pub fn rides_out(self, error: &Error) -> bool {
         self != Self::No && error.is_outage()
     }

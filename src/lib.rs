@@ -10,7 +10,7 @@
 //! | [`config`] | the settings in force, and their sources |
 //! | [`exit`], [`error`] | exit statuses; errors and their statuses |
 //! | [`lock`] | basic types: key, name, token, fence, ttl, owner |
-//! | [`rules`] | the lock rules: when a store grants a lock (`queue`, `grant`, `once`, `replace`, `record`), and when a holder renews or stops (`schedule`); pure |
+//! | [`rules`] | the lock rules: when a store grants a lock (`queue`, `grant`, `once`, `replace`), how a hold ends (`record`), when a holder renews and its job gets TERM and KILL (`schedule`); pure. Redis runs a port of them, `store/redis/scripts` |
 //! | [`clock`] | the clock of every lease |
 //! | [`store`] | the interface of a store |
 //! | `store::*` | `redis`, `quorum` (several masters), `sql`, `etcd`, `zookeeper`, `file` |
@@ -19,7 +19,7 @@
 //! | [`lease`] | acquires, waits for, renews and releases the lock; the lease thread |
 //! | [`supervise`] | runs CMD under a guard, and stops the whole job in time |
 //! | `supervise::bond` | what runs in place of CMD in a `hold` |
-//! | [`commands`] | one file for each subcommand; `commands::run` joins everything |
+//! | [`commands`] | one file for each subcommand; `commands::run` joins everything, for `hold`, too. What they share: `job_env` (the job's variables), `held` (DLOCK_HELD), `foreground` (waiting and signals) |
 //! | [`output`] | every line that a person or a program reads |
 //! | [`shell`] | quotes text for a shell |
 //! | `sim` | for tests: a fleet under a virtual clock, with the real `rules` and `lease` |

@@ -152,10 +152,9 @@ impl Pattern {
         &self.text
     }
 
-    /// Whether a key matches.
     pub fn matches(&self, key: &str) -> bool {
         let key: Vec<char> = key.chars().collect();
-        // Which prefixes of the key the parts so far match, by length.
+        // `matched[n]`: the parts so far match the first `n` characters of the key.
         let mut matched = vec![false; key.len() + 1];
         matched[0] = true;
         for wanted in &self.parts {
@@ -253,7 +252,7 @@ impl Wait {
     }
 }
 
-/// How many replicas of the store must acknowledge a grant or a renewal.
+/// How many replicas of the store must acknowledge a grant, a renewal or a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Replicas {
     #[default]
@@ -276,10 +275,11 @@ impl Replicas {
     }
 }
 
-/// Largest number of slots. A grant searches the taken ones for the lowest free one.
+/// Largest number of slots. It is bounded because a grant searches all taken slots for the lowest
+/// free one.
 pub const SLOTS_MAX: u32 = 1000;
 
-/// The longest pause.
+/// Longest time for which one `dlock pause` blocks a lock.
 pub const PAUSE_MOST: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
 /// How long the store remembers a successful run, and so the longest `--once-per`.
@@ -386,7 +386,8 @@ impl Ttl {
     pub const MIN: Duration = Duration::from_millis(500);
     pub const MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-    /// Checks a lease, and truncates it to whole milliseconds. The error says what is allowed.
+    /// Checks the length of a lease, and rounds it down to whole milliseconds. The error says what
+    /// is allowed.
     pub fn new(span: Duration) -> Result<Self, String> {
         if !(Self::MIN..=Self::MAX).contains(&span) {
             return Err("a ttl is between 500ms and 24h".into());
@@ -406,7 +407,7 @@ pub enum By {
     /// `dlock run`: renews the hold, reacts to operators, and gives it back when its job ends.
     #[default]
     Run,
-    /// `dlock acquire`: a script renews it and gives it back.
+    /// `dlock acquire`: the script that called it renews the hold and gives it back.
     Acquire,
     /// `dlock hold`: as `run`, for a process that it did not start.
     Hold,
@@ -419,8 +420,8 @@ impl By {
     }
 }
 
-/// A holder or waiter as `status` shows it. The store keeps this unread. Reading refuses a text
-/// longer than dlock writes: a forged one could fill the screen.
+/// A holder or waiter as `status` shows it. The store does not interpret it. Deserializing refuses
+/// a text longer than dlock writes, because a forged one could fill the screen.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Owner {
@@ -444,7 +445,7 @@ pub struct Owner {
     pub ttl: Option<Duration>,
 }
 
-/// Deserializes an owner on which nothing depends: an unknown one if it is not understood.
+/// Deserializes an owner on which no decision depends. An owner that cannot be read becomes `?`.
 pub fn owner_or_unknown<'de, D: Deserializer<'de>>(source: D) -> Result<Owner, D::Error> {
     let unknown = |_| Owner { host: "?".into(), user: "?".into(), ..Owner::default() };
     let value = serde_json::Value::deserialize(source)?;

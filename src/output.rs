@@ -1,6 +1,6 @@
 //! Writes messages to stderr and results to stdout. A message is one line and one write, and never
 //! fails or delays the run. If a result cannot be written, the status is 74. `busy`, `table` and
-//! `json` word what the lines say about a lock.
+//! `json` make the text about a lock.
 
 use crate::cli::{Color, LogFormat};
 use crate::config::{Settings, Verbosity};
@@ -44,7 +44,7 @@ const LONGEST: usize = 4096;
 /// The kind of a message. Decides whether it is printed, and its level in JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// An error that ends the command, other than busy. Always printed.
+    /// An error other than busy, which mostly ends the command. Always printed.
     Error,
     /// Something the user should change or check. Always printed.
     Warning,

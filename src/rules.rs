@@ -1,10 +1,11 @@
-//! The lock rules: a pure machine from (records, operation, time) to (records, answer), for
+//! The lock rules: a pure function from (records, operation, time) to (records, answer), for
 //! exclusive and shared locks and locks with slots, one or several at once, with queue, fence,
-//! min-hold and log. `store/engine` and the `file:` store run these rules; the Redis scripts are a
-//! Lua port of them, and a property test compares the answers of both.
+//! min-hold and log. `store/engine` runs these rules for all stores but those on Redis. The scripts
+//! of a single Redis server are a Lua port of them, and a property test compares the answers of
+//! both.
 //!
 //! The rules read no clock and do no I/O: the time is passed in as [`Time`], a reading of the
-//! store's clock. They do not wake waiters, the store does; [`Waiting::next`] says when a waiter
+//! store's clock. They wake nobody; the store does that. [`Waiting::next`] says when a waiter
 //! should ask again if nothing wakes it.
 //!
 //! [`Record`] is the state of one lock, with what happens to one lock alone. This module decides
@@ -16,7 +17,7 @@
 //! all at once.
 
 use crate::lock::{Fence, Name, Names, Owner, Token};
-use record::left;
+use record::ends::left;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -57,21 +58,21 @@ pub const HEARTBEAT: Duration = Duration::from_millis(1600);
 /// restart, a failover, a pause), or all waiters are dead. Such a gap does not count as silence: a
 /// waiter that was not stale when the gap began has a whole [`SILENCE`] once more.
 pub const ABSENCE: Duration = Duration::from_millis(2 * HEARTBEAT.as_millis() as u64);
-/// How long the ticket of a stale waiter is retained.
+/// How long a waiter's ticket is retained after its last heartbeat.
 pub const TICKET_KEPT: Duration = Duration::from_secs(60);
 /// How long a released token is remembered, and refused (I4).
 pub const SPENT_KEPT: Duration = Duration::from_secs(600);
 /// Most waiters of one lock that one operation grants, so that a store can write the result. When
 /// one of them confirms, that operation grants more.
 pub const GRANTED_AT_ONCE: usize = 64;
-/// Most waiters in the queue of a lock; the next one is refused. Suspended waiters do not count, and
-/// may return to their places.
+/// Most waiters in the queue of a lock; the next one is refused. Suspended waiters do not count,
+/// and they may return to their places.
 pub const QUEUE_MAX: usize = 1000;
 /// How often the head of the queue checks a lock that is not dlock's: nothing will wake it.
 pub const FOREIGN_LOOK: Duration = Duration::from_millis(250);
 /// How long a watcher is woken at changes of a lock before it must ask again.
 pub const WATCH_KEPT: Duration = Duration::from_secs(15);
-/// Ends of holds in the log.
+/// Most ends of holds in the log.
 pub const LOG_KEPT: usize = 64;
 /// How long log, fence and the record of an unfinished hold outlive their last use.
 pub const HISTORY_KEPT: Duration = Duration::from_secs(40 * 24 * 60 * 60);
@@ -104,59 +105,21 @@ impl LockTable {
     /// the records know of the token tells which one it is.
     pub fn acquire(&mut self, now: Time, names: &Names, ask: &Ask) -> Acquired {
         self.forget(now);
-        let superseded = |record: &Record| record.spent.get(&ask.token).is_some_and(|spent| spent.superseded);
+        let superseded =
+            |record: &Record| record.tombstones.get(&ask.token).is_some_and(|tombstone| tombstone.superseded);
         if let Some(at) = names.iter().position(|name| superseded(self.record(name.as_str()))) {
             let newest = self.record(names.as_slice()[at].as_str()).newest.clone();
             let by = newest.map(|newest| newest.owner).unwrap_or_default();
             return Acquired::Superseded(Superseded { at, by });
         }
-        if names.iter().any(|name| self.record(name.as_str()).spent.contains_key(&ask.token)) {
+        if names.iter().any(|name| self.record(name.as_str()).tombstones.contains_key(&ask.token)) {
             return Acquired::TokenEnded;
         }
         self.expire(now, names);
-        if !self.is_held_by(names, &ask.token) {
-            if !self.may_start_anew(names, &ask.token) {
-                return Acquired::TokenEnded;
-            }
-            let mut work = worklist(names);
-            if let Some(done) = self.done(now, names.iter().map(Name::as_str), &ask.terms) {
-                for name in names {
-                    self.record(name.as_str()).remove_waiter(&ask.token);
-                }
-                self.record(names.as_slice()[done.at].as_str()).stat.done += 1;
-                self.grant_next(now, work);
-                return Acquired::Done(done);
-            }
-            if ask.patience == Patience::Queue
-                && !ask.has_waited
-                && let Some(at) = self.full_queue(now, names, &ask.token, &mut work)
-            {
-                self.grant_next(now, work);
-                let blocker = self.record(names.as_slice()[at].as_str()).blocker(now, ask.mode);
-                return self.busy(names, Blocker { at, queue_full: Some(self.queue_max), ..blocker });
-            }
-            let came = self.came(now, names, ask);
-            if ask.terms.replaces
-                && let Some(superseded) = self.supersede(now, names, ask, came, &mut work)
-            {
-                self.grant_next(now, work);
-                return Acquired::Superseded(superseded);
-            }
-            if ask.patience == Patience::Queue {
-                self.record_heartbeat(now, names, ask, came);
-                self.suspend_stale_before(now, names, &ask.token, &mut work);
-            }
-            self.grant_next(now, work);
-            if !self.is_held_by(names, &ask.token) {
-                self.grant_to_newcomer(now, names, ask);
-            }
-            if ask.terms.replaces && !self.is_held_by(names, &ask.token) {
-                for name in names {
-                    self.record(name.as_str()).replace(now, came, &ask.owner);
-                }
-            }
-        } else {
+        if self.is_held_by(names, &ask.token) {
             self.grant_next(now, worklist(names));
+        } else if let Some(refused) = self.apply(now, names, ask) {
+            return refused;
         }
         if self.is_held_by(names, &ask.token) {
             return Acquired::Granted(self.confirm(now, names, ask));
@@ -172,6 +135,53 @@ impl LockTable {
                 Acquired::Waiting(Waiting { ahead, next, blocker, turn: None })
             }
         }
+    }
+
+    /// Applies for locks that the token does not hold: grants them, or gives the caller its place
+    /// in the queues. Returns an answer if the caller gets neither, whatever the holders do.
+    fn apply(&mut self, now: Time, names: &Names, ask: &Ask) -> Option<Acquired> {
+        if !self.may_start_anew(names, &ask.token) {
+            return Some(Acquired::TokenEnded);
+        }
+        let mut work = worklist(names);
+        if let Some(done) = self.done(now, names.iter().map(Name::as_str), &ask.terms) {
+            for name in names {
+                self.record(name.as_str()).remove_waiter(&ask.token);
+            }
+            stat::count(&mut self.record(names.as_slice()[done.at].as_str()).stat.done);
+            self.grant_next(now, work);
+            return Some(Acquired::Done(done));
+        }
+        if ask.patience == Patience::Queue
+            && !ask.has_waited
+            && let Some(at) = self.full_queue(now, names, &ask.token, &mut work)
+        {
+            self.grant_next(now, work);
+            let blocker = self.record(names.as_slice()[at].as_str()).blocker(now, ask.mode);
+            let blocker = Blocker { at, queue_full: Some(self.queue_max), ..blocker };
+            return Some(self.busy(names, blocker));
+        }
+        let came = self.came(now, names, ask);
+        if ask.terms.replaces
+            && let Some(superseded) = self.supersede(now, names, ask, came, &mut work)
+        {
+            self.grant_next(now, work);
+            return Some(Acquired::Superseded(superseded));
+        }
+        if ask.patience == Patience::Queue {
+            self.record_heartbeat(now, names, ask, came);
+            self.suspend_stale_before(now, names, &ask.token, &mut work);
+        }
+        self.grant_next(now, work);
+        if !self.is_held_by(names, &ask.token) {
+            self.grant_to_newcomer(now, names, ask);
+        }
+        if ask.terms.replaces && !self.is_held_by(names, &ask.token) {
+            for name in names {
+                self.record(name.as_str()).replace(now, came, &ask.owner);
+            }
+        }
+        None
     }
 
     fn busy(&mut self, names: &Names, blocker: Blocker) -> Acquired {
@@ -201,9 +211,12 @@ impl LockTable {
     /// records it as released, so that a late `acquire` with it is refused (I4).
     pub fn leave(&mut self, now: Time, names: &Names, token: &Token, end: &End) -> Left {
         self.forget(now);
-        let spent: Vec<Tombstone> =
-            names.iter().filter_map(|name| self.record(name.as_str()).spent.get(token).copied()).collect();
-        let spent = spent.iter().find(|spent| spent.released).or(spent.first()).copied();
+        let tombstones: Vec<Tombstone> = names
+            .iter()
+            .filter_map(|name| self.record(name.as_str()).tombstones.get(token).copied())
+            .collect();
+        let tombstones =
+            tombstones.iter().find(|tombstones| tombstones.released).or(tombstones.first()).copied();
         self.expire(now, names);
         let mut queued = false;
         let mut released: Option<Duration> = None;
@@ -220,10 +233,10 @@ impl LockTable {
             };
             released = Some(released.unwrap_or_default().max(cooling));
         }
-        if queued && released.is_none() && spent.is_none() {
+        if queued && released.is_none() && tombstones.is_none() {
             stat::count(&mut self.record(names.first().as_str()).stat.given_up);
         }
-        if spent.is_none_or(|spent| !spent.released && released.is_some()) {
+        if tombstones.is_none_or(|tombstones| !tombstones.released && released.is_some()) {
             // One mark is enough to refuse the token. Each lock that was held gets one, because
             // `watch` learns from it that the lock was used a moment ago.
             let marked = if released.is_some() { names.as_slice().len() } else { 1 };
@@ -232,7 +245,7 @@ impl LockTable {
             }
         }
         self.grant_next(now, worklist(names));
-        left(released, spent, queued)
+        left(released, tombstones, queued)
     }
 
     /// Asks the hold with this fence to end its job and give the lock back. `by` is the operator.
@@ -277,9 +290,10 @@ impl LockTable {
         proof
     }
 
-    /// Ends what a token has whose process, with everything that ran under it, is known to be dead.
-    /// Only a store that learns of deaths can call this. A min-hold stands. Nothing is granted
-    /// here: the operation that follows does that, and `inspect` shows what is, not what would be.
+    /// Ends the holds and the places in queues of this token, whose process is known to be dead,
+    /// with everything that ran under it. Only a store that learns of deaths can call this. A
+    /// min-hold stands. Nothing is granted here: the operation that follows does that, and
+    /// `inspect` must not show a grant that no operation has made.
     pub fn reap(&mut self, now: Time, token: &Token) {
         for record in self.records.values_mut() {
             record.reap(now, token);
@@ -304,10 +318,6 @@ impl LockTable {
     }
 
     fn record(&mut self, name: &str) -> &mut Record {
-        if !self.records.contains_key(name) {
-            self.records.insert(name.to_owned(), Record::default());
-        }
-        // Inserted above if it was not there.
         self.records.entry(name.to_owned()).or_default()
     }
 
@@ -327,9 +337,9 @@ impl LockTable {
         names.iter().all(|name| self.record(name.as_str()).is_held_by(token))
     }
 
-    /// A hold that was revoked or has lost one of its locks is over, and its token is good only for
-    /// `leave`. An unconfirmed grant that has lost a lock is dropped, and its token may acquire
-    /// again.
+    /// Whether a token that does not hold all of these locks may acquire them. A confirmed hold
+    /// that was revoked or has lost one of its locks is over, and its token may only `leave`. An
+    /// unconfirmed grant that has lost a lock is dropped here, and its token may acquire again.
     fn may_start_anew(&mut self, names: &Names, token: &Token) -> bool {
         let over = |hold: &Hold| hold.confirmed;
         if names.iter().any(|name| self.record(name.as_str()).holds.get(token).is_some_and(over)) {

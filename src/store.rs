@@ -1,9 +1,10 @@
 //! What a store does: it keeps locks, and offers the operations of the lock rules as atomic
-//! transactions. Here are the trait, its answers and its errors, and whether an error is terminal
-//! or transient. A store knows nothing of child processes, and prints nothing.
+//! transactions. This module has the trait, its answers and its errors, and says which errors are
+//! transient. A store knows nothing of child processes, and prints nothing.
 //!
-//! Times in answers are on the store's clock, in milliseconds since 1970 unless stated otherwise. A
-//! client's clock decides nothing (I3) and is never mixed in.
+//! Times in answers are on the store's clock, in milliseconds since 1970 unless stated otherwise.
+//! No lease ends by a client's wall clock (I3). (etcd tells the time only to the second; the rest
+//! of a second comes from the client's clock.)
 
 use crate::clock::Moment;
 use crate::exit::Exit;
@@ -33,11 +34,11 @@ pub mod sql;
 pub mod zookeeper;
 
 /// The operations of a store. Each is one atomic transaction, may be sent again after a lost reply
-/// (I4), and answers or fails by `by`.
+/// (I4), and answers or fails before the deadline `deadline`.
 pub trait Store: Send {
-    /// Called once before a hold or a wait begins, while the process has one thread. What reports
-    /// the death of this process must be shared with the guard, which is forked next. Returns the
-    /// descriptors that the guard has to keep open.
+    /// Prepares a hold or a wait by this token. Called once, while the process still has one
+    /// thread: the guard is forked next, and must share what reports the death of this process.
+    /// Returns the descriptors that the guard has to keep open.
     fn prepare(&mut self, _: &Token) -> Result<Vec<RawFd>, Error> {
         Ok(Vec::new())
     }
@@ -51,10 +52,16 @@ pub trait Store: Send {
 
     /// Asks for the locks, all or nothing. It is also a waiter's heartbeat, and confirms a grant
     /// (I10).
-    fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error>;
+    fn acquire(&mut self, names: &Names, ask: &Ask, deadline: Moment) -> Result<Acquired, Error>;
 
     /// Extends the lease. Only `Renewal::Renewed` means that all the locks are still held.
-    fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error>;
+    fn renew(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        ttl: Duration,
+        deadline: Moment,
+    ) -> Result<Renewal, Error>;
 
     /// How long a holder waits for the answer to a renewal.
     fn endurance(&self) -> Endurance {
@@ -62,26 +69,32 @@ pub trait Store: Send {
     }
 
     /// Releases what the token has: the hold, or the place in the queue.
-    fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error>;
+    fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error>;
 
     /// Whether the token holds all of these locks, and how. Changes nothing.
-    fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error>;
+    fn prove(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<Option<Proof>, Error>;
 
     /// Asks the holder with this fence to end its job and release the lock. Its next renewal
     /// answers [`Renewal::Asked`], and its [`Subscription`] wakes it for that.
-    fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error>;
+    fn request(
+        &mut self,
+        name: &Name,
+        fence: Fence,
+        who: &Owner,
+        deadline: Moment,
+    ) -> Result<Requested, Error>;
 
-    /// Sleeps on the store's own connection until the holder was [asked](Store::request) to end or
-    /// has lost a lock (true); or until `until` or an
-    /// [interrupt](crate::store::net::interrupt) (false). A connection that breaks wakes nobody:
-    /// the next renewal makes another. None if the holder needs a [`Subscription`].
+    /// Sleeps on the store's own connection. Returns true when the holder was
+    /// [asked](Store::request) to end or has lost a lock, false at `until` or on an
+    /// [interrupt](crate::store::net::interrupt), and None if the holder needs a [`Subscription`].
+    /// A broken connection wakes nobody: the next renewal opens another.
     fn listen_as_holder(&mut self, _: &Names, _: &Token, _until: Moment) -> Option<bool> {
         None
     }
 
     /// Wakes the [`Subscription`] of `token` on each change of the lock, for
     /// [`crate::rules::WATCH_KEPT`].
-    fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error>;
+    fn watch(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<(), Error>;
 
     /// A subscription of a token that holds or watches these locks. It is used independently of the
     /// store, on a connection of its own if the store has connections.
@@ -93,43 +106,43 @@ pub trait Store: Send {
     ) -> Result<Box<dyn Subscription>, Error>;
 
     /// Lets a job run again before its [`crate::rules::Terms::once_per`] is over. Returns whether
-    /// it was done.
-    fn forget(&mut self, name: &Name, by: Moment) -> Result<bool, Error>;
+    /// there was a success to forget.
+    fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error>;
 
     /// Blocks grants of the lock for a while or, with None, allows them again. Returns whether
     /// grants were blocked before. A holder goes on.
-    fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, by: Moment) -> Result<bool, Error>;
+    fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, deadline: Moment) -> Result<bool, Error>;
 
     /// Takes the lock away from its holders.
-    fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error>;
+    fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error>;
 
     /// The last ends of holds of the lock, newest first, for a waiter with this token. Changes
     /// nothing.
-    fn ends(&mut self, name: &Name, _token: &Token, by: Moment) -> Result<Vec<LoggedEnd>, Error> {
-        self.inspect(name, by).map(|view| view.log)
+    fn ends(&mut self, name: &Name, _token: &Token, deadline: Moment) -> Result<Vec<LoggedEnd>, Error> {
+        self.inspect(name, deadline).map(|view| view.log)
     }
 
     /// Records that a caller did not get the lock, beside the lock's own record, which does not
     /// change. If many are refused at once, some may not be recorded.
-    fn refuse(&mut self, name: &Name, refusal: &Refusal, by: Moment) -> Result<(), Error>;
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<(), Error>;
 
     /// The last refusals of the lock, newest first. Changes nothing.
-    fn refusals(&mut self, name: &Name, by: Moment) -> Result<Vec<Refusal>, Error>;
+    fn refusals(&mut self, name: &Name, deadline: Moment) -> Result<Vec<Refusal>, Error>;
 
     /// What the store knows of the lock. Changes nothing.
-    fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error>;
+    fn inspect(&mut self, name: &Name, deadline: Moment) -> Result<View, Error>;
 
     /// [`Store::inspect`] of the first of these locks, and of as many of the next ones as the same
     /// answer covers. Each view has at most `ends` ends and, if `ends` is 0, not the last success.
-    /// An error is the first lock's.
-    fn inspect_some(&mut self, names: &[Name], _ends: usize, by: Moment) -> Result<Vec<View>, Error> {
-        names.iter().take(1).map(|name| self.inspect(name, by)).collect()
+    /// An error concerns the first lock.
+    fn inspect_some(&mut self, names: &[Name], _ends: usize, deadline: Moment) -> Result<Vec<View>, Error> {
+        names.iter().take(1).map(|name| self.inspect(name, deadline)).collect()
     }
 
     /// The locks with a record under a prefix, in order of name, as far as the store can tell: one
     /// of several servers may be gone, a record may be damaged. `which` leaves out idle locks, if
-    /// the store can tell them without reading each lock. The time grows with the store; only each
-    /// request is bounded.
+    /// the store can tell them without reading each lock. There is no deadline for the whole,
+    /// because the time grows with the number of locks; each store bounds its requests itself.
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error>;
 
     /// Sleeps until something may have changed for the waiter that `acquire` last answered
@@ -144,7 +157,7 @@ pub trait Store: Send {
 pub enum Endurance {
     /// A short time: no server is needed, or a late answer is worth nothing.
     Short,
-    /// A long time, because each attempt is a new connection.
+    /// A long time, because a retry would need a new connection.
     Long,
     /// As long as the lease lasts, with a second attempt beside the first.
     Beside {
@@ -166,7 +179,7 @@ pub enum Slept {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which {
-    /// Locks that are held, waited for or cooling, and some that were so until now.
+    /// Locks that are held, waited for or cooling, and some that were so a moment ago.
     Live,
     /// Also locks that were used within the last [`crate::rules::SPENT_KEPT`].
     Recent,
@@ -197,7 +210,7 @@ pub trait Subscription: Send {
     /// a failure it pauses before it connects again.
     fn sleep(&mut self, until: Moment) -> Result<bool, Error>;
 
-    /// The lock that the last news was of. None if it may be any of the locks.
+    /// The lock that the last event concerned. None if it may be any of the locks.
     fn about(&self) -> Option<&Name> {
         None
     }
@@ -219,13 +232,15 @@ pub enum Error {
     Denied(String),
     /// This store can never hold locks.
     Unfit(String),
-    /// It sent an answer that is not understood.
+    /// It sent an answer that is not understood, or the record of a lock is damaged. Such a record
+    /// is never written over.
     Garbled(String),
 }
 
 impl Error {
-    /// Whether the same call may succeed a moment later. A holder retries these errors until its
-    /// deadline, and a queued waiter keeps waiting. The others end both at once.
+    /// Whether the same call may succeed a moment later. After such an error a queued waiter keeps
+    /// waiting; any other error ends its wait at once. A holder retries its renewal after every
+    /// error, until its deadline.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Misnamed(_) | Self::Unavailable(_) | Self::Unacknowledged(_) => true,
@@ -233,8 +248,9 @@ impl Error {
         }
     }
 
-    /// Whether to wait for a store that has not been reached yet. A name that does not exist is
-    /// then most likely misspelt; after it was known once, its absence is an outage like any other.
+    /// Whether a caller should wait for a store that it has not reached yet. A host name that does
+    /// not exist is then most likely misspelt. Once the store has answered, an unknown name is an
+    /// outage like any other.
     pub fn is_outage(&self) -> bool {
         self.is_transient() && !matches!(self, Self::Misnamed(_))
     }
@@ -282,7 +298,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Serializes a value for a store's records.
+/// Serializes a script's argument.
 fn json(value: &impl Serialize) -> Result<String, Error> {
     serde_json::to_string(value).map_err(|error| Error::Garbled(error.to_string()))
 }

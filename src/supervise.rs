@@ -80,7 +80,7 @@ pub enum Leftovers {
 /// Which processes have already received a signal that dlock relays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reached {
-    /// None.
+    /// No process.
     Nobody,
     /// Every process in the caller's group: the terminal sent the signal.
     CallerGroup,
@@ -91,21 +91,23 @@ pub enum Reached {
 pub struct Plan {
     /// The command. The first element is looked up in PATH.
     pub argv: Vec<OsString>,
-    /// What the job is instead of a command.
+    /// The job of a `dlock hold`, in place of a command.
     pub bond: Option<Bond>,
-    /// The process group it runs in.
+    /// The process group that CMD runs in.
     pub group: Group,
     /// Time between TERM and KILL when the job is stopped for another reason than its limits.
     pub grace: Duration,
-    /// How long it may run.
+    /// Longest time that CMD may run.
     pub max_run: Option<Duration>,
     /// What to do when the limits pass.
     pub on_lost: OnLost,
-    /// How much earlier than the limits TERM may come, at most, if the job takes long to kill.
+    /// If the job takes long to kill, TERM may come before its limit, but no earlier than this long
+    /// before the KILL.
     pub spare: Duration,
     /// What to do with the processes that CMD leaves behind.
     pub leftovers: Leftovers,
-    /// Descriptors that the guard keeps open, besides 2. It closes all others once CMD has started.
+    /// Descriptors that the guard keeps open besides 2 and its own. It closes all others once CMD
+    /// has started.
     pub keep: Vec<RawFd>,
 }
 
@@ -122,14 +124,13 @@ pub enum StopReason {
     MaxRun,
     /// dlock is gone.
     CallerGone,
-    /// The guard is gone.
+    /// The guard is gone; or the watcher of a hold was killed.
     GuardGone,
 }
 
 /// A process that could not be signalled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Its id.
     pub pid: i32,
     /// Its name from the kernel, up to 15 bytes; may contain control characters.
     pub name: String,
@@ -140,7 +141,7 @@ pub struct Process {
 pub enum NotStarted {
     /// CMD cannot be executed: the errno (ENOENT: there is no such command).
     Errno(i32),
-    /// The limits had passed before the guard could start CMD.
+    /// TERM was due before the guard could start CMD.
     TooLate,
 }
 
@@ -150,22 +151,16 @@ pub enum Event {
     /// CMD could not be started. The last event.
     NotStarted(NotStarted),
     /// CMD was stopped by this signal. The rest of the job may still run.
-    Stopped {
-        /// The signal.
-        signal: i32,
-    },
+    Stopped { signal: i32 },
     /// CMD was continued.
     Continued,
     /// CMD has ended by itself, and the guard waits for what it left behind. `Ended` follows.
     CommandEnded {
-        /// How it ended.
+        /// How CMD ended.
         status: Ended,
     },
-    /// The whole job has been sent TERM.
-    Stopping {
-        /// Why.
-        reason: StopReason,
-    },
+    /// The guard has begun to stop the job. The job has got TERM, unless the KILL was due already.
+    Stopping { reason: StopReason },
     /// dlock may not signal this process of the job. The job counts as ended only after the process
     /// has ended by itself. Reported once for each process.
     Refused(Process),
@@ -173,7 +168,7 @@ pub enum Event {
     /// what it left behind runs on and is not signalled, or has ended, too ([`Leftovers::Await`]).
     /// Only `Died` may follow.
     Ended {
-        /// How CMD ended; `None` if that is unknown, because the guard died too early.
+        /// How CMD ended; `None` if that is unknown because the guard died too early.
         status: Option<Ended>,
         /// Why the job was stopped; `None` if it ended by itself.
         reason: Option<StopReason>,
@@ -219,7 +214,7 @@ pub struct Guard {
     foreign_children: Vec<i32>,
     /// The last check found the job ended and the guard stopped.
     late: bool,
-    /// The process that dlock did not start and that is the job.
+    /// The process that the lock of a `dlock hold` is for, which dlock did not start.
     target: Option<Pin>,
     /// The deadline passed to [`Guard::lost`].
     kill_by: Option<Moment>,
@@ -244,10 +239,10 @@ enum WatchedBy {
 
 impl Guard {
     /// Forks the guard. This process must have one thread. The guard calls `on_orphaned` once dlock
-    /// is gone (killed, or after [`Guard::finish`]), with the memory as it was at the fork. It may
-    /// block. The descriptors that it uses must be in `keep`. In dlock it is dropped before this
-    /// returns. Before `Orphaned::Over` it should print only where printing cannot block: a full
-    /// pipe without a reader would hang the guard.
+    /// is gone (killed, or after [`Guard::finish`]), with the memory as it was at the fork. The
+    /// callback may block, and the descriptors that it uses must be in `keep`. In dlock it is
+    /// dropped before this returns. Before `Orphaned::Over` it should print only where printing
+    /// cannot block: a full pipe without a reader would hang the guard.
     pub fn fork(plan: Plan, inherited: &Inherited, on_orphaned: impl FnMut(Orphaned)) -> io::Result<Self> {
         let argv = plan.argv.into_iter().map(|arg| CString::new(arg.into_vec())).collect::<Result<_, _>>()?;
         let limits = LimitsSender::new()?;
@@ -311,7 +306,8 @@ impl Guard {
         self.pid
     }
 
-    /// Whether CMD is stopped now. If dlock was stopped too, it receives the event much later.
+    /// Whether CMD is stopped now. The event that says so may be old: if dlock was stopped too, it
+    /// reads the event much later.
     pub fn is_cmd_stopped(&self) -> bool {
         self.limits.cmd().is_some_and(procfs::is_stopped)
     }
@@ -366,17 +362,19 @@ impl Guard {
         Ok(())
     }
 
-    /// Somebody asked for the job to end. It gets its full grace, unless the lease ends earlier.
+    /// Has the guard stop the job because it was asked to end. The job gets its full grace, unless
+    /// its limits end it earlier.
     pub fn stop(&mut self) {
         // If the order cannot be sent, dlock acts when the limits pass.
         let _ = self.send(&Order::Stop);
     }
 
     /// Passes a signal on to CMD, or to its group if dlock made that; never to another process that
-    /// got CMD's id later. Once CMD has ended, it goes to every process that is waited for and not
-    /// yet `reached`.
+    /// got CMD's id later. Once CMD has ended, the signal goes to every process that the guard
+    /// waits for and that `reached` does not include.
     pub fn relay(&mut self, signal: i32, reached: Reached) {
-        // A guard that does not read is handled elsewhere, and a signal need not wait for it.
+        // If the guard does not read, the signal is dropped. The limits take care of a guard that
+        // hangs.
         let _ = self.send(&Order::Relay(signal, reached));
     }
 
@@ -451,7 +449,7 @@ impl Guard {
     /// Leaves the rest to the guard: it stops the job, if there is one, and calls `on_orphaned`.
     /// Waits up to `within` for it to end. Returns whether it has; if not, it goes on by itself.
     pub fn finish(self, within: Duration) -> io::Result<bool> {
-        // Without this order, the guard only prints messages as if dlock had been killed.
+        // Without this order, the guard would print messages as if dlock had been killed.
         let _ = self.send(&Order::Finish);
         rustix::net::shutdown(&self.link, Shutdown::Write)?;
         let gone = wait_on(&self.link, PollFlags::empty(), within)?;

@@ -134,7 +134,7 @@ impl Servers {
                 let text = format!(
                     "[databases]\npostgres = user=app host=127.0.0.1 port={port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
                      listen_port = {front}\nunix_socket_dir =\nauth_type = any\npool_mode = transaction\n\
-                     max_client_conn = {clients}\n"
+                     max_client_conn = {clients}\nserver_login_retry = 1\n"
                 );
                 let conf = write(&home, "pgbouncer.ini", &text)?;
                 self.add(Server::new(

@@ -1,11 +1,11 @@
-//! `dlock acquire`: takes a lock for a script, through the same queue as `run`. Then nothing renews
-//! it but the owner of the token; the lock is free when the lease ends. Renewing and giving back
-//! are separate commands.
+//! `dlock acquire`: takes a lock for a script, through the same queue as `run`, and ends. From then
+//! on only the script, which has the token, renews the lock; without that the lock is free when its
+//! lease ends. Renewing and giving back are separate commands.
 
 use super::context::{Context, riding_out};
-use super::env::environment;
 use super::foreground::{Foreground, Signals};
 use super::held::{By, Held, Holds};
+use super::job_env::environment;
 use super::owner;
 use super::run::messages::{Messages, Subject, Under};
 use crate::cli::{self, key::each_once};
@@ -106,9 +106,10 @@ enum Learned {
     Trouble(Error),
     /// The lock is granted and no longer bound to this process.
     HandedOver(Grant, Moment),
-    /// The lock was not obtained, and nothing is left in the store.
+    /// The lock was not obtained. What the token may have had was given back, if the store
+    /// answered.
     Missed(Report),
-    /// The request was refused before the store was asked for the lock.
+    /// An error that is not an answer to the request for the lock.
     Refused(Error),
 }
 

@@ -30,7 +30,7 @@ pub fn complete(question: &Question) -> Result<Exit, Error> {
         (Shell::Other, _) => None,
     };
     let (found, keys) = mpsc::channel();
-    // Left behind when the time is over; the process ends all the same.
+    // When the time is over this thread is left behind. It does not keep the process from ending.
     let asking = thread::Builder::new().spawn(move || found.send(keys_of(&line, deadline)));
     let keys =
         asking.ok().and_then(|_| keys.recv_timeout(deadline.left()).ok().flatten()).unwrap_or_default();
@@ -42,7 +42,7 @@ pub fn complete(question: &Question) -> Result<Exit, Error> {
     Ok(Exit::Ok)
 }
 
-/// The keys that the store named on the line has any record of.
+/// The keys that were used recently in the store that the command line names.
 fn keys_of(line: &CommandLine, deadline: Moment) -> Option<Vec<String>> {
     if line.expands {
         return None;

@@ -1,6 +1,6 @@
 //! `dlock completions`: prints the script that clap_complete makes from the command line's structs,
-//! and makes it ask dlock for keys where an argument is a key. `complete` answers which keys there
-//! are.
+//! and makes it ask dlock for keys where an argument is a key. The module `complete` lists the
+//! keys.
 
 use crate::cli::complete::is_key;
 use crate::cli::{Cli, Completions, Shell};
@@ -71,7 +71,8 @@ fn bash(generated: &str) -> String {
     }
 }
 
-/// An argument's action follows its last colon; a key's is empty.
+/// Sets the action of each argument that is a key. The action follows the last colon of an
+/// argument, and is empty for a key.
 fn zsh(generated: &str) -> String {
     let keys: Vec<String> = Cli::command()
         .get_subcommands()
@@ -93,7 +94,7 @@ fn zsh(generated: &str) -> String {
     text
 }
 
-/// Adds a line for each argument; fish joins the lines of an option.
+/// Adds a line for each argument that is a key. fish joins several lines about one option.
 fn fish(mut text: String) -> String {
     text.push_str(FISH);
     for command in Cli::command().get_subcommands() {

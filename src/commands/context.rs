@@ -34,7 +34,7 @@ impl Context {
         Ok(Self { settings, printer })
     }
 
-    /// The same command for another store.
+    /// The context of the same command for the store of these settings.
     pub fn at(&self, settings: Settings) -> Self {
         Self { printer: self.printer.clone().at(&settings), settings }
     }
@@ -90,7 +90,7 @@ impl Context {
         error.map(|text| format!("{text} ({}){hint}", store.origin()))
     }
 
-    /// The same, and what is unknown because of the error.
+    /// Adds to a store error which setting named the store, and what is unknown because of it.
     pub fn unsure(&self, error: store::Error, what: &str) -> store::Error {
         self.with_origin(error).map(|text| format!("{text}; {what}"))
     }

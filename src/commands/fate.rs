@@ -12,16 +12,17 @@ pub enum Fate {
     /// The store did not say.
     #[default]
     Unknown,
-    /// The hold is there, and somebody may have asked for its end.
+    /// The hold is there; with the owner who asked for its end, if one did.
     Held(Option<Owner>),
     /// It ended, as the log records it.
     Ended(Box<LoggedEnd>),
-    /// The store has no trace of it, so it has lost its data. Another may hold the lock by now.
+    /// The store has no trace of the hold, so it has lost its data; with the present holder, if
+    /// there is one.
     Forgotten(Option<Owner>),
 }
 
 impl Fate {
-    /// The fate of the hold; of several locks, from the one that says most.
+    /// The fate of the hold with this fence. Of several locks, the view that says most counts.
     pub fn of(views: &[View], fence: Fence) -> Self {
         let each = views.iter().map(|view| {
             if let Some(end) = view.log.iter().find(|end| end.fence == fence) {
@@ -70,7 +71,7 @@ impl Fate {
     }
 }
 
-/// Who it was and why, as the start of a sentence.
+/// The owner who acted and the reason, as the start of a sentence.
 pub fn person(by: Option<&Owner>) -> String {
     by.map_or_else(|| "an operator".into(), |by| format!("{}{}", who(by), because(by)))
 }

@@ -46,7 +46,7 @@ pub struct Foreground<T> {
 pub enum News<T> {
     Signal(i32),
     Learned(T),
-    /// The descriptor that was passed is ready.
+    /// The descriptor `other` that was passed to [`Foreground::next`] is ready.
     Ready,
     Nothing,
 }
@@ -58,7 +58,7 @@ pub struct Teller<T> {
 }
 
 impl<T> Teller<T> {
-    /// Sends to the main thread. Without effect if that does not listen any more.
+    /// Sends to the main thread. Has no effect if the main thread no longer listens.
     pub fn tell(&self, what: T) {
         let _ended = self.told.send(what);
         self.wake.notify();
@@ -134,7 +134,7 @@ impl<T: Send + 'static> Foreground<T> {
     }
 }
 
-/// What a worker that waits reports.
+/// What the worker of [`wait`] sends.
 pub enum Told {
     /// Something to print beside the line about waiting.
     Say(Box<dyn FnOnce(&mut Line) + Send>),
@@ -149,7 +149,7 @@ impl Teller<Told> {
     }
 }
 
-/// Waits as `work`, which a worker thread runs, says. A signal ends the wait.
+/// Runs `work` on a worker thread, and waits for its result. A signal ends the wait.
 pub fn wait(
     signals: Signals,
     mut line: Line,

@@ -9,7 +9,6 @@ use crate::lock::Name;
 use crate::output::{Event, Kind, What};
 use crate::store::Store;
 
-/// `dlock forget`.
 pub fn forget(context: &Context, flags: &cli::forget::Forget) -> anyhow::Result<Exit> {
     let place = &context.settings.store;
     let forget = |store: &mut dyn Store, name: &Name, meant| {

@@ -1,10 +1,11 @@
 //! DLOCK_HELD: the list of the locks that this process's parent jobs hold. Read here, and written
-//! for the jobs that this process starts. The list is a claim: it may be stale, forged or garbage,
-//! so nothing may depend on it before the store has confirmed it
-//! ([`Store::prove`](crate::store::Store::prove)). That is done elsewhere.
+//! for the jobs that this process starts. The list is only a claim: it may be stale, forged or
+//! garbage. So nothing may depend on it before the store has confirmed it
+//! ([`Store::prove`](crate::store::Store::prove)). commands/run/parent_hold.rs does that for a
+//! run, commands/hold_ref.rs for the other commands.
 
 use crate::config::Settings;
-use crate::config::job_env::Access;
+use crate::config::access::Access;
 use crate::error::Error;
 use crate::lock::{Fence, Key, Name, Names, Token, Ttl};
 use crate::output::busy::listed;
@@ -38,19 +39,19 @@ pub struct Held {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,
     /// The `dlock hold` process that renews it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keeper: Option<Keeper>,
+    #[serde(default, skip_serializing_if = "Option::is_none", alias = "keeper")]
+    pub process: Option<HoldProcess>,
 }
 
-/// A process of this machine. Its number may be reused; number and start time together may not.
+/// A process of this machine. Its number may be reused; number and start time together identify it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keeper {
+pub struct HoldProcess {
     pub pid: i32,
     /// In clock ticks since boot.
     pub started: u64,
 }
 
-impl Keeper {
+impl HoldProcess {
     /// This process.
     pub fn own() -> Option<Self> {
         let pid = rustix::process::getpid().as_raw_pid();
@@ -83,7 +84,7 @@ impl Held {
             fence,
             by,
             ttl_ms: None,
-            keeper: None,
+            process: None,
         }
     }
 
@@ -92,8 +93,8 @@ impl Held {
         self.prefix == settings.prefix && self.store == settings.store.to_string()
     }
 
-    /// Whether a command whose flags gave these settings may mean it: everywhere, or only where a
-    /// flag says.
+    /// Whether a command with these settings may mean this hold: not if --store or --prefix names
+    /// another place.
     fn may_be_meant(&self, settings: &Settings) -> bool {
         (!settings.is_store_given() || self.store == settings.store.to_string())
             && (!settings.is_prefix_given || self.prefix == settings.prefix)
@@ -177,7 +178,7 @@ impl Holds {
         named.or_else(|| all.next())
     }
 
-    /// The error if none is the hold that a command is about, for this key or any.
+    /// The error of a command that finds no hold of this key; without `key`, no hold at all.
     pub fn lack(&self, settings: &Settings, key: Option<&Key>) -> Error {
         let is_anywhere = !settings.is_store_given() && !settings.is_prefix_given;
         let of = key.map(|key| format!(" of {key}")).unwrap_or_default();

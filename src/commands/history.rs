@@ -1,5 +1,5 @@
 //! `dlock history`: shows how the last runs under some locks ended. Changes nothing. The store
-//! keeps the last 64 ends of each lock for 40 days, with those of holders that vanished.
+//! keeps the last 64 ends of each lock for 40 days, also of holders that vanished.
 
 use super::context::Context;
 use super::key_operands::KeyOperands;
@@ -74,7 +74,7 @@ fn chosen(views: &[View], refusals: Vec<Vec<Refusal>>, flags: &History) -> Vec<(
         told.into_iter().map(move |told| (key.clone(), told))
     };
     let mut all: Vec<(String, HistoryEntry)> = views.iter().flat_map(of_one).collect();
-    // The log of one lock is in order already, also if a clock was set back.
+    // The log of one lock is in order already, even if a clock was set back.
     if views.len() > 1 || flags.refused {
         all.sort_by_key(|(_, told)| std::cmp::Reverse(told.at()));
     }

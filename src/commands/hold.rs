@@ -1,8 +1,9 @@
-//! `dlock hold`: holds a lock for something that dlock did not start, as `run` holds it. Here is
-//! what comes before: what it is held for, and whether dlock goes to the background.
+//! `dlock hold`: holds a lock for a process that dlock did not start, or for the program on stdin.
+//! This module finds out what the lock is held for, and whether dlock goes to the background. The
+//! hold itself is a run: commands/run/session.rs, with what differs in commands/run/hold.rs.
 
 use super::context::Context;
-use super::env::Changes;
+use super::job_env::Changes;
 use super::run::report::RunReport;
 use super::run::{Holding, Voice, Work, guarded};
 use crate::cli::{self, Common};
@@ -19,7 +20,6 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 
-/// `dlock hold`.
 pub fn hold(common: &Common, flags: &cli::hold::Hold, printer: &mut Printer) -> anyhow::Result<Exit> {
     let process = flags.pid.map(pinned).transpose()?;
     if process.is_none() && !supervise::is_stdin_alive() {
@@ -64,7 +64,7 @@ fn warn_if_unstoppable(process: &Pin, context: &Context) {
 fn hold_lock(context: &Context, run: &Run, process: Option<Pin>, voice: Voice) -> anyhow::Result<Exit> {
     let holding = Holding::new(process, voice).map_err(cannot_make_process)?;
     match guarded(context, run, &mut RunReport::default(), Work::Hold(holding))? {
-        // The watcher's status.
+        // The job of a hold is the watcher, so this is the watcher's status.
         Exit::Job(0) => Ok(Exit::Ok),
         exit => Ok(exit),
     }
@@ -107,7 +107,7 @@ fn in_background(
     let child = child.map_err(cannot_make_process)?;
     let Ok(changes) = serde_json::from_slice::<Changes>(&child.said) else {
         return Ok(match child.status() {
-            // Its process had ended before the lock was held.
+            // The process that the lock is for ended before the grant.
             Some(Ended::Code(0)) => Exit::Busy(run.busy),
             Some(Ended::Code(code)) => Exit::Job(code),
             Some(Ended::Signal(signal)) => Exit::Signal(signal),
@@ -144,7 +144,7 @@ fn in_background(
 fn open_to_append(path: &std::path::Path) -> Result<File, Error> {
     let open = || {
         let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
-        // If the last line has no end, the first new one would be joined to it.
+        // If the last line has no line end, the first new line would be joined to it.
         let mut last = [b'\n'];
         if file.metadata()?.is_file() && file.metadata()?.len() > 0 {
             file.seek(SeekFrom::End(-1))?;

@@ -11,7 +11,7 @@ use crate::output::busy::listed;
 use crate::rules::Proof;
 use std::path::Path;
 
-/// A hold that the caller claims to have.
+/// A hold that the caller says it has; [`HoldRef::verify`] asks the store.
 pub struct HoldRef {
     /// With the settings of the hold's store.
     pub context: Context,
@@ -56,7 +56,7 @@ impl HoldRef {
         format!("{} in {}", listed(&self.held.keys), self.context.settings.store)
     }
 
-    /// Asks the store; `None` if it is no longer held.
+    /// Asks the store about the hold; `None` if it is no longer held.
     pub fn verify(&self) -> Result<Option<Proof>, Error> {
         self.context.verify(&mut *self.context.open()?, &self.held)
     }

@@ -21,7 +21,7 @@ pub struct KeyOperands {
     /// The patterns.
     pub patterns: Vec<Pattern>,
     prefix: String,
-    /// Time limit for each lock.
+    /// Time limit for each read of locks.
     within: Duration,
 }
 
@@ -84,9 +84,10 @@ impl KeyOperands {
         Some(format!("{place} has no key that matches {pattern}"))
     }
 
-    /// Changes each lock, the named ones first. `act` gets how the lock was named, prints the result,
-    /// and returns whether there was something to change. If a pattern matches nothing, returns an
-    /// error and changes nothing. `lacking` says what no lock had that matches a pattern.
+    /// Changes each lock, the named ones first. `act` gets how the lock was named, prints the
+    /// result, and returns whether there was something to change. If a pattern matches nothing,
+    /// returns an error and changes nothing. `lacking` ("was paused") completes the message that no
+    /// lock which matches a pattern had anything to change.
     pub fn change(
         &self,
         context: &Context,
@@ -119,8 +120,8 @@ impl KeyOperands {
         Ok(Exit::Ok)
     }
 
-    /// Reads each lock, with at most the last `ends` ends of each. `done` says what the command does
-    /// with them ("shown").
+    /// Reads each lock, with at most the last `ends` ends of each. `done` says in messages what the
+    /// command does with the locks ("shown").
     pub fn look(
         &self,
         store: &mut dyn Store,

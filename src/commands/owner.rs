@@ -25,8 +25,8 @@ pub fn owner(command: String, reason: Option<String>) -> Owner {
     .shortened()
 }
 
-/// The owner of a hold that this process takes for its parent, mostly a script, which has it when
-/// this process has ended.
+/// The owner of a hold that this process takes for its parent, usually a script. The parent has the
+/// hold after this process ends.
 pub fn parent(label: Option<String>, reason: Option<String>) -> Owner {
     let parent = getppid().map(|pid| pid.as_raw_pid().cast_unsigned());
     let command = label.or_else(|| parent.and_then(command_line_of)).unwrap_or_default();

@@ -3,8 +3,8 @@
 //!
 //! A command may take longer than one attempt to renew. It then goes on, and the next attempt uses
 //! its output. It is killed, with its process group, after the connect timeout, and when this
-//! process ends. It has its own session, so no signal of the terminal reaches it, and none of this
-//! process's descriptors. Its output is never shown.
+//! process ends. It has its own session, so no signal of the terminal reaches it, and it inherits
+//! none of this process's descriptors. Its output is never shown.
 
 use crate::clock::Moment;
 use crate::config::url::Secret;
@@ -56,7 +56,7 @@ struct State {
     /// How many runs have begun.
     count: u64,
     run: Option<Run>,
-    /// The last run that ended: its number, its end and its result.
+    /// The last run that ended: its number, when it ended, and its result.
     last: Option<(u64, Moment, Result<String, Error>)>,
     /// Whether that result was sent to a server.
     is_used: bool,
@@ -76,7 +76,7 @@ impl Source for Shell {
         let number = {
             let mut state = self.state();
             match &state.last {
-                // The connection that it was read for was not made in time.
+                // The attempt to connect that asked for this password was over before it came.
                 Some((_, ended, Ok(text))) if !state.is_used && !ended.after(self.limit).passed() => {
                     return Ok(text.clone());
                 }
@@ -140,7 +140,7 @@ impl Run {
             .stderr(Stdio::null());
         let mut child = sys::spawn_separate(&mut command, limit).map_err(|error| match error.kind() {
             ErrorKind::NotFound | ErrorKind::PermissionDenied => failed(&error.to_string()),
-            // There was no process, memory or descriptor to spare, which passes.
+            // The system is short of processes, memory or descriptors, which passes.
             _ => Error::Unavailable(format!("the password command cannot be run now: {error}")),
         })?;
         let stdout = child.stdout.take().ok_or_else(|| failed("it has no output"))?;

@@ -14,7 +14,6 @@ use crate::rules::{self, NewPause};
 use crate::store::{self, Store};
 use std::time::Duration;
 
-/// `dlock pause`.
 pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
     let by = owner("dlock pause".into(), Some(flags.reason.clone()).filter(|text| !text.is_empty()));
     let pause = |store: &mut dyn Store, name: &Name, meant| {
@@ -26,7 +25,7 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
             let new = NewPause { by: &by, lasts: flags.lasts };
             store.pause(name, Some(new), context.deadline())?;
         }
-        let held = stop_or_not(context, store, name, flags.stop.then_some(&by))?;
+        let held = ask_to_end_if(context, store, name, flags.stop.then_some(&by))?;
         let text = match longer_pause {
             None => format!("is paused for {}: no new holder until then{held}", span(flags.lasts)),
             Some((own, left)) => {
@@ -52,9 +51,9 @@ fn longer_pause(
     Ok(pause.map(|pause| (pause.clone(), left(&pause))))
 }
 
-/// Reports what happens to the holders, also those granted just before: they go on, or are asked to
-/// end.
-fn stop_or_not(
+/// Asks the holders to end, if `by` is given. Returns a clause about what each holder does,
+/// including a holder that was granted the lock just before.
+fn ask_to_end_if(
     context: &Context,
     store: &mut dyn Store,
     name: &Name,
@@ -73,7 +72,6 @@ fn stop_or_not(
     Ok(said)
 }
 
-/// `dlock resume`.
 pub fn resume(context: &Context, flags: &Resume) -> anyhow::Result<Exit> {
     let resume = |store: &mut dyn Store, name: &Name, meant| {
         let was = store.pause(name, None, context.deadline())?;

@@ -3,7 +3,7 @@
 //! has passed to another never stops that holder's job.
 
 use super::context::Context;
-use super::held::{By, Holds, Keeper};
+use super::held::{By, HoldProcess, Holds};
 use super::hold_ref::HoldRef;
 use crate::cli;
 use crate::error::Error;
@@ -69,12 +69,13 @@ fn own(claim: &HoldRef, key: &Key) -> anyhow::Result<Exit> {
     .into())
 }
 
-/// Ends the `dlock hold` process itself, if it runs here. If it learned of the release only from
-/// the store, and the store was down, it would take that for a loss.
+/// Ends the `dlock hold` process that has this hold, if it runs on this machine. With a release in
+/// the store alone, that process would report a loss if it could not ask the store what had
+/// happened.
 fn end_hold(claim: &HoldRef) -> anyhow::Result<Exit> {
     if claim.verify()?.is_some()
-        && let Some(keeper) = claim.held.keeper.and_then(Keeper::find)
-        && keeper.end(claim.context.deadline())
+        && let Some(process) = claim.held.process.and_then(HoldProcess::find)
+        && process.end(claim.context.deadline())
         && claim.verify()?.is_none()
     {
         claim.context.printer.say(Kind::Done, What::Released, &format!("{} is given back", claim.place()));

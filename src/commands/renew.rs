@@ -1,5 +1,5 @@
-//! `dlock renew`: renews a script's hold once. A hold of a `dlock run` or `dlock hold` is renewed
-//! there, by a schedule that knows its lease, and is only checked here.
+//! `dlock renew`: renews a script's hold once. A hold of a `dlock run` or `dlock hold` is only
+//! checked, because that process renews it by its own schedule.
 
 use super::context::Context;
 use super::fate::{Fate, person};

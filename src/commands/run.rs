@@ -8,10 +8,10 @@
 //! given back after the job was reaped (I8).
 
 use super::context::Context;
-use super::env::environment;
 use super::held::{Held, Holds};
+use super::job_env::environment;
 use super::owner::{command_line, owner};
-use super::stores::HoldOn;
+use super::stores::HoldRequirements;
 use crate::cli::{self, Common};
 use crate::clock::Moment;
 use crate::config::run::{KeepFor, Run};
@@ -43,7 +43,6 @@ pub mod report;
 mod report_file;
 mod session;
 
-/// `dlock run`.
 pub fn run(common: &Common, flags: &cli::Run, printer: &mut Printer) -> anyhow::Result<Exit> {
     let file = flags.report.as_deref().map(ReportFile::find).transpose()?;
     let mut report = RunReport::default();
@@ -62,13 +61,13 @@ pub fn run(common: &Common, flags: &cli::Run, printer: &mut Printer) -> anyhow::
 /// What the lock is taken for.
 pub enum Work {
     Command,
-    /// Something that dlock did not start.
+    /// A process that dlock did not start, or the program on stdin.
     Hold(Holding),
 }
 
 impl Work {
-    /// The keys that are still to be taken, and the parent job's innermost hold that has any of the
-    /// others.
+    /// The keys that are still to be taken, and the innermost hold of the parent job that has any
+    /// of the other keys.
     fn missing_keys(
         &self,
         context: &Context,
@@ -128,7 +127,7 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     let token =
         Token::random().map_err(|error| internal("cannot get random bytes from the system", &error))?;
     let inherited = prepare(subject)?;
-    let requirements = HoldOn { replicas: run.replicas, max_lease: run.max_lease };
+    let requirements = HoldRequirements { replicas: run.replicas, max_lease: run.max_lease };
     let mut store = context.open_for_hold(requirements).map_err(unstarted)?;
     let keep = store.prepare(&token).map_err(|error| unstarted(context.with_origin(error).into()))?;
 
@@ -164,7 +163,7 @@ fn ask(run: &Run, owner: Owner, token: Token, until: Until, min_hold: Duration) 
         min_hold,
         owner,
         patience: until.patience(),
-        terms: Terms { once_per: run.once_per, replaces: run.replaces, stays: run.stays },
+        terms: Terms { once_per: run.once_per, replaces: run.replaces, not_replaceable: run.not_replaceable },
         waited: Duration::ZERO,
         has_waited: false,
     }
@@ -195,7 +194,7 @@ fn run_inside(
     report.asked = Some(Moment::now());
     report.granted = Some((Moment::now(), proof.fence));
     report.slot = proof.slot;
-    // The store knows the fence.
+    // DLOCK_HELD may name another fence; the one from the store is right.
     let held = Held { fence: proof.fence, ..held.clone() };
     let env = environment(&context.settings, &run.keys, &held, proof.slot, None);
     guard

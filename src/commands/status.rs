@@ -58,8 +58,9 @@ fn place(settings: &Settings) -> Namespace {
     Namespace { store: settings.store.to_string(), prefix: settings.prefix.clone() }
 }
 
-/// Reads the locks that were named or match a pattern, or without either all that are not simply
-/// free, each with its last `ends` ends.
+/// Reads the locks that were named or match a pattern; without either, the locks that `which`
+/// selects. Each has its last `ends` ends. Leaves out a lock that is free and has no waiter, unless
+/// it was named, or was used and `which` is `Known`, as for a pattern.
 fn look(
     wanted: &KeyOperands,
     store: &mut dyn Store,

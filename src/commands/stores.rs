@@ -35,14 +35,15 @@ mod zookeeper;
 
 /// What a command that holds a lock requires of the store.
 #[derive(Clone, Copy)]
-pub struct HoldOn {
+pub struct HoldRequirements {
     pub replicas: Replicas,
     /// The longest lease on independent masters.
     pub max_lease: Duration,
 }
 
-impl HoldOn {
-    /// Refuses `--replicas`: the store has none, or `why` says what decides instead.
+impl HoldRequirements {
+    /// Refuses `--replicas`. `why` says what decides about replicas instead; `None`: the store has
+    /// none.
     fn without_replicas(self, store: &config::Store, why: Option<&str>) -> Result<(), Error> {
         match (self.replicas, why) {
             (Replicas::None, _) => Ok(()),
@@ -55,7 +56,7 @@ impl HoldOn {
 /// A store that the settings name, to be opened or probed.
 pub trait Made {
     /// Opens it to hold locks.
-    fn open(self: Box<Self>, context: &Context, hold: HoldOn) -> Result<Box<dyn Store>, Error>;
+    fn open(self: Box<Self>, context: &Context, hold: HoldRequirements) -> Result<Box<dyn Store>, Error>;
 
     /// Asks every part of it for what `doctor` judges.
     fn probe(self: Box<Self>, context: &Context) -> Survey;
@@ -64,10 +65,14 @@ pub trait Made {
 impl Context {
     /// The store that the settings name.
     pub fn open(&self) -> Result<Box<dyn Store>, Error> {
-        self.open_for_hold(HoldOn { replicas: Replicas::None, max_lease: self.settings.max_lease() })
+        self.open_for_hold(HoldRequirements {
+            replicas: Replicas::None,
+            max_lease: self.settings.max_lease(),
+        })
     }
 
-    /// An observer of locks there; `foreign` is how often it reads locks that dlock did not write.
+    /// An observer of locks in this store. `foreign` is how often it reads a lock that dlock did
+    /// not write.
     pub fn observe(&self, foreign: Duration) -> Result<Observer, Error> {
         let question = self.settings.connect_timeout + self.settings.op_timeout;
         let token = Token::random()
@@ -76,7 +81,7 @@ impl Context {
     }
 
     /// The store, opened to hold a lock.
-    pub fn open_for_hold(&self, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
+    pub fn open_for_hold(&self, hold: HoldRequirements) -> Result<Box<dyn Store>, Error> {
         self.made()?.open(self, hold)
     }
 
@@ -162,7 +167,8 @@ impl Context {
         let place = &self.settings.store.place;
         let Shape { tls: Some(named), hosts, .. } = place.shape() else { return Ok(None) };
         let client = named.client.as_ref().map(|client| (client.cert.clone(), client.key.clone()));
-        // Nodes of a cluster may report addresses while certificates have names.
+        // Nodes of a cluster may report IP addresses while their certificates have the names in the
+        // URL.
         let seeds = if let Location::Cluster { .. } = place { hosts } else { &[] };
         let names = seeds.iter().map(|seed| seed.name.clone());
         let aliases = names.filter(|name| name.parse::<IpAddr>().is_err()).collect();

@@ -99,7 +99,7 @@ impl Waiting<'_> {
         }
     }
 
-    /// The time is over while this lock is not free.
+    /// Reports that the time ran out before this lock was free. Returns the exit status.
     fn ran_out(&self, name: &Name, last: Option<View>) -> Exit {
         let state = last.as_ref().map(describe::state).unwrap_or_default();
         let over = self.bound.map(|bound| format!("; --wait ({}) ran out", span(bound))).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! `dlock watch`: prints what happens to the locks from now on. One thread reads and prints (see
-//! [`look`]); the main thread waits for what ends it: a signal, a reader that is gone, or a failure
-//! of the other thread. So ^C ends it at once, whatever the store does.
+//! [`look`]); the main thread waits for what ends the command: a signal, a reader that is gone, or
+//! a failure of the other thread. So ^C ends it at once, whatever the store does.
 
 use super::context::Context;
 use super::key_operands::KeyOperands;

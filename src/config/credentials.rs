@@ -1,7 +1,7 @@
 //! Resolves the user and password, and where they are found. Every layer may name them; the
 //! strongest layer wins, and two different values on it are an error.
 
-use super::job_env::{Beside, absolute};
+use super::access::{Beside, absolute};
 use super::url::{self, Location, Secret};
 use super::{Credentials, Layers, Password, Sensitivity, Set, Source, invalid, of_flag};
 use crate::error::Error;

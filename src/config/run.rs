@@ -54,7 +54,7 @@ pub struct Run {
     /// Whether it replaces the holder (`--replace`).
     pub replaces: bool,
     /// Whether it cannot be replaced itself (`--no-replace`).
-    pub stays: bool,
+    pub not_replaceable: bool,
     /// `--reason`, if not empty.
     pub reason: Option<String>,
     pub label: Option<String>,
@@ -119,7 +119,7 @@ impl Settings {
                 .unwrap_or(Replicas::None),
             once_per: flags.once_per,
             replaces: flags.replace,
-            stays: flags.no_replace,
+            not_replaceable: flags.no_replace,
             reason: text(&flags.reason, "reason").filter(|text| !text.is_empty()),
             label: text(&flags.label, "label"),
         })

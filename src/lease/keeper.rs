@@ -9,7 +9,7 @@ use crate::rules::Renewal;
 use crate::rules::schedule::{FailedBefore, Schedule};
 use crate::store::net::interrupt;
 use crate::store::{Error, Listener, Subscription};
-use renewal::Race;
+use race::Race;
 use std::fmt;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-mod renewal;
+mod race;
 
 /// From this age on a hold listens for a request to end; a shorter job is not worth the connection.
 pub const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
-/// Pause before a failed subscription is used again.
+/// Pause after listening has failed, or while a renewal uses the store.
 const BACKOFF: Duration = Duration::from_secs(1);
-/// Pause in listening, in which the main thread takes the store.
+/// Pause between two attempts to listen, in which the main thread can take the store.
 const YIELD: Duration = Duration::from_millis(10);
 /// From this many failures in a row on, failures are reported. A single one is not: often the next
 /// attempt succeeds.
@@ -36,11 +36,11 @@ pub struct Keeper {
     /// Called with the times of TERM and KILL after each renewal.
     pub on_renewed: Box<dyn Fn(Moment, Moment) + Send + Sync>,
     pub reports: Sender<Report>,
-    /// Readable when there is a report.
+    /// Readable when the lease thread has reported.
     pub has_report: EventFd,
     /// Readable when listening must end: the hold is over, or the main thread wants the store.
     pub stop_listening: EventFd,
-    /// Whether the lease thread has a connection to listen on.
+    /// Whether the lease thread has a subscription, which it closes when it ends.
     pub listens: AtomicBool,
 }
 
@@ -51,7 +51,7 @@ pub struct Keeping {
     pub sent: Moment,
     /// When to renew next.
     pub next: Moment,
-    /// Failed attempts in a row.
+    /// Failed attempts in a row. One that takes too long raises this to [`WORTH_SAYING`] at once.
     failures: u32,
     /// Whether the passing of the deadline was reported.
     overdue: bool,
@@ -120,7 +120,7 @@ impl Keeper {
         self.listens.store(false, Ordering::Release);
     }
 
-    /// One attempt to renew on this thread. Returns `No` where the lock is lost.
+    /// One attempt to renew on this thread. Returns `No` if the lock is lost.
     pub fn renew_here(&self, keeping: &mut Keeping) -> Kept {
         let schedule = self.request.schedule;
         let mut store = self.stores.lock();
@@ -224,16 +224,17 @@ impl Keeper {
         }
     }
 
-    /// The current store, for the main thread, which waits for it up to `by`.
-    pub fn claim(&self, by: Moment) -> Result<InUse<'_>, Error> {
+    /// Locks a store for the main thread, as [`Stores::lock_by`] does. Stops listening if that uses
+    /// the current store.
+    pub fn claim(&self, deadline: Moment) -> Result<InUse<'_>, Error> {
         if self.stores.try_lock().is_none() {
             self.stop_listening.notify();
         }
-        self.stores.lock_by(by)
+        self.stores.lock_by(deadline)
     }
 
-    /// Sleeps until `until` (false) or until something is heard (true): on the store's connection
-    /// if the store can, else on a subscription.
+    /// Sleeps until `until` and returns false, or until the store wakes it and returns true. Uses
+    /// the store's own connection if the store can, else a subscription.
     fn hear(&self, listening: &mut Listening, until: Moment) -> Result<bool, Error> {
         let subscription = match &mut listening.subscription {
             Some(subscription) => subscription,

@@ -10,9 +10,10 @@ use crate::store::{Error, Listener, Store, Subscription, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How often a watch is renewed, so that two renewals in a row may fail.
+/// How often a watch is renewed. It lasts three times as long, so two renewals in a row may fail.
 pub const WATCH_EVERY: Duration = Duration::from_secs(WATCH_KEPT.as_secs() / 3);
-/// Shortest time for a subscription, which must also connect. A read that is due may be this late.
+/// Shortest time to listen, because a subscription may have to connect first. A read may be late by
+/// this much.
 pub const LISTEN_AT_LEAST: Duration = Duration::from_millis(250);
 /// Added to the end of a lease: it is over only when its last millisecond is.
 const AFTER_LEASE: Duration = Duration::from_millis(5);
@@ -99,7 +100,7 @@ impl Observer {
 
     /// Reads a lock. If the watch is due, it is renewed before, so that no change between the two
     /// is missed.
-    pub fn look(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
+    pub fn look(&mut self, name: &Name, deadline: Moment) -> Result<View, Error> {
         let due = self.watched.get(name).copied();
         let watches = due.is_some_and(|due| due.watch_at.passed());
         let watch_next = Moment::now().after(WATCH_EVERY);
@@ -108,9 +109,9 @@ impl Observer {
                 self.store.prepare(&self.token)?;
                 self.prepared = true;
             }
-            self.store.watch(name, &self.token, by)?;
+            self.store.watch(name, &self.token, deadline)?;
         }
-        let view = self.store.inspect(name, by)?;
+        let view = self.store.inspect(name, deadline)?;
         self.answered = true;
         let look_at = self.look_again_at(&view);
         if let Some(due) = self.watched.get_mut(name) {
@@ -124,7 +125,7 @@ impl Observer {
 
     /// When to read again for what wakes nobody, such as the end of a lease.
     fn look_again_at(&self, view: &View) -> Moment {
-        // If a hold outlives its lease, min-hold keeps it.
+        // A hold without a lease left is kept only by its min-hold.
         let leases = view.holders.iter().map(|holder| holder.lease).filter(|lease| !lease.is_zero());
         let foreign = view.foreign.as_ref().map(|_| self.budgets.foreign);
         let first = leases.chain(view.left).chain(foreign).min();
@@ -197,7 +198,7 @@ impl Observer {
         let only = BTreeSet::from([name.clone()]);
         let mut troubled = false;
         loop {
-            match self.look(name, self.by(end)) {
+            match self.look(name, self.deadline(end)) {
                 Ok(view) => {
                     if std::mem::take(&mut troubled) {
                         remark(Remark::Recovered);
@@ -241,12 +242,12 @@ impl Observer {
         }
     }
 
-    fn by(&self, end: Option<Moment>) -> Moment {
+    fn deadline(&self, end: Option<Moment>) -> Moment {
         let now = Moment::now();
-        let by = now.after(self.budgets.question);
+        let deadline = now.after(self.budgets.question);
         match end {
-            Some(end) if self.answered => by.min(end.max(now.after(RIDE_OUT_PAUSE))),
-            _ => by,
+            Some(end) if self.answered => deadline.min(end.max(now.after(RIDE_OUT_PAUSE))),
+            _ => deadline,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How a lock is acquired, step by step: request, wait in the queue, ride out an outage there, give
-//! up. Between two steps the caller may handle a signal. The last step tells that the lock is held,
-//! or why not. Renewals are done elsewhere.
+//! up. Between two steps the caller may handle a signal. The last step reports that the lock is
+//! held, or why it is not. Renewals are done elsewhere.
 
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::Moment;
@@ -15,12 +15,13 @@ use std::time::Duration;
 const NEXT_AT_LEAST: Duration = Duration::from_millis(1);
 /// When a waiter first asks how long runs usually take, counted from its start.
 const ESTIMATE_AFTER: Duration = Duration::from_secs(5);
-/// How often it asks that again.
+/// How often a waiter asks again how long runs usually take.
 const ESTIMATE_EVERY: Duration = Duration::from_secs(60);
-/// If this many stand before it, a waiter does not ask how long runs take: its wait is long anyway,
-/// and a crowd would ask at the same time.
+/// With this many waiters before it, a waiter does not ask how long runs usually take: its wait is
+/// long anyway, and a crowd would ask at the same time.
 const ESTIMATE_AHEAD_MAX: u64 = 50;
-/// So many grants in a row may come too late to be used; at the next, the store counts as too slow.
+/// Most grants in a row that may come too late to be used. At the next one the store counts as too
+/// slow.
 const LATE_ANSWERS: u32 = 2;
 
 /// The next step.
@@ -42,7 +43,7 @@ pub enum Step {
     GoesOn,
     /// The lock is held; the lease counts from this time.
     Held(Moment),
-    /// It was not obtained. The last report tells why.
+    /// The lock was not obtained. The last report says why.
     Over,
 }
 
@@ -55,7 +56,7 @@ pub struct Progress {
     blocker: Option<Blocker>,
     /// Whether an outage was reported.
     troubled: bool,
-    /// Requests in a row that failed because the answer took too long.
+    /// Failures in a row that each took longer than [`RIDE_OUT_PAUSE`].
     slow: u32,
     /// Grants in a row that came too late to be used.
     late: u32,
@@ -113,15 +114,15 @@ impl Progress {
         Ask { waited, has_waited, ..request.ask.clone() }
     }
 
-    /// The deadline of a request sent at `sent`. If the store has answered or failed before, it is
-    /// soon after the end of the wait at the latest.
-    fn by(&self, request: &Request, sent: Moment) -> Moment {
-        let by = sent.after(request.budget());
+    /// The deadline of a request sent at `sent`. If the store has answered or failed before, the
+    /// deadline is no later than shortly after the end of the wait.
+    fn deadline(&self, request: &Request, sent: Moment) -> Moment {
+        let deadline = sent.after(request.budget());
         match request.until {
             Until::At(end) if self.blocker.is_some() || self.troubled => {
-                by.min(end.max(sent.after(RIDE_OUT_PAUSE)))
+                deadline.min(end.max(sent.after(RIDE_OUT_PAUSE)))
             }
-            _ => by,
+            _ => deadline,
         }
     }
 
@@ -137,11 +138,11 @@ impl Progress {
         self.blocker = Some(waiting.blocker.clone());
         if waiting.ahead < ESTIMATE_AHEAD_MAX && self.estimate_at.passed() {
             self.estimate_at = Moment::now().after(ESTIMATE_EVERY);
-            let by = Moment::now().after(request.op_timeout);
+            let deadline = Moment::now().after(request.op_timeout);
             // No decision depends on this, so a failure does not matter.
             self.usual = match request.names.as_slice() {
                 [name] if request.ask.mode == Mode::Exclusive => {
-                    ends(name, by).and_then(|ends| typical(&ends))
+                    ends(name, deadline).and_then(|ends| typical(&ends))
                 }
                 _ => None,
             };
@@ -174,7 +175,7 @@ fn pause(slow: u32, ttl: Duration, until: Until) -> Duration {
 }
 
 /// Acquires the lock, waiting as the request says, and reports what it learns. Returns the time
-/// from which the lease counts; on None the last report tells why.
+/// from which the lease counts. On None the last report says why.
 pub fn obtain(store: &mut dyn Store, request: &Request, report: &mut dyn FnMut(Report)) -> Option<Moment> {
     let mut progress = Progress::begin();
     loop {
@@ -207,9 +208,9 @@ impl Obtaining<'_> {
 
     fn ask(&mut self) -> Step {
         let sent = Moment::now();
-        let by = self.progress.by(self.request, sent);
+        let deadline = self.progress.deadline(self.request, sent);
         let ask = self.progress.asked(self.request, sent);
-        match self.store.acquire(&self.request.names, &ask, by) {
+        match self.store.acquire(&self.request.names, &ask, deadline) {
             // Asking again extends the lease, counted from the new request.
             Ok(Acquired::Granted(_)) if self.is_too_late(sent) && self.progress.late < LATE_ANSWERS => {
                 self.progress.late += 1;
@@ -244,8 +245,8 @@ impl Obtaining<'_> {
         }
         let Self { store, request, progress, .. } = self;
         let token = &request.ask.token;
-        let next =
-            progress.handle_waiting(request, &mut waiting, |name, by| store.ends(name, token, by).ok());
+        let next = progress
+            .handle_waiting(request, &mut waiting, |name, deadline| store.ends(name, token, deadline).ok());
         (self.report)(Report::Waiting(waiting));
         self.then(Next::Sleep(next))
     }
@@ -280,19 +281,19 @@ impl Obtaining<'_> {
 
     /// Whether to ask again although the store failed. A caller that is in the queue waits for the
     /// store as it does for the lock. A caller without an answer so far does so too, unless the URL
-    /// may be wrong. A grant that too few replicas have acknowledged cannot be used; it is
-    /// requested until they have.
+    /// may be wrong. A grant that too few replicas have acknowledged cannot be used, so it is
+    /// requested again.
     fn rides_out(&self, error: &Error, queued: bool) -> bool {
         if queued { error.is_transient() } else { self.request.until.rides_out(error) }
     }
 
     fn fail(&mut self, error: Error) -> Step {
         let Error::Unacknowledged(text) = error else { return self.over(Report::Failed(error)) };
-        // Try once only: it is known that the replicas do not answer. If this fails, the guard
+        // Try only once, because the replicas are known not to answer. If this fails, the guard
         // gives the lock back.
-        let (by, end) =
+        let (deadline, end) =
             (Moment::now().after(self.request.op_timeout), End { ran: Ran::No, job: None, once_per: false });
-        let said = match self.store.leave(&self.request.names, &self.request.ask.token, &end, by) {
+        let said = match self.store.leave(&self.request.names, &self.request.ask.token, &end, deadline) {
             Ok(_) | Err(Error::Unacknowledged(_)) => format!("{text}; the lock is given back"),
             Err(_) => text,
         };
@@ -314,7 +315,7 @@ impl Obtaining<'_> {
             Ok(Slept::Through) if !at.passed() => return Step::GoesOn,
             Err(_) if interrupt::is_raised() => return self.then(Next::Ask),
             Ok(_) => {}
-            // The next heartbeat tells what is wrong, or succeeds on a new connection.
+            // The next heartbeat shows what is wrong, or succeeds on a new connection.
             Err(error) if error.is_transient() => {
                 return self.then(Next::Retry(Moment::now().after(RIDE_OUT_PAUSE.min(at.left()))));
             }
@@ -325,11 +326,11 @@ impl Obtaining<'_> {
 
     /// Leaves the queue, and reports `why`.
     fn give_up(&mut self, why: Report) -> Step {
-        let by = Moment::now().after(self.request.op_timeout);
+        let deadline = Moment::now().after(self.request.op_timeout);
         let end = End { ran: Ran::No, job: None, once_per: false };
-        match give_back(self.store, &self.request.names, &self.request.ask.token, &end, by) {
+        match give_back(self.store, &self.request.names, &self.request.ask.token, &end, deadline) {
             Ok(_) => self.over(why),
-            // It may have left the queue already: another acquire would enter it anew.
+            // The waiter may have left the queue already; another acquire would put it back.
             Err(_) if interrupt::is_raised() => self.then(Next::GiveUp),
             Err(error) => self.over(Report::Failed(error)),
         }

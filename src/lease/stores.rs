@@ -1,5 +1,5 @@
 //! The connections of a holder: one, and for some kinds of store a second one, which is opened only
-//! when the first one has waited too long for an answer.
+//! when an answer on the first one takes too long.
 
 use crate::clock::{self, Moment};
 use crate::store::{Endurance, Error, Store};
@@ -20,7 +20,7 @@ pub struct Stores {
     current: AtomicUsize,
     /// Whether an attempt gets a long limit, because a retry would need a new connection.
     is_long: bool,
-    /// The error for a store that does not answer in time, if there are two.
+    /// The error to report when a store does not answer in time; `None` if there is only one store.
     late: Option<Error>,
     /// The lock is being given back: no renewal may begin.
     closed: AtomicBool,
@@ -67,11 +67,11 @@ impl Stores {
         self.try_lock().is_some()
     }
 
-    /// Waits until the store is free. If there are two, waits up to `by` until one of them is; for
+    /// Waits until the store is free. If there are two, waits up to `deadline` until one of them is; for
     /// the first half of that time only the current one will do, because its connection is open.
-    pub fn lock_by(&self, by: Moment) -> Result<InUse<'_>, Error> {
+    pub fn lock_by(&self, deadline: Moment) -> Result<InUse<'_>, Error> {
         let Some(late) = &self.late else { return Ok(self.lock()) };
-        let half = Moment::now().after(by.left() / 2);
+        let half = Moment::now().after(deadline.left() / 2);
         let mut pause = POLL_PAUSE / 16;
         loop {
             let current = self.current();
@@ -81,7 +81,7 @@ impl Stores {
                     return Ok(store);
                 }
             }
-            if by.passed() {
+            if deadline.passed() {
                 return Err(late.clone());
             }
             clock::sleep(pause);

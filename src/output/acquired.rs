@@ -9,7 +9,8 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 
-/// The object of `--json`. docs/dlock.schema.json explains the fields; adding one is a minor change.
+/// The object of `--json`. docs/dlock.schema.json explains the fields; a new field is a minor
+/// change.
 #[derive(Serialize)]
 pub struct Acquired<'a> {
     /// The keys in the order given.

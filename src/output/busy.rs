@@ -1,4 +1,4 @@
-//! Why the lock was not obtained, as one line for three moments: busy, gave up waiting, still
+//! Why the lock was not obtained, as one line, in three cases: busy, gave up waiting, still
 //! waiting. All three describe the holder in the same words. The caller decides when and where to
 //! print the line.
 
@@ -133,7 +133,7 @@ pub fn line(asked: Asked, heard: Waiting, since: Moment) -> impl Fn(Width) -> Sa
     }
 }
 
-/// The same, `age` later, if nothing has changed.
+/// The same answer as it would be `age` later if nothing has changed.
 fn aged(waiting: &Waiting, age: Duration) -> Waiting {
     let mut waiting = waiting.clone();
     waiting.turn = waiting.turn.map(|turn| turn.saturating_sub(age));
@@ -154,7 +154,7 @@ impl Asked {
         in_order.get(at).copied().unwrap_or(&self.keys[0])
     }
 
-    /// That key, its store, and the other keys of the request.
+    /// The key at this position, its store, and the other keys of the request.
     fn at(&self, at: usize) -> String {
         let key = self.key_of(at);
         let others: Vec<Key> = self.keys.iter().filter(|other| *other != key).cloned().collect();
@@ -258,7 +258,7 @@ fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
         Some(Mode::Slots(slots)) => format!("{taken} of its {slots} slots held, one by"),
     };
     let others = match blocker.mode {
-        // The number was given above.
+        // `how` has the number already.
         Some(Mode::Slots(_)) => String::new(),
         _ => and_others(blocker.others, ", and by"),
     };
@@ -284,7 +284,7 @@ pub fn asked_to_stop(holder: &Holder) -> String {
     }
 }
 
-/// The number of others.
+/// How many other holders there are, as a clause that begins with `and`.
 pub fn and_others(others: u64, and: &str) -> String {
     let space = if and.starts_with(',') { "" } else { " " };
     match others {

@@ -68,7 +68,7 @@ pub fn line(store: String, view: View, since: Moment) -> impl Fn(Width) -> Said 
     }
 }
 
-/// The same, `age` later, if nothing has changed.
+/// The same view as it would be `age` later if nothing has changed.
 fn aged(view: &View, age: Duration) -> View {
     let mut view = view.clone();
     view.left = view.left.map(|left| left.saturating_sub(age));

@@ -1,4 +1,4 @@
-//! The words for what happened, and the holder or operator that a message names. output.rs writes
+//! What a message reports, as a word, and the holder or operator that it names. output.rs writes
 //! them (`--log-format json`). docs/messages.md explains them; a new word is a minor change.
 
 use crate::exit::Exit;
@@ -15,24 +15,24 @@ pub enum What {
     Busy,
     /// Another run had done the work, within `--once-per`.
     Done,
-    /// A newer run with `--replace` takes the place of this one.
+    /// A newer run with `--replace` takes the place of this one, or asks it to end.
     Superseded,
     /// In the queue, or watching until a lock is free.
     Waiting,
-    /// The lock is held.
+    /// The lock was granted, or a hold of the parent job covers it.
     Granted,
     /// The store does not answer, and is tried again.
     Trouble,
-    /// It answers again.
+    /// The store answers again.
     Recovered,
-    /// Somebody asks the holder to end.
+    /// An operator asks the holder to end.
     Asked,
     /// The lock is lost, or not held.
     Lost,
     /// `--max-run` is over.
     Timeout,
-    /// The command has ended, and the lock is kept for what it left behind. Or what the lock was to
-    /// be held for has ended.
+    /// The command has ended, and the lock is kept for what it left behind; or the process or
+    /// program that a hold is for ended before the grant.
     Ended,
     /// The command was stopped (^Z).
     Suspended,
@@ -48,9 +48,9 @@ pub enum What {
     NotStarted,
     /// The lock is free.
     Free,
-    /// The holder, before the lock is taken away.
+    /// A holder, before it is asked to end or the lock is taken away; or the answer of `check`.
     Held,
-    /// The lease was extended, or its dlock extends it.
+    /// The lease was extended, or the dlock that holds the lock extends it.
     Renewed,
     /// The lock was taken away.
     Revoked,
@@ -106,11 +106,11 @@ pub struct Event<'a> {
     pub key: Option<&'a str>,
     /// The holder, or one of several holders.
     pub holder: Option<&'a Holder>,
-    /// Number of waiters ahead in the queue; of busy, in a queue that is full.
+    /// Number of waiters before this one in the queue; for `Busy`, the number in a full queue.
     pub ahead: Option<u64>,
-    /// Who did it, or asks for it.
+    /// The owner who did it, or asks for it.
     pub by: Option<&'a Owner>,
-    /// The status with which dlock ends because of it.
+    /// The exit status, if dlock ends because of this.
     pub status: Option<u8>,
 }
 

@@ -1,7 +1,7 @@
 //! The output of `dlock history` for people: a plain table in a pipe, never cut; on a terminal one
-//! row a run, with a bar (see [`axis`]). All times are the store's. A time axis ends with the
-//! newest end, not now, so that runs of long ago are still told apart. A key or holder too long for
-//! its column gets its own line.
+//! row for each run, with a bar (see [`axis`]). All times are the store's. A time axis ends with
+//! the newest end, not now, so that runs of long ago are still told apart. A key or holder too long
+//! for its column gets its own line.
 
 use super::columns::{broken, spaces, width};
 use super::locale::Charset;
@@ -136,7 +136,7 @@ impl HistoryEntry {
         }
     }
 
-    /// When it was, by the store's clock.
+    /// When the hold ended or the request was refused, by the store's clock.
     pub fn at(&self) -> u64 {
         match self {
             Self::End(end) => end.ended,
@@ -173,8 +173,8 @@ pub fn refused(key: Option<&str>, refusal: &Refusal, now: Option<u64>) -> String
         .into_owned()
 }
 
-/// The refusals between two rows as one line, newest first: a single one in full; of several a tick
-/// for each, and how many, when and whose.
+/// The refusals between two rows as one line, newest first. A single one is shown in full; several
+/// as one tick each, with their number, times and owners.
 pub fn ticks(key: Option<&str>, refusals: &[&Refusal], now: u64, columns: usize, style: Style) -> String {
     const NAMED: usize = 3;
     let line = match refusals {
@@ -203,7 +203,7 @@ pub fn ticks(key: Option<&str>, refusals: &[&Refusal], now: u64, columns: usize,
 }
 
 /// Puts the lines of refusals between the rows of the ends; the first row is the head. `lines_of`
-/// makes them from the refusals of one key between two ends.
+/// makes these lines from the refusals of one key between two ends.
 pub fn between(
     rows: Vec<String>,
     all: &[(String, HistoryEntry)],

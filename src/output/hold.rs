@@ -28,9 +28,9 @@ pub enum HoldEvent<'a> {
         /// Time until the lock is lost if nothing changes.
         left_ms: u64,
     },
-    /// It can be renewed again.
+    /// The lease can be renewed again.
     Recovered,
-    /// Somebody asks for the lock. It is still held.
+    /// An operator or a newer run asks for the lock. It is still held.
     Asked { by: Option<Actor<'a>>, superseded: bool },
     /// The lock is lost, or about to be.
     Lost {

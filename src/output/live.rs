@@ -1,6 +1,7 @@
 //! Decides when and where a waiting dlock prints. On a terminal it keeps one line that changes in
 //! place; elsewhere the first line comes after ten seconds and then one a minute, so that a log
-//! does not fill. The caller provides the text (from `busy` and `describe`) and wakes this in time.
+//! does not fill. The caller provides the text (from `busy` and `describe`), and calls
+//! [`Line::go_on`] in time.
 //!
 //! While the line is shown, the cursor is at its start. A terminal that gets narrower may wrap the
 //! line, and keeps the cursor at the same place in the text. So everything from the cursor on may
@@ -83,12 +84,12 @@ impl Line {
         Self { printer: printer.clone(), place, next, announced: false, text: None }
     }
 
-    /// Whether a log says that it waits.
+    /// Whether a log says that this dlock waits.
     pub fn has_announced(&self) -> bool {
         self.announced
     }
 
-    /// Prints that it waits because of trouble that may pass.
+    /// Prints that dlock waits because of trouble that may pass.
     pub fn announce<'a>(&mut self, event: impl Into<Event<'a>>, text: &str) {
         self.say(Kind::Passing, event, text);
         self.announced |= self.place == Medium::Log;

@@ -1,6 +1,6 @@
-//! The characters that the terminal can show, by the locale's name, because there may be no C
-//! library to ask. For what dlock draws itself; a pipe gets the text unchanged. `columns` measures
-//! width.
+//! The characters that the terminal can show. The locale's name decides, because there may be no C
+//! library to ask. This matters only for a terminal; a pipe gets the text unchanged. `columns`
+//! measures width.
 
 use std::ffi::OsString;
 

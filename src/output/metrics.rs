@@ -46,7 +46,7 @@ impl Sample {
 #[derive(Debug, Default)]
 pub struct Exposition {
     most: usize,
-    /// The first locks by name, by key.
+    /// The first `most` locks in order of key. A sample here has the label in place of the key.
     shown: BTreeMap<String, Sample>,
     /// The sum. Its key is empty.
     all: Sample,
@@ -127,7 +127,7 @@ impl Exposition {
         family("last_success_timestamp_seconds", "gauge", success, &|lock| time(lock.stat.last_success));
         let failure = "When a job last ended otherwise than by itself with status 0.";
         family("last_failure_timestamp_seconds", "gauge", failure, &|lock| time(lock.stat.last_failure));
-        // A sum of these is of no use.
+        // A sum of leases is of no use, so there is no family for all locks.
         let (lease, shown) = ("Time left of the lease; of several holders the longest.", self.shown.values());
         each(&mut text, "dlock_lease_left_seconds", "gauge", lease, shown, &|lock| time(lock.lease));
         let (none, hidden) = ([&Sample::default()], self.keys.saturating_sub(self.shown.len() as u64));

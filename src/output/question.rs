@@ -1,4 +1,4 @@
-//! Asks the operator on the terminal, by one line that ends with `[y/N]`.
+//! Asks the operator a question on the terminal, in one line that ends with `[y/N]`.
 
 use super::{escaped, send};
 use crate::error::Error;

@@ -1,5 +1,5 @@
 //! The output of `dlock status KEY` for people: everything about one lock, with its waiters. On a
-//! terminal a long value goes on in the next line; nothing is cut. `table` shows several locks.
+//! terminal a long value continues on the next line; nothing is cut. `table` shows several locks.
 
 use super::columns::{Width, broken, padded};
 use super::history::why;
@@ -89,7 +89,7 @@ fn state(lines: &mut Lines, view: &View, coloured: Coloured) {
     for holder in &view.holders {
         held(lines, view, holder);
     }
-    // With holders, each lease shows it.
+    // With holders, each lease shows when the lock is free.
     match (view.state, view.left) {
         (State::Free, _) => {}
         (_, Some(left)) if view.holders.is_empty() => lines.add(0, "free in", &span(left)),

@@ -1,7 +1,7 @@
 //! The object that `run --report` writes. Every field is always present, null if unknown; spans are
 //! whole milliseconds. docs/report.md explains the fields; adding one is a minor change, anything
 //! else a major one. It contains no time of day: the store's clock decides about a lock, and a run
-//! that never reached the store only knows this machine's.
+//! that never reached the store knows only this machine's clock.
 
 use super::json::{Actor, JobEnd};
 use crate::lock::Fence;
@@ -14,7 +14,7 @@ pub struct Report<'a> {
     /// dlock's exit status, as a shell shows it.
     pub status: u8,
     pub started: bool,
-    /// How the job ended; if a signal ended dlock before the start, that signal.
+    /// How the job ended. If a signal ended dlock before the job started, that signal.
     #[serde(flatten)]
     pub job: JobEnd,
     pub lost: Option<HowLost>,
@@ -70,11 +70,11 @@ pub enum Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HowLost {
-    /// It could not be renewed in time.
+    /// The lease could not be renewed in time.
     Expired,
-    /// It vanished from the store, or another holds it.
+    /// The hold vanished from the store, or another one holds the lock.
     Vanished,
-    /// An operator took it away.
+    /// An operator took the lock away.
     Forced,
     /// An operator asked the holder to end.
     Asked,

@@ -19,7 +19,7 @@ const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 pub struct Screen {
     /// Whether the terminal shows the page.
     shown: bool,
-    /// The keyboard's modes before, while they are changed.
+    /// The terminal modes to restore, while they are changed so that each key is read at once.
     keyboard: Option<Termios>,
 }
 
@@ -64,13 +64,13 @@ impl Screen {
         }
     }
 
-    /// The descriptor to read keys from, while keys are read.
+    /// The descriptor to read keys from, if keys are read now.
     pub fn keyboard(&self) -> Option<BorrowedFd<'static>> {
         // In the background a read would stop dlock.
         self.keyboard.as_ref().map(|_| stdin()).filter(|keys| is_in_front(*keys))
     }
 
-    /// The keys that were pressed. None after the keyboard is gone.
+    /// The keys that were pressed. No key comes once stdin has ended.
     pub fn pressed(&mut self) -> Vec<u8> {
         let mut keys = [0; 64];
         let mut ready = [PollFd::from_borrowed_fd(stdin(), PollFlags::IN)];

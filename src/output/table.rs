@@ -1,9 +1,9 @@
-//! The output of `dlock status` for several locks: one row a lock, and one more for each further
-//! holder. On a terminal the table fits the width: KEY and HOLDER are never cut, less important
-//! columns are left out, and if the two do not fit side by side they are on separate lines. A key
-//! much longer than the others is on a line above its row, so that it takes no room of other rows.
-//! Rows of one lock show common values once. A pipe gets everything, and each row in full. Text
-//! from the store is escaped cell by cell. `record` shows a single lock.
+//! The output of `dlock status` for several locks: one row for each lock, and one more for each
+//! further holder. On a terminal the table fits the width: KEY and HOLDER are never cut, less
+//! important columns are left out, and if the two do not fit side by side they are on separate
+//! lines. A key much longer than the others is on a line above its row, so that it takes no room of
+//! other rows. Rows of one lock show common values once. A pipe gets everything, and each row in
+//! full. Text from the store is escaped cell by cell. `record` shows a single lock.
 
 use super::columns::{Width, broken, padded, spaces, width};
 use super::history::how;
@@ -52,8 +52,8 @@ const OMISSIONS: [Omission; 11] = [
     Omission::Column(SINCE),
     Omission::Column(MODE),
     Omission::Column(LEFT),
-    // Instead of this, KEY, or KEY and HOLDER, go to separate lines, and what was left out comes
-    // back while there is room.
+    // STATE is left out last. Before that, the layout begins anew with KEY, and then also HOLDER,
+    // on separate lines, which makes room for columns that were left out.
     Omission::Column(STATE),
 ];
 
@@ -76,37 +76,30 @@ struct Row {
 
 /// The table, with a line end after each row.
 pub fn status(views: &[View], width: Width, coloured: Coloured) -> String {
-    table(views, |_| Vec::new(), width, coloured)
+    table(views, |view| lock(view, width), width, coloured)
 }
 
-/// The same, with the last success if the last run did not succeed.
+/// The table with the last success of each lock whose last run did not succeed.
 pub fn all(views: &[View], width: Width, coloured: Coloured) -> String {
-    let add = |view: &View, rows: &mut [Row]| {
+    let rows = |view: &View| {
+        let mut rows = lock(view, width);
         let is_success = view.log.first().is_some_and(LoggedEnd::is_success);
         if let (Some(ended), Some(row), false) = (view.stat.last_success, rows.first_mut(), is_success) {
             let ago = std::time::Duration::from_millis(view.now.saturating_sub(ended));
             row.cells[LAST_RUN].push_str(&format!("; ok {} ago", span(ago)));
         }
+        rows
     };
-    lay_out(
-        views,
-        |view| {
-            let mut rows = lock(view, width);
-            add(view, &mut rows);
-            rows
-        },
-        width,
-        coloured,
-    )
+    table(views, rows, width, coloured)
 }
 
-/// The same, with the waiters under each lock.
+/// The table with the waiters under each lock.
 pub fn watched(views: &[View], width: Width, coloured: Coloured) -> String {
-    table(views, waiters, width, coloured)
+    table(views, |view| lock(view, width).into_iter().chain(waiters(view)).collect(), width, coloured)
 }
 
-fn table(views: &[View], under: impl Fn(&View) -> Vec<Row>, width: Width, coloured: Coloured) -> String {
-    let rows = |view: &View| lock(view, width).into_iter().chain(under(view)).collect();
+/// The table with these rows for each lock, and the pauses that it has no room for.
+fn table(views: &[View], rows: impl Fn(&View) -> Vec<Row>, width: Width, coloured: Coloured) -> String {
     let text = lay_out(views, rows, width, coloured);
     let pauses = pauses(views, &text, width);
     text + &pauses
@@ -356,7 +349,7 @@ fn waiters(view: &View) -> Vec<Row> {
     view.waiters.iter().map(row).collect()
 }
 
-/// The last end: how, how long ago, and how long it ran.
+/// The last end: how the run ended, how long ago, and how long it ran.
 pub(super) fn last(end: &LoggedEnd, now: u64) -> String {
     let ms = std::time::Duration::from_millis;
     let (ago, ran) = (now.saturating_sub(end.ended), end.ended.saturating_sub(end.since));

@@ -1,6 +1,6 @@
-//! The answers of the operations, as the lock rules give them, the stores pass them on and the
-//! commands and the output read them. Times are the store's own clock, in milliseconds since 1970
-//! where not said otherwise. The scripts of Redis answer with the same fields, as JSON.
+//! The answers of the operations. The lock rules give them, the stores pass them on, and the
+//! commands and the output read them. Times are on the store's clock, in milliseconds since 1970
+//! unless stated otherwise. The scripts of Redis answer with the same fields, as JSON.
 
 use super::time::ms;
 use crate::exit::Ended;
@@ -88,7 +88,7 @@ pub struct Proof {
 /// A place in the queue.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Waiting {
-    /// How many live waiters are before this one.
+    /// Number of waiters before this one that are not suspended.
     pub ahead: u64,
     /// Time until the earliest event that can advance this waiter.
     #[serde(with = "ms")]
@@ -135,7 +135,7 @@ pub enum Renewal {
     Asked,
     /// Renewed, and a newer run with `--replace` asks that.
     Superseded,
-    /// An operator revoked it. By `leave` the token may still tell that the job is dead.
+    /// An operator revoked it. The holder may still report by `leave` that its job is dead.
     Revoked,
     /// The token holds nothing (expired, taken over, or the store forgot).
     NotHeld,
@@ -179,7 +179,8 @@ pub enum Requested {
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Revoked {
     Free,
-    /// Holds, whose renewals fail from now on; the next grant comes after `left` at the latest.
+    /// The lock was held. The renewals of these holds fail from now on, and the next grant comes
+    /// after `left` at the latest.
     Holds {
         /// The former holders, the oldest first.
         holders: Vec<Holder>,
@@ -187,9 +188,10 @@ pub enum Revoked {
         #[serde(with = "ms")]
         left: Duration,
     },
-    /// The rest of a min-hold, with no job under it; free now.
+    /// Only a min-hold kept the lock, and no job ran under it. The lock is free now.
     Cooling,
-    /// It was revoked before, and the old job may live for `left` longer.
+    /// It was revoked before; or it is held, but no hold is on record. The old job may live for
+    /// `left` longer.
     AlreadyRevoked {
         /// The former holders, where they are known.
         #[serde(default)]
@@ -198,7 +200,7 @@ pub enum Revoked {
         #[serde(with = "ms")]
         left: Duration,
     },
-    /// Not a lock of dlock's; left alone.
+    /// A value that dlock did not write; it was not changed.
     Foreign(Foreign),
     /// A STRING that was not a lock of dlock's, deleted by [`When::Now`].
     ForeignDeleted,

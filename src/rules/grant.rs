@@ -1,4 +1,5 @@
-//! What a grant is: whether a lock admits one more holder, its slot, its fence, and the confirmation.
+//! Grants locks, with a slot and a fence, and confirms grants. Says what blocks a caller. Whether a
+//! lock has room for one more is `Record::admits`.
 
 use super::record::Granted;
 use super::{Ask, Blocker, CONFIRM_WITHIN, Grant, LockTable, Record, Time};
@@ -18,8 +19,9 @@ impl LockTable {
             return;
         }
         let Some(slot) = self.slot(&names, ask.mode) else { return };
-        let (token, mode, owner, stays) = (ask.token.clone(), ask.mode, ask.owner.clone(), ask.terms.stays);
-        self.grant(now, &names, Granted { token, mode, slot, fence: 0, waited: 0, stays, owner });
+        let (token, mode, owner, not_replaceable) =
+            (ask.token.clone(), ask.mode, ask.owner.clone(), ask.terms.not_replaceable);
+        self.grant(now, &names, Granted { token, mode, slot, fence: 0, waited: 0, not_replaceable, owner });
     }
 
     /// The lowest slot that is free in all of the locks, or None. `Some(None)` if the mode has no

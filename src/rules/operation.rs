@@ -24,12 +24,12 @@ pub struct Ask {
     /// Whether to wait in the queue if the lock cannot be granted now.
     pub patience: Patience,
     pub terms: Terms,
-    /// How long the caller has been asking. With [`Terms::replaces`] the newest caller is found by
-    /// it, also on a store that was away.
+    /// How long the caller has been asking. With [`Terms::replaces`] it tells when the caller came,
+    /// if the store has forgotten the caller's place in the queue.
     #[serde(with = "ms")]
     pub waited: Duration,
-    /// Whether the caller has had a place in the queue, which the store may have forgotten. A full
-    /// queue takes it back.
+    /// Whether the caller has had a place in the queue, which the store may have forgotten. If so,
+    /// even a full queue accepts it again.
     #[serde(skip_serializing_if = "is_not")]
     pub has_waited: bool,
 }
@@ -48,7 +48,7 @@ pub struct Terms {
     pub replaces: bool,
     /// Once granted, the hold is not asked to end by a run with `--replace`.
     #[serde(skip_serializing_if = "is_not")]
-    pub stays: bool,
+    pub not_replaceable: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -90,7 +90,7 @@ pub struct End {
 pub enum Ran {
     /// It ran, and ended by itself.
     Yes,
-    /// It ran, and was ended: this is why.
+    /// It ran, and was stopped for this reason.
     Cut(Outcome),
     No,
 }

@@ -51,7 +51,7 @@ impl LockTable {
             let waiter = Waiter {
                 ticket,
                 since,
-                silent: Due::after(now, SILENCE),
+                stale_at: Due::after(now, SILENCE),
                 forget: Due::after(now, TICKET_KEPT),
                 mode: ask.mode,
                 names: names.iter().map(|name| name.as_str().to_owned()).collect(),
@@ -69,8 +69,8 @@ impl LockTable {
         }
     }
 
-    /// Suspends the stale waiters directly before this one; else nobody would notice them before
-    /// they are the head.
+    /// Suspends the stale waiters directly before this one. Otherwise they would be noticed only at
+    /// the head of the queue.
     pub(super) fn suspend_stale_before(
         &mut self,
         now: Time,
@@ -167,9 +167,9 @@ impl LockTable {
                 self.record(name).expire(now);
                 let first = self.head(now, name, work);
                 if first.as_ref() != Some(head) {
-                    // Go on only to an earlier ticket, so that this ends. If this waiter's place in
-                    // that queue was lost, it is never the first there, and two such waiters would
-                    // send each other round.
+                    // Put only a queue with an earlier ticket on the worklist, so that this ends. A
+                    // waiter that has lost its place in one of its queues is never first there, and
+                    // two such waiters would put each other's queues on the worklist for ever.
                     if first.is_some_and(|first| first < *head) {
                         work.push_back(name.clone());
                     }
@@ -188,9 +188,13 @@ impl LockTable {
                 work.push_back(name.clone());
             }
         }
-        let (token, mode, owner, stays) =
-            (head.1.clone(), waiter.mode, waiter.owner.clone(), waiter.terms.stays);
-        self.grant(now, &waiter.names, Granted { token, mode, slot, fence: 0, waited, stays, owner });
+        let (token, mode, owner, not_replaceable) =
+            (head.1.clone(), waiter.mode, waiter.owner.clone(), waiter.terms.not_replaceable);
+        self.grant(
+            now,
+            &waiter.names,
+            Granted { token, mode, slot, fence: 0, waited, not_replaceable, owner },
+        );
         true
     }
 

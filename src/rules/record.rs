@@ -1,4 +1,5 @@
-//! The record of one lock (holders, waiters, history), and the changes that concern one lock only.
+//! The record of one lock (holders, waiters, history), and the changes that concern one lock only:
+//! how a hold is confirmed, renewed and ended, and how its min-hold begins.
 //! [`super::LockTable`] does what concerns several locks at once.
 //!
 //! Invariants between two operations:
@@ -8,22 +9,22 @@
 //!   queue, but its ticket is retained for [`super::TICKET_KEPT`], so that it can return to its old
 //!   place. A waiter that was granted the lock is suspended too, until it confirms; if it never
 //!   does, the next waiter is granted the lock.
-//! - A waiter in the middle of the queue whose ticket is forgotten counts as before the others
-//!   until it is the head. On Redis, to find it earlier, each heartbeat would have to read the whole
-//!   queue.
+//! - A waiter whose ticket is forgotten keeps its place in the middle of the queue until it is the
+//!   head, and the waiters behind it count it. To find it earlier, each heartbeat on Redis would
+//!   have to read the whole queue.
 
-use super::answer::{Left, LoggedEnd, Outcome, Pause, Success};
-use super::operation::{Ask, End, Terms, is_not};
+use super::answer::{LoggedEnd, Pause, Success};
+use super::operation::{Ask, Terms, is_not};
 use super::refusal::Refusal;
 use super::stat::{Stat, count};
 use super::time::{Due, Time, millis};
-use super::{ABSENCE, HISTORY_KEPT, LOG_KEPT, SILENCE, SPENT_KEPT};
-use crate::exit::Ended;
-use crate::lock::{Fence, Mode, ONCE_PER_MOST, Owner, PAUSE_MOST, Token};
+use super::{ABSENCE, HISTORY_KEPT, SILENCE, SPENT_KEPT};
+use crate::lock::{Mode, ONCE_PER_MOST, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+pub(super) mod ends;
 mod operator;
 
 /// Everything stored about one lock.
@@ -42,7 +43,7 @@ pub struct Record {
     pub absence: Absence,
     /// The last fence given out.
     pub fence: u64,
-    pub spent: BTreeMap<Token, Tombstone>,
+    pub tombstones: BTreeMap<Token, Tombstone>,
     /// The last ends, newest first.
     pub log: VecDeque<LoggedEnd>,
     /// The last successful hold that was acquired with [`Terms::once_per`].
@@ -128,7 +129,7 @@ pub struct Hold {
     pub superseded: bool,
     /// Whether a run with `--replace` may not ask it to end (`--no-replace`).
     #[serde(default, skip_serializing_if = "is_not")]
-    pub stays: bool,
+    pub not_replaceable: bool,
     pub owner: Owner,
 }
 
@@ -155,11 +156,11 @@ pub enum Phase {
 impl Hold {
     /// Whether its end must be logged. An unconfirmed grant leaves no trace, and an end is logged
     /// once.
-    fn is_logged(&self) -> bool {
+    fn must_be_logged(&self) -> bool {
         self.confirmed && self.phase == Phase::Held
     }
 
-    /// When it no longer keeps the lock.
+    /// When it stops keeping the lock.
     pub(super) fn due(&self) -> Due {
         match self.phase {
             Phase::Held => self.until.max(self.cool),
@@ -177,7 +178,7 @@ pub struct Waiter {
     /// When it came.
     pub since: Time,
     /// When it becomes stale.
-    pub silent: Due,
+    pub stale_at: Due,
     /// When its ticket is forgotten.
     pub forget: Due,
     /// The mode that it wants.
@@ -204,10 +205,11 @@ pub struct Absence {
     pub back_before: Due,
 }
 
-/// What is stored about a token that was given back or superseded.
+/// What is stored about a token that was given back, revoked or superseded. It cannot acquire any
+/// more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tombstone {
-    /// Whether it held a lock then.
+    /// Whether its owner gave back a hold.
     pub released: bool,
     /// Whether a newer run with `--replace` superseded it.
     #[serde(default, skip_serializing_if = "is_not")]
@@ -223,7 +225,7 @@ pub(super) struct Granted {
     pub(super) slot: Option<u32>,
     pub(super) fence: u64,
     pub(super) waited: u64,
-    pub(super) stays: bool,
+    pub(super) not_replaceable: bool,
     pub(super) owner: Owner,
 }
 
@@ -242,7 +244,7 @@ impl Record {
         self.holds.get(token).is_some_and(|hold| hold.phase == Phase::Revoked)
     }
 
-    /// The mode in which dlock holds or keeps it; None if it is free or foreign.
+    /// The mode in which the lock is held, cooling or revoked; None if it is free or foreign.
     pub(super) fn mode(&self) -> Option<Mode> {
         match self.lock {
             Lock::Free | Lock::Foreign { .. } => None,
@@ -252,7 +254,7 @@ impl Record {
         }
     }
 
-    /// Whether one more may hold it in this mode, regardless of the queue.
+    /// Whether one more token may hold the lock in this mode, regardless of the queue.
     pub(super) fn admits(&self, mode: Mode) -> bool {
         self.paused.is_none() && self.has_room(mode)
     }
@@ -277,23 +279,24 @@ impl Record {
     }
 
     pub(super) fn is_there(&self, now: Time, waiter: &Waiter) -> bool {
-        !self.silent_at(waiter).passed(now) && !waiter.forget.is_past(now)
+        !self.silent_at(waiter).passed(now) && !waiter.forget.is_expired_in_redis(now)
     }
 
     /// When a waiter becomes stale. A waiter that was not stale when a gap began, and sent no
-    /// heartbeat since, has a whole [`SILENCE`] from the end of the gap. Not if its ticket
-    /// is forgotten before, nor if it sent no heartbeat since the gap before that one either.
+    /// heartbeat since, has a whole [`SILENCE`] from the end of the gap. This does not apply if its
+    /// ticket is forgotten before that, or if its last heartbeat is older than the end of the gap
+    /// before that one.
     pub(super) fn silent_at(&self, waiter: &Waiter) -> Due {
         let Absence { from, back, back_before, .. } = self.absence;
         let silence = millis(SILENCE);
         let again = Due(back.0.saturating_add(silence));
-        let heard = waiter.silent.0.saturating_sub(silence);
-        let was_heard = waiter.silent > from && (back_before.0..=from.0).contains(&heard);
-        if was_heard && again <= waiter.forget { waiter.silent.max(again) } else { waiter.silent }
+        let heard = waiter.stale_at.0.saturating_sub(silence);
+        let was_heard = waiter.stale_at > from && (back_before.0..=from.0).contains(&heard);
+        if was_heard && again <= waiter.forget { waiter.stale_at.max(again) } else { waiter.stale_at }
     }
 
-    /// Must be called before waiters are checked for being stale. A gap is noticed only once, or
-    /// dead waiters would never become stale.
+    /// Notices a gap in the heartbeats. Must be called before waiters are checked for being stale.
+    /// A gap is noticed only once; otherwise dead waiters would never become stale.
     pub(super) fn notice_absence(&mut self, now: Time) {
         let Absence { heard, from, back, .. } = self.absence;
         if heard.0 > 0 && heard != from && now.millis().saturating_sub(heard.0) > millis(ABSENCE) {
@@ -320,17 +323,18 @@ impl Record {
 
     /// Drops what need not be remembered any more.
     pub(super) fn forget(&mut self, now: Time) {
-        self.spent.retain(|_, spent| !spent.until.is_past(now));
-        self.waiters.retain(|_, waiter| !waiter.forget.is_past(now));
-        self.watchers.retain(|_, until| !until.is_past(now));
+        self.tombstones.retain(|_, tombstone| !tombstone.until.is_expired_in_redis(now));
+        self.waiters.retain(|_, waiter| !waiter.forget.is_expired_in_redis(now));
+        self.watchers.retain(|_, until| !until.is_expired_in_redis(now));
         self.success.take_if(|success| now.millis().saturating_sub(success.since) > millis(ONCE_PER_MOST));
         self.newest
             .take_if(|newest| now.millis().saturating_sub(newest.came.millis()) > millis(HISTORY_KEPT));
     }
 
     /// How long the last success still counts for `--once-per span`; None if the job is due. A
-    /// success in the future counts for as long as one in the past: clocks are set back by a
-    /// little, and some begin at zero.
+    /// success in the future counts only if it is less than `span` ahead: a clock that was set back
+    /// a little must not let the job run twice, and one that began at 1970 must not block it for
+    /// years.
     pub(super) fn done_for(&self, now: Time, span: Duration) -> Option<Duration> {
         let success = self.success.as_ref()?;
         let (now, span) = (now.millis(), millis(span));
@@ -340,14 +344,14 @@ impl Record {
 
     pub(super) fn spend(&mut self, now: Time, token: Token, released: bool) {
         let until = Due::after(now, SPENT_KEPT);
-        self.spent.insert(token, Tombstone { released, superseded: false, until });
+        self.tombstones.insert(token, Tombstone { released, superseded: false, until });
     }
 
     /// Records that a newer run with `--replace` superseded this token.
     pub(super) fn mark_superseded(&mut self, now: Time, token: Token) {
         count(&mut self.stat.superseded);
         let until = Due::after(now, SPENT_KEPT);
-        self.spent.insert(token, Tombstone { released: false, superseded: true, until });
+        self.tombstones.insert(token, Tombstone { released: false, superseded: true, until });
     }
 
     /// The newer run that supersedes a caller that came at `came`. One that came in the future does
@@ -356,57 +360,6 @@ impl Record {
         self.newest
             .as_ref()
             .filter(|newest| newest.token != *token && newest.came > came && newest.came <= now)
-    }
-
-    /// Ends what has run out, and what the lock key contradicts.
-    pub(super) fn expire(&mut self, now: Time) {
-        let over = match &self.lock {
-            Lock::Free => false,
-            Lock::Exclusive { until, .. }
-            | Lock::Shared { until }
-            | Lock::Slots { until, .. }
-            | Lock::Cooling { until }
-            | Lock::Revoked { until } => until.passed(now),
-            Lock::Foreign { until } => until.is_some_and(|until| until.is_past(now)),
-        };
-        if over {
-            self.lock = Lock::Free;
-        }
-        // A pause that ends later than the longest one allowed was made by a wrong clock, and would
-        // never end.
-        let is_in_force =
-            |pause: &Pause| (1..=millis(PAUSE_MOST)).contains(&pause.until.saturating_sub(now.millis()));
-        self.paused.take_if(|pause| !is_in_force(pause));
-        let mut ended: Vec<(Due, Token)> = self
-            .holds
-            .iter()
-            .filter(|(token, hold)| !self.lock_confirms(now, token, hold))
-            .map(|(token, hold)| (hold.due(), token.clone()))
-            .collect();
-        ended.sort();
-        for (due, token) in &ended {
-            let outcome = if due.passed(now) { Outcome::Expired } else { Outcome::Lost };
-            self.end(now, token, outcome, None, None);
-        }
-        if !ended.is_empty() {
-            self.free_if_empty();
-        }
-    }
-
-    fn lock_confirms(&self, now: Time, token: &Token, hold: &Hold) -> bool {
-        match &self.lock {
-            Lock::Exclusive { token: holder, .. } => holder == token,
-            Lock::Revoked { .. } => hold.phase == Phase::Revoked,
-            Lock::Shared { .. } | Lock::Slots { .. } => !hold.due().passed(now),
-            Lock::Free | Lock::Cooling { .. } | Lock::Foreign { .. } => false,
-        }
-    }
-
-    /// A shared lock or one with slots is free once its last hold is gone.
-    fn free_if_empty(&mut self) {
-        if self.holds.is_empty() && matches!(self.lock, Lock::Shared { .. } | Lock::Slots { .. }) {
-            self.lock = Lock::Free;
-        }
     }
 
     pub(super) fn grant(&mut self, now: Time, lease: Duration, granted: &Granted) {
@@ -428,14 +381,15 @@ impl Record {
             waited: granted.waited,
             asked: None,
             superseded: false,
-            stays: granted.stays,
+            not_replaceable: granted.not_replaceable,
             owner: granted.owner.clone(),
         };
         self.holds.insert(granted.token.clone(), hold);
         self.outlast();
     }
 
-    /// The waiter confirms its grant, and from now on has its own lease.
+    /// Confirms a grant. From now on the hold has the lease and the min-hold that its caller asked
+    /// for.
     pub(super) fn confirm(&mut self, now: Time, ask: &Ask) {
         if let Some(hold) = self.holds.get_mut(&ask.token) {
             hold.owner = ask.owner.clone();
@@ -471,8 +425,8 @@ impl Record {
 
     /// Sets the ends of all leases, for a store that knows by itself which ones are over, whatever
     /// the record says. `lives` returns how long a hold lasts from now on, or None if it is over.
-    /// For a grant that is not confirmed it tells whether the waiter is there; that only ever
-    /// shortens the grant.
+    /// For a grant that is not confirmed it returns how long the waiter lives, which can only
+    /// shorten the grant.
     pub fn judge(&mut self, now: Time, mut lives: impl FnMut(&Token, &Hold) -> Option<Duration>) {
         for (token, hold) in self.holds.iter_mut().filter(|(_, hold)| hold.phase != Phase::Cooling) {
             let left = lives(token, hold);
@@ -499,107 +453,6 @@ impl Record {
         }
     }
 
-    /// Gives back a hold. Returns the rest of its min-hold.
-    pub(super) fn release(&mut self, now: Time, token: &Token, end: &End) -> Duration {
-        match end.ran.outcome() {
-            Some(outcome) => {
-                if end.once_per && outcome == Outcome::Released && end.job == Some(Ended::Code(0)) {
-                    self.remember_success(now, token);
-                }
-                self.close(now, token, outcome, end.job)
-            }
-            None => {
-                self.drop_hold(token);
-                Duration::ZERO
-            }
-        }
-    }
-
-    /// Records a success for `--once-per`. If several hold the lock together, the one that was
-    /// granted last counts.
-    fn remember_success(&mut self, now: Time, token: &Token) {
-        let Some(hold) = self.holds.get(token).filter(|hold| hold.is_logged()) else { return };
-        let is_many = matches!(self.lock, Lock::Shared { .. } | Lock::Slots { .. });
-        let (since, owner, fence) = (hold.since.millis(), hold.owner.clone(), Fence(hold.fence));
-        self.success.take_if(|last| !is_many || last.since <= since);
-        self.success.get_or_insert(Success { owner, fence, since, ended: now.millis() });
-    }
-
-    /// Ends a hold, but not its min-hold. Returns the rest of that.
-    fn close(&mut self, now: Time, token: &Token, outcome: Outcome, job: Option<Ended>) -> Duration {
-        let kept = self.holds.get(token).filter(|hold| !hold.cool.passed(now)).cloned();
-        let exclusive = matches!(self.lock, Lock::Exclusive { .. });
-        self.end(now, token, outcome, job, None);
-        let Some(hold) = kept else {
-            self.drop_hold(token);
-            return Duration::ZERO;
-        };
-        let cool = hold.cool;
-        if exclusive {
-            self.lock = Lock::Cooling { until: cool };
-        } else {
-            self.holds.insert(token.clone(), Hold { phase: Phase::Cooling, owner: Owner::default(), ..hold });
-        }
-        cool.left(now)
-    }
-
-    /// Removes a hold, if there is one, without logging it.
-    pub(super) fn drop_hold_of(&mut self, token: &Token) {
-        if self.holds.contains_key(token) {
-            self.drop_hold(token);
-        }
-    }
-
-    /// Removes a hold, and frees the lock if it was the only one.
-    pub(super) fn drop_hold(&mut self, token: &Token) {
-        self.holds.remove(token);
-        match &self.lock {
-            Lock::Exclusive { token: holder, .. } if holder == token => self.lock = Lock::Free,
-            Lock::Revoked { .. } => self.lock = Lock::Free,
-            _ => self.free_if_empty(),
-        }
-    }
-
-    /// Removes a hold and logs its end, once. An unconfirmed grant leaves no trace.
-    pub(super) fn end(
-        &mut self,
-        now: Time,
-        token: &Token,
-        outcome: Outcome,
-        job: Option<Ended>,
-        by: Option<Owner>,
-    ) {
-        let Some(hold) = self.holds.remove(token) else { return };
-        if !hold.is_logged() {
-            return;
-        }
-        let since = hold.since.millis();
-        let ended = if outcome == Outcome::Expired { now.millis().min(hold.until.0) } else { now.millis() };
-        self.stat.end(since, ended, outcome, job);
-        self.log.push_front(LoggedEnd {
-            outcome,
-            owner: hold.owner,
-            fence: Fence(hold.fence),
-            since,
-            ended,
-            waited: hold.waited,
-            job,
-            by: by.or(hold.asked),
-        });
-        self.log.truncate(LOG_KEPT);
-    }
-
-    /// Ends what a token has whose process, with everything that ran under it, is known to be dead.
-    pub fn reap(&mut self, now: Time, token: &Token) {
-        self.expire(now);
-        self.remove_waiter(token);
-        if self.is_held_by(token) {
-            self.close(now, token, Outcome::Expired, None);
-        } else if self.is_revoked_from(token) {
-            self.drop_hold(token);
-        }
-    }
-
     /// Whether only history is left. A hold whose recorded end has passed still counts: a store may
     /// keep a later end elsewhere.
     pub fn is_vacant(&self, now: Time) -> bool {
@@ -613,22 +466,11 @@ impl Record {
         is_free && self.holds.values().all(is_over) && is_open
     }
 
-    /// Whether anybody at all may be admitted, regardless of a pause.
+    /// Whether the lock may admit a token in at least one mode, regardless of a pause.
     pub fn is_open(&self) -> bool {
         match self.mode() {
             None => self.lock == Lock::Free,
             Some(mode) => self.has_room(mode),
         }
-    }
-}
-
-/// The answer to `leave`.
-pub(super) fn left(released: Option<Duration>, spent: Option<Tombstone>, queued: bool) -> Left {
-    match (released, spent) {
-        (Some(cooling), _) => Left::Released { cooling },
-        (None, Some(spent)) if spent.released => Left::Already,
-        (None, Some(_)) => Left::NotHeld,
-        (None, None) if queued => Left::Dequeued,
-        (None, None) => Left::NotHeld,
     }
 }

@@ -7,7 +7,7 @@ use crate::lock::{Owner, shorten};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// How many of the last refusals of a lock are kept: as many as of its ends.
+/// How many of the last refusals of a lock are recorded: as many as of its ends.
 pub const REFUSALS_KEPT: usize = super::LOG_KEPT;
 /// The greatest number of bytes of a command or a reason in a refusal.
 const REFUSAL_TEXT_MAX: usize = 200;
@@ -89,7 +89,7 @@ impl Refusal {
         Self::new(owner, why, by, waited.unwrap_or_default())
     }
 
-    /// The work was done already.
+    /// The job was done already.
     pub fn done(owner: &Owner, done: &Done, waited: Duration) -> Self {
         Self::new(owner, Why::Done, Some(&done.success.owner), waited)
     }

@@ -5,8 +5,8 @@ use crate::lock::{Name, Names};
 use std::collections::VecDeque;
 
 impl LockTable {
-    /// When the caller came: by its place in a queue. If that is forgotten and the caller replaces
-    /// others, by how long it says that it has waited.
+    /// When the caller came, according to its place in a queue. Without a place: now; or, for a
+    /// caller with `--replace`, as long ago as it says that it has waited.
     pub(super) fn came(&mut self, now: Time, names: &Names, ask: &Ask) -> Time {
         let waiting = |name: &Name| Some(self.record(name.as_str()).waiters.get(&ask.token)?.since);
         let waited = if ask.terms.replaces { millis(ask.waited).saturating_mul(1000) } else { 0 };
@@ -14,8 +14,8 @@ impl LockTable {
     }
 
     /// The newest run with `--replace` wins. If a newer one than the caller has come, the caller is
-    /// superseded. Otherwise the caller becomes the newest, and supersedes the one before it if
-    /// that still waits or has not confirmed its grant.
+    /// superseded, and this returns the answer for it. Otherwise the caller becomes the newest, and
+    /// supersedes the one before it if that still waits or has not confirmed its grant.
     pub(super) fn supersede(
         &mut self,
         now: Time,

@@ -1,5 +1,6 @@
-//! When a holder renews, sends TERM and KILL, and must be done (I6). Computed from the time at
-//! which its last successful renewal was sent, and the ttl. Reads no clock.
+//! When a holder renews, when its job gets TERM and KILL, and when the job must be dead (I6). All
+//! of it is computed from the ttl and the time at which the last successful request was sent. Reads
+//! no clock.
 
 use crate::clock::Moment;
 use crate::lock::Ttl;
@@ -15,8 +16,8 @@ pub struct Schedule {
     op_timeout: Duration,
 }
 
-/// End of a lease that was requested at `sent`, for its holder. 1 % and 2 ms are taken off, because
-/// two clocks do not run alike.
+/// End of a lease that was requested at `sent`, for its holder. It is 1 % and 2 ms shorter than the
+/// ttl, because the two clocks may differ in rate, and the store rounds to milliseconds.
 pub fn deadline(sent: Moment, ttl: Duration) -> Moment {
     sent.after(ttl.saturating_sub(ttl / 100 + Duration::from_millis(2)))
 }
@@ -38,7 +39,8 @@ impl Schedule {
         self.deadline(sent).before((self.ttl / 50).max(Duration::from_millis(20)))
     }
 
-    /// When the job gets TERM: the grace before the deadline, cut to a fifth of the ttl.
+    /// When the job gets TERM: earlier than the deadline by the grace, or by a fifth of the ttl if
+    /// that is less, and never after KILL.
     pub fn term_at(&self, sent: Moment) -> Moment {
         self.deadline(sent).before(self.grace.min(self.ttl / 5)).min(self.kill_at(sent))
     }
@@ -98,8 +100,8 @@ impl Schedule {
         began.after(usual.saturating_mul(2).clamp(self.ttl * 3 / 32, self.ttl * 5 / 16))
     }
 
-    /// When to retry after a failure: at once after a timeout, and at most once per fiftieth of the
-    /// ttl.
+    /// When to retry after a failure: a fiftieth of the ttl after the failed attempt began. A
+    /// timeout is usually longer than that, so after a timeout the retry is due at once.
     pub fn retry_at(&self, attempt_began: Moment) -> Moment {
         attempt_began.after(self.ttl / 50)
     }

@@ -33,7 +33,8 @@ pub struct Stat {
     pub last: BTreeMap<Outcome, u64>,
     /// How many jobs ended by themselves with status 0.
     pub succeeded: u64,
-    /// How many jobs ended with another status or by a signal, or were ended.
+    /// How many holds failed: the job ended with another status or by a signal, or the outcome was
+    /// not [`Outcome::Released`].
     pub failed: u64,
     /// When a job last succeeded, in milliseconds since 1970.
     pub last_success: Option<u64>,
@@ -51,7 +52,7 @@ pub struct Histogram {
     pub sum: u64,
 }
 
-/// Adds one. Stops at the greatest number, because another program may have written the record.
+/// Adds one. Does not overflow: another program may have written any number into the record.
 pub(super) fn count(total: &mut u64) {
     *total = total.saturating_add(1);
 }
@@ -71,8 +72,8 @@ impl Histogram {
 }
 
 impl Stat {
-    /// Joins the totals with those of another lock, or of the same lock on another server: each
-    /// count by `join`, each time to the later one. The caller joins the histograms.
+    /// Joins the totals with those of another lock, or of the same lock on another server: combines
+    /// two counts by `join`, and takes the later of two times. The caller joins the histograms.
     pub fn join(&mut self, other: &Self, join: impl Fn(u64, u64) -> u64) {
         for (all, one) in [
             (&mut self.busy, other.busy),

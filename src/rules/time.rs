@@ -4,7 +4,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::time::Duration;
 
-/// Numbers in answers of a store are less than this: greater ones are not exact everywhere.
+/// Numbers in a store's answers are less than this, because a JSON library may round greater ones.
 pub const NUMBERS_END: u64 = 1 << 53;
 
 /// A reading of the store's clock: microseconds since 1970.
@@ -28,14 +28,15 @@ impl Due {
         Self(now.millis().saturating_add(millis(span)))
     }
 
-    /// Whether it is reached.
+    /// Whether it has come.
     pub const fn passed(self, now: Time) -> bool {
         now.millis() >= self.0
     }
 
-    /// Whether it is past by a millisecond. Redis drops a key one millisecond after its expiry; so
-    /// this is used for what only Redis ends: foreign locks, and what is merely remembered.
-    pub const fn is_past(self, now: Time) -> bool {
+    /// Whether it came at least a millisecond ago. Redis drops a key one millisecond after its
+    /// expiry, so this is used for what Redis alone ends: foreign locks, and what is merely
+    /// remembered.
+    pub const fn is_expired_in_redis(self, now: Time) -> bool {
         now.millis() > self.0
     }
 
@@ -45,8 +46,7 @@ impl Due {
     }
 }
 
-/// Spans in whole milliseconds, as JSON has them: a `Duration`, or an `Option` that is left out if
-/// it is none.
+/// Serializes a `Duration`, or an `Option` of one, as a number of whole milliseconds.
 pub mod ms {
     use super::{Deserialize, Deserializer, Duration, NUMBERS_END, Serialize, Serializer, millis};
 

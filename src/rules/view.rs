@@ -1,4 +1,4 @@
-//! What a record shows: the view of `status`, and what blocks a caller. Nothing is changed here.
+//! What a record shows: the view for `status`, and what blocks a caller. Changes no record.
 
 use super::answer::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success};
 use super::record::{Hold, Lock, Phase, Record};
@@ -19,7 +19,7 @@ pub struct View {
     pub mode: Option<Mode>,
     /// The holds (held or revoked), the oldest first.
     pub holders: Vec<Holder>,
-    /// How long until the lock is free if nothing more happens; none if it has no end.
+    /// How long until the lock is free if nothing more happens; none if it is free, or has no end.
     pub left: Option<Duration>,
     /// The foreign value, if there is one.
     pub foreign: Option<Foreign>,
@@ -189,7 +189,8 @@ impl Record {
         }
     }
 
-    /// The holds that make up the state, the oldest first.
+    /// The holds that this state is about: those that are held, or those that are revoked; the
+    /// oldest first.
     pub(super) fn shown(&self, now: Time, state: State) -> Vec<(&Token, &Hold)> {
         let mut shown: Vec<(&Token, &Hold)> = self
             .holds
@@ -211,7 +212,7 @@ impl Record {
         let by_due = |(token, hold): &(&Token, &Hold)| (hold.due(), (*token).clone());
         let dues = self.holds.values().map(Hold::due);
         let (first, known) = match (&self.lock, wanted) {
-            // The first slot to run out is enough.
+            // One free slot is enough, so the hold that runs out first counts.
             (Lock::Slots { slots, .. }, Mode::Slots(wanted)) if *slots == wanted => {
                 (shown.iter().copied().min_by_key(by_due), dues.min())
             }

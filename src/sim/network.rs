@@ -1,19 +1,19 @@
 //! The store of a fleet: one server that runs the lock rules, and a network to the machines that
 //! delays, loses, cuts, repeats and delivers late.
 
+mod planted;
+mod store;
+
 use super::Planted;
+use super::dice::Dice;
 use super::judge::{Judge, Said};
-use super::time::{Dice, MS, MachineId, Nanos, SECOND, Sim, TaskId};
-use crate::clock::{self, Moment};
-use crate::lock::{Fence, Name, Names, Owner, Token};
-use crate::rules::{
-    Acquired, Ask, Due, End, Grant, Left, LockTable, NewPause, Proof, Refusal, Renewal, Requested, Revoke,
-    Revoked, Time,
-};
-use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
+use super::time::{MS, MachineId, Nanos, SECOND, Sim, TaskId};
+use crate::lock::{Names, Token};
+use crate::rules::{Acquired, Ask, End, Left, LockTable, Renewal, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+pub use store::SimStore;
 
 /// What a network does to messages.
 #[derive(Debug, Clone, Copy)]
@@ -289,9 +289,9 @@ impl Net {
             );
             woken.extend(
                 record
-                    .spent
+                    .tombstones
                     .keys()
-                    .filter(|token| old.is_none_or(|old| !old.spent.contains_key(token)))
+                    .filter(|token| old.is_none_or(|old| !old.tombstones.contains_key(token)))
                     .cloned(),
             );
         }
@@ -320,232 +320,5 @@ impl Inner {
         let (is_lost, is_late) = (self.dice.one_in(lost), self.dice.one_in(late));
         let takes = if is_late { self.dice.below(LATE) } else { self.dice.between(MS / 20, delay) };
         (!is_cut && !is_lost).then_some(now + takes)
-    }
-}
-
-/// The store of one process.
-#[derive(Clone)]
-pub struct SimStore {
-    pub net: Arc<Net>,
-    pub machine: MachineId,
-    /// The task that uses it.
-    pub task: TaskId,
-    /// The task to wake after an answer.
-    pub observer: Option<TaskId>,
-}
-
-impl SimStore {
-    fn call(&self, names: &Names, token: &Token, what: What, by: Moment) -> Result<Reply, Error> {
-        let sim = &self.net.sim;
-        let deadline = sim.true_time(self.task, by);
-        let step = Arc::new(Step { names: names.clone(), token: token.clone(), what });
-        let place: Arc<Mutex<Option<Reply>>> = Arc::default();
-        let (there, waking, task) = (Arc::clone(&place), Arc::clone(sim), self.task);
-        self.net.send(self.machine, &step, move |reply| {
-            lock(&there).get_or_insert(reply);
-            waking.wake(task);
-        });
-        let answer = loop {
-            if let Some(reply) = lock(&place).take() {
-                break Ok(reply);
-            }
-            if sim.now() >= deadline {
-                break Err(Error::Unreachable("no answer in time".into()));
-            }
-            sim.park(self.task, deadline);
-        };
-        if let Some(observer) = self.observer {
-            let at = sim.now() + MS / 50;
-            sim.at(at, move |sim| sim.wake(observer));
-        }
-        answer
-    }
-}
-
-fn garbled<T>(_: Reply) -> Result<T, Error> {
-    Err(Error::Garbled("another answer".into()))
-}
-
-impl Store for SimStore {
-    fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
-        match self.call(names, &ask.token, What::Acquire(Box::new(ask.clone())), by)? {
-            Reply::Acquired(answer) => Ok(match *answer {
-                Acquired::Waiting(waiting)
-                    if self.net.planted == Planted::StartsUnconfirmed && waiting.ahead == 0 =>
-                {
-                    let holder = waiting.blocker.holder;
-                    let fence = Fence(holder.map_or(1, |holder| holder.fence.0 + 1));
-                    Acquired::Granted(Grant { fence, waited: Duration::ZERO, slot: None })
-                }
-                answer => answer,
-            }),
-            other => garbled(other),
-        }
-    }
-
-    fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
-        match self.call(names, token, What::Renew(ttl), by)? {
-            Reply::Renewal(_) if self.net.planted == Planted::BelievesInAnyRenewal => Ok(Renewal::Renewed),
-            Reply::Renewal(answer) => Ok(answer),
-            other => garbled(other),
-        }
-    }
-
-    fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
-        match self.call(names, token, What::Leave(end.clone()), by)? {
-            Reply::Left(answer) => Ok(answer),
-            other => garbled(other),
-        }
-    }
-
-    fn sleep(&mut self, _: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
-        let (sim, rung) = (Arc::clone(&self.net.sim), Arc::new(Mutex::new(false)));
-        let mine = (self.machine, self.task, Arc::clone(&rung));
-        self.net.inner().sleepers.insert(token.clone(), mine);
-        let deadline = sim.true_time(self.task, until);
-        while sim.now() < deadline && !*lock(&rung) {
-            sim.park(self.task, deadline);
-        }
-        Ok(if *lock(&rung) { Slept::Woken } else { Slept::Through })
-    }
-
-    fn subscribe(&mut self, _: &[Name], _: &Token, _: Listener) -> Result<Box<dyn Subscription>, Error> {
-        Ok(Box::new(NoNotifications))
-    }
-
-    fn inspect(&mut self, name: &Name, _: Moment) -> Result<View, Error> {
-        Err(Error::Unavailable(format!("nobody looks at {} in a fleet", name.as_str())))
-    }
-
-    fn prove(&mut self, _: &Names, _: &Token, _: Moment) -> Result<Option<Proof>, Error> {
-        Ok(None)
-    }
-
-    fn request(&mut self, _: &Name, _: Fence, _: &Owner, _: Moment) -> Result<Requested, Error> {
-        Ok(Requested::Gone)
-    }
-
-    fn watch(&mut self, _: &Name, _: &Token, _: Moment) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn refuse(&mut self, _: &Name, _: &Refusal, _: Moment) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn refusals(&mut self, _: &Name, _: Moment) -> Result<Vec<Refusal>, Error> {
-        Ok(Vec::new())
-    }
-
-    fn forget(&mut self, _: &Name, _: Moment) -> Result<bool, Error> {
-        Ok(false)
-    }
-
-    fn pause(&mut self, _: &Name, _: Option<NewPause<'_>>, _: Moment) -> Result<bool, Error> {
-        Ok(false)
-    }
-
-    fn revoke(&mut self, _: &Name, _: &Revoke, _: Moment) -> Result<Revoked, Error> {
-        Ok(Revoked::Free)
-    }
-
-    fn find(&mut self, _: &str, _: Which) -> Result<Found, Error> {
-        Ok(Found::default())
-    }
-
-    fn reset(&mut self) {}
-}
-
-/// A holder that is notified of nothing between two renewals.
-struct NoNotifications;
-
-impl Subscription for NoNotifications {
-    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
-        clock::sleep_until(until);
-        Ok(false)
-    }
-}
-
-impl Planted {
-    /// Applies the fault to the records after an operation.
-    fn spoil(self, table: &mut LockTable, before: &LockTable, now: Time) {
-        for (name, record) in &mut table.records {
-            let old = before.records.get(name);
-            let is_new = |token: &Token| old.is_none_or(|old| !old.holds.contains_key(token));
-            match self {
-                // A lease ends for others before it ends for its holder.
-                Self::EndsLeasesEarly => {
-                    for (token, hold) in &mut record.holds {
-                        let left = hold.until.left(now);
-                        if is_new(token)
-                            || old
-                                .and_then(|old| old.holds.get(token))
-                                .is_some_and(|old| old.until != hold.until)
-                        {
-                            hold.until = Due(hold.until.0 - u64::try_from(left.as_millis() / 4).unwrap_or(0));
-                        }
-                    }
-                    let until = record.holds.values().map(|hold| hold.until).max();
-                    if let (crate::rules::Lock::Exclusive { until: at, .. }, Some(until)) =
-                        (&mut record.lock, until)
-                    {
-                        *at = until.max(Due(0));
-                    }
-                }
-                Self::ForgetsWhoLeft => record.spent.clear(),
-                Self::RepeatsFences => {
-                    if record.holds.is_empty() {
-                        record.fence = 0;
-                    }
-                    for (token, hold) in &mut record.holds {
-                        if is_new(token) {
-                            hold.fence = 7;
-                        }
-                    }
-                }
-                Self::ServesTheNewest => {
-                    let queue = std::mem::take(&mut record.queue);
-                    for (ticket, token) in queue {
-                        let is_known = old.is_some_and(|old| old.waiters.contains_key(&token));
-                        let ticket = if is_known { ticket } else { u64::MAX / 2 - ticket };
-                        if let Some(waiter) = record.waiters.get_mut(&token) {
-                            waiter.ticket = ticket;
-                        }
-                        record.queue.insert((ticket, token));
-                    }
-                }
-                Self::IgnoresMinHold => {
-                    for hold in record.holds.values_mut() {
-                        hold.cool = Due(0);
-                    }
-                    if matches!(record.lock, crate::rules::Lock::Cooling { .. }) {
-                        record.lock = crate::rules::Lock::Free;
-                        record.holds.clear();
-                    }
-                }
-                Self::WaitsForTheSilent => {
-                    for waiter in record.waiters.values_mut() {
-                        waiter.silent = Due(u64::MAX);
-                        waiter.forget = Due(u64::MAX);
-                    }
-                }
-                Self::LeavesItsPlace => {
-                    let Some(old) = old.filter(|_| record.queue.is_empty()) else { continue };
-                    for (ticket, token) in &old.queue {
-                        let waiter = old.waiters.get(token).filter(|_| !record.holds.contains_key(token));
-                        let Some(mut waiter) = waiter.cloned() else { continue };
-                        waiter.silent = Due(u64::MAX);
-                        record.waiters.insert(token.clone(), waiter);
-                        record.queue.insert((*ticket, token.clone()));
-                    }
-                }
-                Self::GivesOneSlotTwice => {
-                    for hold in record.holds.values_mut().filter(|hold| hold.slot.is_some()) {
-                        hold.slot = Some(0);
-                    }
-                }
-                _ => {}
-            }
-        }
     }
 }

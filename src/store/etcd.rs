@@ -22,11 +22,11 @@
 //! whole ttl again (docs/protocol.md#etcd).
 //!
 //! *A session can end without a change of the record.* Then a write may rest on a read that still
-//! saw it. It takes a dead token for alive: the lock is not granted yet. A session never begins
-//! without a change of the record.
+//! saw the session. Such a write takes a dead token for alive, which only delays the next grant. A
+//! session never begins without a change of the record.
 //!
-//! *The time* is this machine's, moved into the second that the answering member names; if it names
-//! none, as it is. Neither a lease nor exclusion (I1) depends on it.
+//! *The time* comes from this machine's clock. If the answering member names a second, the time is
+//! moved into that second. Neither a lease nor exclusion (I1) depends on it.
 
 mod cleanup;
 mod client;
@@ -34,10 +34,10 @@ mod commit;
 mod http;
 mod layout;
 mod lease;
+mod messages;
 mod probe;
 mod read;
 mod subscription;
-mod words;
 
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
@@ -53,13 +53,13 @@ use crate::store::{Endurance, Error, Listener, Subscription};
 use client::Client;
 use layout::Layout;
 use lease::{LeaseOf, seconds};
+use messages::{Bytes, Header, Range};
 use read::Sessions;
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 use subscription::{RequestSubscription, Watches};
-use words::{Bytes, Header, Range};
 
 pub use client::Target;
 
@@ -84,7 +84,7 @@ pub struct Keys {
     /// Leases that the caller is known to have.
     leases: BTreeSet<u64>,
     /// Whether the last write found that its read was outdated.
-    is_outrun: bool,
+    read_was_stale: bool,
     /// A lease that was kept alive and the header of that answer, until a read proves it.
     kept: Option<(u64, Header)>,
     /// Revision of the last read with the caller's token. The caller's watch starts after it. Only
@@ -110,7 +110,7 @@ impl Keys {
             client,
             mine: None,
             leases: BTreeSet::new(),
-            is_outrun: false,
+            read_was_stale: false,
             kept: None,
             seen: 0,
             wrote: 0,
@@ -124,9 +124,9 @@ impl Keys {
     }
 
     /// The keys of all records.
-    fn all_records(&mut self, by: Moment) -> Result<Vec<Bytes>, Error> {
+    fn all_records(&mut self, deadline: Moment) -> Result<Vec<Bytes>, Error> {
         let range = Range { keys_only: true, ..self.layout().locks().whole() };
-        let read = self.client.read(vec![range], by)?;
+        let read = self.client.read(vec![range], deadline)?;
         Ok(read.ranges.into_iter().flat_map(|range| range.kvs).map(|pair| pair.key).collect())
     }
 }
@@ -159,14 +159,14 @@ impl Coordinator for Keys {
     }
 
     /// Revokes the leases. If etcd cannot be reached, they expire.
-    fn end(&mut self, token: &Token, by: Moment) {
+    fn end(&mut self, token: &Token, deadline: Moment) {
         self.watches = None;
         let leases: Vec<u64> = std::mem::take(&mut self.leases).into_iter().collect();
         // Another process may use these leases, too: end only those without keys.
         if self.mine.as_ref() != Some(token) {
-            self.let_go(&leases, by).ok();
+            self.let_go(&leases, deadline).ok();
         } else if !leases.is_empty() {
-            self.client.revoke(&leases, by).ok();
+            self.client.revoke(&leases, deadline).ok();
         }
     }
 
@@ -187,7 +187,7 @@ impl Coordinator for Keys {
 
     /// A keep-alive of a holder's lease counts only if the read that follows proves it. If the hold
     /// is on a lease of another length, a write must move it to this one.
-    fn keep_alive(&mut self, sign: &KeepAlive<'_>, by: Moment) -> Result<bool, Error> {
+    fn keep_alive(&mut self, sign: &KeepAlive<'_>, deadline: Moment) -> Result<bool, Error> {
         let (of, is_holder) = match sign.kind {
             KeepAliveOf::Holder { ttl, .. } => (LeaseOf::Holder(seconds(ttl)), true),
             KeepAliveOf::Waiter { .. } => (LeaseOf::Waiter, false),
@@ -196,7 +196,7 @@ impl Coordinator for Keys {
         if is_holder && !self.leases.contains(&lease) {
             return Ok(false);
         }
-        let kept = self.client.keep(lease, by)?;
+        let kept = self.client.keep(lease, deadline)?;
         if kept.is_none() {
             self.leases.remove(&lease);
         }
@@ -222,7 +222,7 @@ impl Coordinator for Keys {
         let failed = if heard.is_ok() { 0 } else { self.failed_watches.saturating_add(1) };
         let failed_watches = std::mem::replace(&mut self.failed_watches, failed);
         Ok(heard.unwrap_or_else(|_| {
-            self.client.turn_away();
+            self.client.next_member();
             let pause = (WATCH_RETRY * 2u32.pow(failed_watches.min(6))).min(HEARTBEAT);
             interrupt::sleep_until(Moment::now().after(pause).min(until));
             true
@@ -240,20 +240,20 @@ impl Coordinator for Keys {
         })
     }
 
-    fn list(&mut self, by: Moment) -> Result<Vec<Result<String, Error>>, Error> {
-        let (layout, keys) = (self.layout(), self.all_records(by)?);
+    fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {
+        let (layout, keys) = (self.layout(), self.all_records(deadline)?);
         let name = |key| layout.name_of(&key).ok_or_else(|| self.garbled("?", "its name is invalid"));
         Ok(keys.into_iter().map(name).collect())
     }
 
-    fn clean_up(&mut self, by: Moment) {
+    fn clean_up(&mut self, deadline: Moment) {
         if is_chosen_to_clean_up() {
-            self.remove_old(by).ok();
+            self.remove_old(deadline).ok();
         }
     }
 
     fn reset(&mut self) {
-        self.client.turn_away();
+        self.client.next_member();
         self.watches = None;
     }
 

@@ -208,7 +208,7 @@ impl Coordinator for Files {
         let is_locked = reading.purpose.is_change();
         let (mut files, mut records) = (Vec::new(), Vec::new());
         for name in reading.names {
-            let lock = || Mutex::lock(&self.directory, name, reading.by);
+            let lock = || Mutex::lock(&self.directory, name, reading.deadline);
             let mut mutex = is_locked.then(lock).transpose()?;
             let file = FileName::of(name, FileRole::Record);
             let mut record =

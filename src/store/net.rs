@@ -22,12 +22,12 @@ pub mod password;
 pub mod streams;
 pub mod tls;
 
-/// Deadline of an attempt at one of `untried` servers that share the time until `by`, and at most
+/// Deadline of an attempt at one of `untried` servers that share the time until `deadline`, and at most
 /// `each` from now. A single server has all the time, because a new connection to it would not be
 /// quicker.
-pub fn turn(servers: usize, untried: usize, each: Duration, by: Moment) -> Moment {
-    let share = by.left() / u32::try_from(untried).unwrap_or(u32::MAX).max(1);
-    if servers == 1 { by } else { Moment::now().after(share.min(each)) }
+pub fn turn(servers: usize, untried: usize, each: Duration, deadline: Moment) -> Moment {
+    let share = deadline.left() / u32::try_from(untried).unwrap_or(u32::MAX).max(1);
+    if servers == 1 { deadline } else { Moment::now().after(share.min(each)) }
 }
 
 /// Address of a server.

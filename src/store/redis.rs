@@ -19,7 +19,7 @@ use super::net::failure::silent;
 use super::net::{Address, interrupt};
 use super::{Endurance, Error, Found, Listener, Slept, Store, View, Which};
 use crate::clock::Moment;
-use crate::lock::{Fence, Key, Name, Names, Owner, Replicas, Token};
+use crate::lock::{Fence, Name, Names, Owner, Replicas, Token};
 use crate::rules;
 use crate::rules::{
     Acquired, Ask, End, Left, LoggedEnd, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked,
@@ -45,6 +45,7 @@ pub(super) mod call;
 mod cluster;
 pub(super) mod connection;
 pub(super) mod failure;
+mod keyspace;
 mod prefetch;
 pub mod probe;
 pub(super) mod reply;
@@ -59,16 +60,9 @@ mod target;
 const CROWD: u64 = 100;
 /// The longer heartbeat; two of them still fit into [`rules::SILENCE`].
 const FAR_HEARTBEAT: Duration = Duration::from_millis(2200);
-/// Keys that one SCAN request looks at.
-const SCAN_STEP: u64 = 1000;
-/// EXISTS requests in one write.
-const EXIST_STEP: usize = 500;
 /// Limit for a whole SCAN: a server that returns wrong cursors would never end it. Some hundred
 /// million keys take this long.
 const SCAN_WITHIN: Duration = Duration::from_secs(60);
-/// Most bytes of names taken from a server: some hundred thousand locks.
-const NAMES_MAX: usize = 32 * 1024 * 1024;
-
 /// Locks on a Redis server.
 pub struct RedisStore {
     caller: Caller,
@@ -132,111 +126,13 @@ impl RedisStore {
     }
 
     /// Every server that holds locks, now: one, or each master of a cluster.
-    pub fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
-        self.caller.route.topology.masters(by)
-    }
-
-    /// The locks on one server. A lock that is held or waited for has a record, and one that is
-    /// cooling has a lock key. Under an empty prefix any key could be a lock key, so there it
-    /// counts only if the lock has a fence.
-    fn find_at(&mut self, server: &Address, prefix: &str, which: Which) -> Result<BTreeSet<Name>, Error> {
-        let escaped = escape_glob(prefix);
-        // A lock that was never granted may be waited for, or be paused.
-        let mut kinds = match which {
-            Which::Known => vec!["fence", "queue", "quorum", "pause"],
-            Which::Live => vec!["hold", "queue", "quorum", "pause"],
-            Which::Recent => vec!["hold", "queue", "quorum", "pause", "spent"],
-        };
-        if prefix.is_empty() && which != Which::Known {
-            kinds.push("fence");
-        }
-        let (mut names, mut idle) = (BTreeSet::new(), Vec::new());
-        for key in self.scan(server, &format!("dlock.{}:{{*}}:{escaped}*", glob_of(&kinds)), false)? {
-            let rest = key.strip_prefix("dlock.").and_then(|rest| rest.split_once(":{"));
-            let Some((kind, rest)) = rest.filter(|(kind, _)| kinds.contains(kind)) else { continue };
-            let Some((tag, full)) = rest.split_once("}:") else { continue };
-            // The name of a `spent` key ends with the token.
-            let full =
-                if kind == "spent" { full.rsplit_once(':').map_or(full, |(full, _)| full) } else { full };
-            let Some(name) = name_under(prefix, full).filter(|name| name.tag() == tag) else { continue };
-            if kind == "fence" && which != Which::Known {
-                idle.push(name);
-            } else {
-                names.insert(name);
-            }
-        }
-        idle.retain(|name| !names.contains(name));
-        for some in idle.chunks(EXIST_STEP) {
-            names.extend(self.existing(server, some)?);
-        }
-        if !prefix.is_empty() {
-            let strings = self.scan(server, &format!("{escaped}*"), true)?;
-            names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
-        }
-        Ok(names)
-    }
-
-    /// Those of the locks that have a lock key. Each has a request of its own, because they may lie
-    /// in different slots.
-    fn existing(&mut self, server: &Address, names: &[Name]) -> Result<Vec<Name>, Error> {
-        let by = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
-        let ask = |connection: &mut Connection, by| {
-            let exists = |name: &Name| {
-                let mut exists = cmd("EXISTS");
-                exists.arg(name.as_str());
-                exists
-            };
-            connection.send(names.iter().map(exists).collect(), by)?;
-            let mut found = Vec::new();
-            for name in names {
-                // A redirection counts as existing: the server no longer has the slot and cannot
-                // tell.
-                if connection.answer(by)? != Value::Int(0) {
-                    found.push(name.clone());
-                }
-            }
-            Ok((Value::Nil, found))
-        };
-        self.caller.route.exchange(Whom::Server(server), by, ask).map(|(_, found)| found)
-    }
-
-    /// All keys that match. Each SCAN request has a time limit of its own, because a server with
-    /// many other keys needs many.
-    fn scan(&mut self, server: &Address, pattern: &str, only_strings: bool) -> Result<Vec<String>, Error> {
-        let (mut found, mut size, mut cursor) = (Vec::new(), 0, "0".to_owned());
-        let until = Moment::now().after(SCAN_WITHIN);
-        loop {
-            let mut scan = cmd("SCAN");
-            scan.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
-            if only_strings {
-                scan.arg("TYPE").arg("string");
-            }
-            let by = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
-            let ask = |connection: &mut Connection, by| Ok((connection.ask(scan.clone(), by)?, ()));
-            let (value, ()) = self.caller.route.exchange(Whom::Server(server), by, ask)?;
-            let (next, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(value)
-                .map_err(|_| garbled(&self.target.shown, "a reply to SCAN that is not understood"))?;
-            found.extend(
-                keys.into_iter()
-                    .filter_map(|key| String::from_utf8(key).ok())
-                    .inspect(|key| size += key.len()),
-            );
-            if next == "0" {
-                return Ok(found);
-            }
-            if until.passed() || size > NAMES_MAX {
-                let (names, shown) = (found.len(), &self.target.shown);
-                return Err(Error::Garbled(format!(
-                    "{shown} has too many keys to list in time ({names} so far); name keys instead"
-                )));
-            }
-            cursor = next;
-        }
+    pub fn masters(&mut self, deadline: Moment) -> Result<Vec<Target>, Error> {
+        self.caller.route.topology.masters(deadline)
     }
 }
 
 impl Store for RedisStore {
-    fn acquire(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
+    fn acquire(&mut self, names: &Names, ask: &Ask, deadline: Moment) -> Result<Acquired, Error> {
         if let Some(why) = self.caller.route.topology.part(names.as_slice()) {
             return Err(Error::Unfit(format!("{}: {why}", self.target.shown)));
         }
@@ -246,8 +142,13 @@ impl Store for RedisStore {
             again: self.asked,
             queue_max: self.queue_max,
         };
-        let said =
-            self.caller.run_replicated(&script::ACQUIRE, names.as_slice(), &argument, Limit::OpTimeout, by);
+        let said = self.caller.run_replicated(
+            &script::ACQUIRE,
+            names.as_slice(),
+            &argument,
+            Limit::OpTimeout,
+            deadline,
+        );
         // A refused newcomer has no record on the server. If it asks again and the server is out of
         // memory, it must still count as a newcomer.
         self.asked |= !matches!(said, Err(Error::Unavailable(_)));
@@ -263,9 +164,17 @@ impl Store for RedisStore {
         Ok(acquired)
     }
 
-    fn renew(&mut self, names: &Names, token: &Token, ttl: Duration, by: Moment) -> Result<Renewal, Error> {
+    fn renew(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        ttl: Duration,
+        deadline: Moment,
+    ) -> Result<Renewal, Error> {
         let argument = argument::Renew { token, ttl, fence: None };
-        self.caller.run_replicated(&script::RENEW, names.as_slice(), &argument, Limit::Deadline, by)?.read()
+        self.caller
+            .run_replicated(&script::RENEW, names.as_slice(), &argument, Limit::Deadline, deadline)?
+            .read()
     }
 
     /// With `--replicas` a late answer does not tell whether the replicas have the renewal, so
@@ -280,23 +189,32 @@ impl Store for RedisStore {
         Endurance::Beside { second: Box::new(second), late: silent(&self.target.shown) }
     }
 
-    fn leave(&mut self, names: &Names, token: &Token, end: &End, by: Moment) -> Result<Left, Error> {
-        self.caller.leave(&script::LEAVE, names.as_slice(), &argument::Leave::new(token, end), by)?.read()
+    fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {
+        self.caller
+            .leave(&script::LEAVE, names.as_slice(), &argument::Leave::new(token, end), deadline)?
+            .read()
     }
 
-    fn prove(&mut self, names: &Names, token: &Token, by: Moment) -> Result<Option<Proof>, Error> {
-        let reply = self.caller.run(&script::PROVE, names.as_slice(), &argument::OfToken { token }, by)?;
+    fn prove(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<Option<Proof>, Error> {
+        let reply =
+            self.caller.run(&script::PROVE, names.as_slice(), &argument::OfToken { token }, deadline)?;
         if reply.is("not-held")? { Ok(None) } else { reply.read().map(Some) }
     }
 
-    fn request(&mut self, name: &Name, fence: Fence, who: &Owner, by: Moment) -> Result<Requested, Error> {
+    fn request(
+        &mut self,
+        name: &Name,
+        fence: Fence,
+        who: &Owner,
+        deadline: Moment,
+    ) -> Result<Requested, Error> {
         let argument = argument::Request { fence: fence.to_string(), by: who };
-        self.caller.run(&script::REQUEST, std::slice::from_ref(name), &argument, by)?.read()
+        self.caller.run(&script::REQUEST, std::slice::from_ref(name), &argument, deadline)?.read()
     }
 
-    fn watch(&mut self, name: &Name, token: &Token, by: Moment) -> Result<(), Error> {
+    fn watch(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<(), Error> {
         self.caller
-            .run(&script::WATCH, std::slice::from_ref(name), &argument::OfToken { token }, by)
+            .run(&script::WATCH, std::slice::from_ref(name), &argument::OfToken { token }, deadline)
             .map(drop)
     }
 
@@ -318,51 +236,52 @@ impl Store for RedisStore {
         Ok(Box::new(subscription::Subscription::new(self.caller.route.last_master.clone(), lists)))
     }
 
-    fn forget(&mut self, name: &Name, by: Moment) -> Result<bool, Error> {
+    fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {
         self.caller
-            .run(&script::FORGET, std::slice::from_ref(name), &argument::Nothing {}, by)?
+            .run(&script::FORGET, std::slice::from_ref(name), &argument::Nothing {}, deadline)?
             .is("forgotten")
     }
 
-    fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, by: Moment) -> Result<bool, Error> {
+    fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, deadline: Moment) -> Result<bool, Error> {
         let argument = argument::Pause { pause };
-        self.caller.run(&script::PAUSE, std::slice::from_ref(name), &argument, by)?.is("paused")
+        self.caller.run(&script::PAUSE, std::slice::from_ref(name), &argument, deadline)?.is("paused")
     }
 
-    fn revoke(&mut self, name: &Name, revoke: &Revoke, by: Moment) -> Result<Revoked, Error> {
-        self.caller.run(&script::REVOKE, std::slice::from_ref(name), revoke, by)?.read()
+    fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
+        self.caller.run(&script::REVOKE, std::slice::from_ref(name), revoke, deadline)?.read()
     }
 
     /// Without the waiters: if many waiters called this, each answer would list all of them.
-    fn ends(&mut self, name: &Name, _: &Token, by: Moment) -> Result<Vec<LoggedEnd>, Error> {
-        let reply = self.caller.run(&script::ENDS, std::slice::from_ref(name), &argument::Nothing {}, by)?;
+    fn ends(&mut self, name: &Name, _: &Token, deadline: Moment) -> Result<Vec<LoggedEnd>, Error> {
+        let reply =
+            self.caller.run(&script::ENDS, std::slice::from_ref(name), &argument::Nothing {}, deadline)?;
         Ok(reply.read::<History>()?.log())
     }
 
-    fn refuse(&mut self, name: &Name, refusal: &Refusal, by: Moment) -> Result<(), Error> {
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<(), Error> {
         self.caller
-            .run(&script::REFUSE, std::slice::from_ref(name), &argument::Refuse { refusal }, by)
+            .run(&script::REFUSE, std::slice::from_ref(name), &argument::Refuse { refusal }, deadline)
             .map(drop)
     }
 
-    fn refusals(&mut self, name: &Name, by: Moment) -> Result<Vec<Refusal>, Error> {
+    fn refusals(&mut self, name: &Name, deadline: Moment) -> Result<Vec<Refusal>, Error> {
         let reply =
-            self.caller.run(&script::REFUSED, std::slice::from_ref(name), &argument::Nothing {}, by)?;
+            self.caller.run(&script::REFUSED, std::slice::from_ref(name), &argument::Nothing {}, deadline)?;
         Ok(reply.read::<Refusals>()?.read())
     }
 
-    fn inspect(&mut self, name: &Name, by: Moment) -> Result<View, Error> {
-        let mut views = self.inspect_some(std::slice::from_ref(name), rules::LOG_KEPT, by)?;
+    fn inspect(&mut self, name: &Name, deadline: Moment) -> Result<View, Error> {
+        let mut views = self.inspect_some(std::slice::from_ref(name), rules::LOG_KEPT, deadline)?;
         views.pop().ok_or_else(|| garbled(&self.target.shown, "a reply without the lock"))
     }
 
-    fn inspect_some(&mut self, names: &[Name], ends: usize, by: Moment) -> Result<Vec<View>, Error> {
-        self.look(names, ends, by)
+    fn inspect_some(&mut self, names: &[Name], ends: usize, deadline: Moment) -> Result<Vec<View>, Error> {
+        self.look(names, ends, deadline)
     }
 
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
-        let by = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
-        let masters = self.masters(by)?;
+        let deadline = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
+        let masters = self.masters(deadline)?;
         let (mut names, mut missing) = (BTreeSet::new(), Vec::new());
         for server in &masters {
             match self.find_at(&server.address, prefix, which) {
@@ -399,7 +318,7 @@ impl RedisStore {
     fn await_wake(&mut self, name: &Name, token: &Token, until: Moment) -> Result<Slept, Error> {
         let whom = Whom::Lock(name);
         let op_timeout = self.target.op_timeout;
-        let by = || Moment::now().after(op_timeout);
+        let deadline = || Moment::now().after(op_timeout);
         if self.wake.as_ref().is_some_and(|wake| !self.caller.route.leads_to(&wake.connection, whom)) {
             // The next heartbeat comes at once, and tells the server the new wake list.
             self.drop_wake();
@@ -408,21 +327,22 @@ impl RedisStore {
         let mut wake = match self.wake.take() {
             Some(wake) => wake,
             None => {
-                let connection = self.caller.route.give(whom, by().after(self.target.connect_timeout))?;
+                let connection =
+                    self.caller.route.give(whom, deadline().after(self.target.connect_timeout))?;
                 WakeConnection { connection, listening: false }
             }
         };
         if !wake.listening {
             let mut pop = cmd("BLPOP");
             pop.arg(wake_key(name, token, &self.wake_number.to_string())).arg(subscription::POP_SECONDS);
-            wake.connection.send(vec![pop], by())?;
+            wake.connection.send(vec![pop], deadline())?;
             wake.listening = true;
         }
         if !wake.connection.listen(until)? {
             self.wake = Some(wake);
             return Ok(Slept::Through);
         }
-        let reply = match wake.connection.reply(by()) {
+        let reply = match wake.connection.reply(deadline()) {
             // Another client floods the list. Heartbeats keep the place, and tell the server the
             // next wake list.
             Err(Error::Garbled(_)) => {
@@ -463,25 +383,4 @@ impl RedisStore {
 
 fn wake_key(name: &Name, token: &Token, number: &str) -> String {
     format!("dlock.wake:{{{}}}:{}:{}:{number}", name.tag(), name.as_str(), token.secret())
-}
-
-fn name_under(prefix: &str, full: &str) -> Option<Name> {
-    Name::new(prefix, &Key::new(full.strip_prefix(prefix)?).ok()?).ok()
-}
-
-/// A SCAN pattern that matches all of these words, and perhaps others, so that one SCAN is enough.
-fn glob_of(words: &[&str]) -> String {
-    let letters = |at: usize| words.iter().filter_map(|word| word.chars().nth(at)).collect::<String>();
-    format!("[{}][{}]*", letters(0), letters(1))
-}
-
-/// A prefix as a SCAN pattern that matches only itself.
-fn escape_glob(text: &str) -> String {
-    text.chars().fold(String::new(), |mut escaped, c| {
-        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
-            escaped.push('\\');
-        }
-        escaped.push(c);
-        escaped
-    })
 }

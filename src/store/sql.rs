@@ -17,6 +17,7 @@
 //! *A waiter's heartbeat* changes only its own row. It also returns whether the waiter still waits,
 //! so a lost notification costs only the time to the next heartbeat.
 
+mod dialect;
 mod link;
 #[cfg(feature = "mysql")]
 mod mysql;
@@ -27,7 +28,6 @@ mod probe;
 mod remembered;
 mod row;
 mod servers;
-mod statement;
 mod subscription;
 mod waiting;
 
@@ -41,12 +41,12 @@ use crate::store::engine::coordinator::{
 };
 use crate::store::net::failure::silent;
 use crate::store::{Endurance, Error, Listener, Subscription};
+use dialect::{Dialect, Write};
 pub use link::Target;
 use link::{Answer, Failure, Link};
 use remembered::{Clock, Remembered};
 use row::Found;
 use servers::{Again, Line};
-use statement::{Dialect, Write};
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
@@ -128,15 +128,15 @@ impl Tables {
     }
 
     /// The same as [`Tables::ask`], and creates the tables if they are missing.
-    fn ask_tables(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure> {
-        match self.ask(statements, Again::Yes, by) {
+    fn ask_tables(&mut self, statements: &[String], deadline: Moment) -> Result<Vec<Answer>, Failure> {
+        match self.ask(statements, Again::Yes, deadline) {
             Err(Failure::NoTables(_)) => {}
             answer => return answer,
         }
         let tables = self.dialect.tables().join("; ");
         let each: Vec<_> = self.dialect.tables().iter().map(ToString::to_string).collect();
-        match self.ask(&each, Again::Yes, by) {
-            Ok(_) => self.ask(statements, Again::Yes, by),
+        match self.ask(&each, Again::Yes, deadline) {
+            Ok(_) => self.ask(statements, Again::Yes, deadline),
             Err(Failure::Refused(Error::Denied(why)) | Failure::NoTables(Error::Denied(why))) => {
                 Err(Failure::Refused(Error::Denied(format!(
                     "{why}; the tables of dlock are missing or hidden from this user, who may not make them: have an administrator run {tables} and grant this user the rights that docs/stores.md names"
@@ -158,12 +158,12 @@ impl Tables {
 
     /// Waits until a change that others have already seen is on the disk. Returns a conflict if the
     /// server has crashed and lost it: then the change must be made again.
-    fn secure(&mut self, write: &Write, by: Moment) -> Result<Written, Error> {
+    fn secure(&mut self, write: &Write, deadline: Moment) -> Result<Written, Error> {
         let Some(secure) = self.dialect.secure(write) else { return Ok(Written::Yes) };
         let ends: usize = write.locks.iter().map(|lock| lock.parts.ends.len()).sum();
         // The next holder's write goes to the disk first, and takes this change with it.
         thread::sleep(SECURE_AFTER);
-        match self.ask(&[secure], Again::Yes, by) {
+        match self.ask(&[secure], Again::Yes, deadline) {
             Ok(answers) if answers.iter().all(|answer| answer.changed == ends as u64) => Ok(Written::Yes),
             Ok(_) | Err(Failure::Conflict) => Ok(Written::Conflict),
             Err(failure) => Err(failure.into()),
@@ -171,16 +171,19 @@ impl Tables {
     }
 
     /// Whether this process must hold its advisory lock while the records say this; None if they
-    /// do not concern it. The end of one of several holders tells the waiters nothing, so only a
-    /// waiter and an exclusive holder hold one.
+    /// do not concern it.
     fn wants_advisory_lock(&self, batch: &Batch<'_>) -> Option<bool> {
         let mine = self.mine.as_ref().filter(|mine| batch.me == Some(mine))?;
-        let names = |record: &Record| {
-            let is_exclusive = matches!(record.lock, Lock::Exclusive { .. });
-            record.waiters.contains_key(mine) || (is_exclusive && record.holds.contains_key(mine))
-        };
-        Some(batch.changes.iter().any(|change| names(&change.after.record)))
+        Some(batch.changes.iter().any(|change| needs_advisory_lock(mine, &change.after.record)))
     }
+}
+
+/// Whether the process with the token `mine` must hold its advisory lock while this is the record.
+/// The end of one of several holders tells the waiters nothing, so only a waiter and an exclusive
+/// holder hold one.
+fn needs_advisory_lock(mine: &Token, record: &Record) -> bool {
+    let is_exclusive = matches!(record.lock, Lock::Exclusive { .. });
+    record.waiters.contains_key(mine) || (is_exclusive && record.holds.contains_key(mine))
 }
 
 impl Coordinator for Tables {
@@ -206,10 +209,10 @@ impl Coordinator for Tables {
         if let Some(remembered) = self.recall(reading) {
             return Ok(remembered);
         }
-        let (names, by) = (reading.names, reading.by);
+        let (names, deadline) = (reading.names, reading.deadline);
         let mut sent = Moment::now();
         let statements = statements(self.dialect, reading);
-        let answers = self.ask_tables(&statements, by)?;
+        let answers = self.ask_tables(&statements, deadline)?;
         let mut found = self.found(&answers, names)?;
         if reading.purpose.is_change() {
             let missing = found.locks.iter().filter(|lock| lock.version == 0);
@@ -217,7 +220,7 @@ impl Coordinator for Tables {
             if !missing.is_empty() {
                 let begun = [vec![self.dialect.begin(&missing)], statements].concat();
                 sent = Moment::now();
-                let answers = self.ask(&begun, Again::Yes, by)?;
+                let answers = self.ask(&begun, Again::Yes, deadline)?;
                 found = self.found(&answers, names)?;
             }
         }
@@ -232,20 +235,20 @@ impl Coordinator for Tables {
         if self.target.has_standbys() && self.line.as_ref().map(|line| line.server) != server {
             return Ok(Written::Conflict);
         }
-        let (me, by, wants) = (batch.me, batch.by, self.wants_advisory_lock(&batch));
+        let (me, deadline, wants) = (batch.me, batch.deadline, self.wants_advisory_lock(&batch));
         let (mut write, left) =
             Write::of(batch).map_err(|why| Error::Garbled(format!("{}: {why}", self.target.shown)))?;
         (write.reserves, write.within) = (seen.reserves, seen.within);
-        match self.ask_with_advisory_lock(self.dialect.write(&write), wants, Again::No, by) {
+        match self.ask_with_advisory_lock(self.dialect.write(&write), wants, Again::No, deadline) {
             Ok(answers) => {
                 if !answers.last().is_some_and(|answer| self.dialect.is_written(answer)) {
                     return Ok(Written::Conflict);
                 }
                 self.remembered = me.zip(seen.clock).and_then(|(me, clock)| Remembered::of(me, left, clock));
                 if let Some(behind) = self.dialect.behind(&write) {
-                    self.tell(behind, by);
+                    self.tell(behind, deadline);
                 }
-                self.secure(&write, by)
+                self.secure(&write, deadline)
             }
             // If the write was done, the retry finds other versions.
             Err(Failure::Conflict | Failure::Broken(_) | Failure::ReadOnly(_)) => Ok(Written::Conflict),
@@ -253,7 +256,7 @@ impl Coordinator for Tables {
                 // The tables existed when they were read. If they are missing now, the next read
                 // reports it.
                 let names = self.dialect.list(&mut write.read.iter().map(|(name, _)| name.as_str()));
-                match (self.ask(&[self.dialect.versions(&names)], Again::Yes, by), why) {
+                match (self.ask(&[self.dialect.versions(&names)], Again::Yes, deadline), why) {
                     (Err(Failure::NoTables(_)), _) => Ok(Written::Conflict),
                     (_, Error::Denied(why)) => {
                         Err(Error::Denied(format!("{why}; docs/stores.md has the GRANT statement")))
@@ -265,11 +268,12 @@ impl Coordinator for Tables {
         }
     }
 
-    fn keep_alive(&mut self, sign: &KeepAlive<'_>, by: Moment) -> Result<bool, Error> {
+    fn keep_alive(&mut self, sign: &KeepAlive<'_>, deadline: Moment) -> Result<bool, Error> {
         let KeepAliveOf::Waiter { until } = sign.kind else { return Ok(false) };
         let heartbeat = self.dialect.heartbeat(&self.list_of(sign.names), sign.token, millis(until.left()));
         let is_mine = self.mine.as_ref() == Some(sign.token);
-        let answers = self.ask_with_advisory_lock(heartbeat, is_mine.then_some(true), Again::Yes, by)?;
+        let answers =
+            self.ask_with_advisory_lock(heartbeat, is_mine.then_some(true), Again::Yes, deadline)?;
         let queues = sign.names.as_slice().len() as u64;
         Ok(answers.last().is_some_and(|answer| answer.changed == queues))
     }
@@ -308,17 +312,17 @@ impl Coordinator for Tables {
         Box::new(RequestSubscription::new(self.clone(), names, token))
     }
 
-    fn list(&mut self, by: Moment) -> Result<Vec<Result<String, Error>>, Error> {
-        let answers = self.ask_tables(&[self.dialect.names()], by)?;
+    fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {
+        let answers = self.ask_tables(&[self.dialect.names()], deadline)?;
         let name = |row: &link::Row| String::from_utf8(row::unhex(row.first()?.as_deref()?)?).ok();
         let shown = &self.target.shown;
         let read = |row| name(row).ok_or_else(|| row::garbled(shown, "?", "its name is invalid"));
         Ok(answers[0].rows.iter().map(read).collect())
     }
 
-    fn clean_up(&mut self, by: Moment) {
+    fn clean_up(&mut self, deadline: Moment) {
         if is_chosen_to_clean_up() {
-            self.ask(&self.dialect.clean_up(), Again::No, by).ok();
+            self.ask(&self.dialect.clean_up(), Again::No, deadline).ok();
         }
     }
 
@@ -350,8 +354,8 @@ mod tests {
     #[test]
     fn a_reservation_is_committed_before_the_queue_is_read() {
         let names = BTreeSet::from(["k".into()]);
-        let by = Moment::now();
-        let reading = |purpose| Reading { names: &names, me: None, lease: None, purpose, by };
+        let deadline = Moment::now();
+        let reading = |purpose| Reading { names: &names, me: None, lease: None, purpose, deadline };
         let texts = statements(&postgres::Postgres, &reading(Purpose::Reserve));
         assert!(texts[0].contains("UPDATE") && !texts[0].contains("dlock_waiters"), "{texts:?}");
         assert_eq!(texts[1..], statements(&postgres::Postgres, &reading(Purpose::Change)));

@@ -164,12 +164,12 @@ impl Coordinator for Znodes {
     }
 
     /// A guard, which has no session node, deletes that of the process that it guards.
-    fn end(&mut self, token: &Token, by: Moment) {
+    fn end(&mut self, token: &Token, deadline: Moment) {
         if !self.is_own(token) {
             return;
         }
         if self.life.take().is_none() {
-            self.ask(&[Ask::Delete { path: self.life_path(token) }], Again::Yes, by).ok();
+            self.ask(&[Ask::Delete { path: self.life_path(token) }], Again::Yes, deadline).ok();
         }
         self.wants_life = false;
         self.session.end();
@@ -184,7 +184,7 @@ impl Coordinator for Znodes {
         }
         loop {
             if is_own {
-                self.ensure(reading.by)?;
+                self.ensure(reading.deadline)?;
                 if let Some(remembered) = self.recall(reading)? {
                     return Ok(remembered);
                 }
@@ -193,7 +193,7 @@ impl Coordinator for Znodes {
                 self.must_sync = false;
                 return Ok(snapshot);
             }
-            if reading.by.passed() {
+            if reading.deadline.passed() {
                 return Err(Error::Unavailable(format!(
                     "{}: other processes change the lock all the time",
                     self.shown()
@@ -216,16 +216,16 @@ impl Coordinator for Znodes {
     }
 
     /// A lease is not extended here: the record has to be written, too.
-    fn keep_alive(&mut self, sign: &KeepAlive<'_>, by: Moment) -> Result<bool, Error> {
+    fn keep_alive(&mut self, sign: &KeepAlive<'_>, deadline: Moment) -> Result<bool, Error> {
         let waits = matches!(sign.kind, KeepAliveOf::Waiter { .. });
-        Ok(waits && self.is_own(sign.token) && self.beat(sign.names, sign.token, by)?)
+        Ok(waits && self.is_own(sign.token) && self.beat(sign.names, sign.token, deadline)?)
     }
 
     /// Without a session node, the lease may still last by the record. So that is a reason to ask
     /// again only once.
-    fn watch(&mut self, token: &Token, by: Moment) -> Watching<Watch> {
+    fn watch(&mut self, token: &Token, deadline: Moment) -> Watching<Watch> {
         let path = self.life_path(token);
-        let answers = self.ask(&[Ask::WatchEnd { path: path.clone() }], Again::Yes, by);
+        let answers = self.ask(&[Ask::WatchEnd { path: path.clone() }], Again::Yes, deadline);
         match answers.ok().and_then(|mut answers| answers.pop()) {
             Some(Ok(_)) => Watching::Watched(Watch { path, dial: Cell::new(self.session.dial()) }),
             Some(Err(Code::NO_NODE)) => Watching::Missing,
@@ -268,9 +268,9 @@ impl Coordinator for Znodes {
         })
     }
 
-    fn list(&mut self, by: Moment) -> Result<Vec<Result<String, Error>>, Error> {
+    fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {
         let asks = [Ask::Sync { path: self.base() }, Ask::List { path: self.locks() }];
-        let names = match self.ask(&asks, Again::Yes, by)?.pop() {
+        let names = match self.ask(&asks, Again::Yes, deadline)?.pop() {
             Some(Ok(Answer::Names(names, _))) => names,
             Some(Err(Code::NO_NODE)) => Vec::new(),
             Some(Err(code)) => return Err(self.refused(code)),
@@ -282,9 +282,9 @@ impl Coordinator for Znodes {
         Ok(names.iter().map(|node| node::name_of(node).ok_or_else(|| bad(node))).collect())
     }
 
-    fn clean_up(&mut self, by: Moment) {
+    fn clean_up(&mut self, deadline: Moment) {
         if is_chosen_to_clean_up() {
-            self.sweep(by).ok();
+            self.sweep(deadline).ok();
         }
     }
 

@@ -14,8 +14,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
-/// Pause between two checks of an adopted job. Unlike the guard, dlock does not learn of each end
-/// by itself.
+/// Pause between two checks of an adopted job. Unlike the guard, dlock is not woken by the end of
+/// each process.
 const CHECK_EVERY: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(super) struct Adopted {
 enum Silence {
     /// There is nothing to report.
     Right,
-    /// It should have killed the job by now.
+    /// The guard should have killed the job by now, and makes no progress.
     Hung,
     /// The job has ended, but the guard, stopped by somebody, cannot report it.
     Late,
@@ -85,8 +85,8 @@ impl Guard {
         match (Source::find(), self.limits.cmd()) {
             (Source::Nothing, _) | (_, None) => false,
             (source, Some(cmd)) => {
-                // In this order: CMD may have ended because the guard has begun to stop the whole
-                // job.
+                // `is_stopping` is read after CMD's end: CMD may have ended because the guard has
+                // begun to stop the whole job.
                 let alone = ended(cmd) && self.leftovers == Leftovers::Leave && !self.limits.is_stopping();
                 // Every living process is a child of the guard, or below one.
                 alone || ended(cmd) && source.children(self.pid).into_iter().all(ended)

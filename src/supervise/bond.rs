@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const WATCHER_NAME: &CStr = c"dlock-watch";
-/// How long the watcher goes on after a request to end, to print why.
+/// How long the watcher keeps stdout open after TERM, to print why the hold ends.
 const REASON_WITHIN: Duration = Duration::from_millis(100);
 /// Pause before the watcher checks again whether a terminal has come back to its process group.
 const BACKGROUND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -40,7 +40,7 @@ const LONGEST: usize = 1 << 18;
 /// How much a pipe takes without blocking once it is ready for writing (PIPE_BUF).
 const PIECE: usize = 4096;
 
-/// What the job is instead of a command.
+/// The job of a `dlock hold`, in place of a command.
 #[derive(Debug)]
 pub struct Bond {
     /// The process that the lock is held for. `None`: the program at the other end of stdin.
@@ -65,7 +65,7 @@ pub enum NoPin {
     Gone,
     /// The number is that of a thread.
     Thread,
-    /// The kernel, or a sandbox, has no pidfd: Linux before 5.3.
+    /// pidfd_open fails for another reason: Linux before 5.3, or a sandbox.
     Unsupported(Errno),
 }
 
@@ -85,7 +85,7 @@ impl Pin {
         self.pid
     }
 
-    /// Whether it has ended, reaped or not.
+    /// Whether the process has ended, reaped or not.
     pub fn has_ended(&self) -> bool {
         is_ready(self.fd.as_fd(), PollFlags::IN)
     }
@@ -94,7 +94,7 @@ impl Pin {
         Ok(pidfd_send_signal(&self.fd, signal)?)
     }
 
-    /// Sends it TERM and waits until `deadline`. Returns whether it has ended.
+    /// Sends TERM, and waits for the end until `deadline`. Returns whether the process has ended.
     pub fn end(&self, deadline: Moment) -> bool {
         if self.signal(Signal::TERM).is_err() {
             return self.has_ended();
@@ -103,14 +103,14 @@ impl Pin {
         poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&left)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Whether this process may signal it.
+    /// Whether this process may signal it, or need not because it has ended.
     pub fn is_ours(&self) -> bool {
         sys::kill(self.pid, 0).is_ok() || self.has_ended()
     }
 
     /// When it was started, in clock ticks since boot. Together with the number this identifies it.
     pub fn started(&self) -> Option<u64> {
-        // It had not been reaped when it was read, so the entry is its own.
+        // The process had not been reaped when the entry was read, so the entry is its own.
         read_entry(self.pid).map(|entry| entry.started).filter(|_| !self.has_ended())
     }
 
@@ -184,7 +184,7 @@ pub fn leave_standard_streams() -> io::Result<()> {
     Ok(dup2_stdout(&null)?)
 }
 
-/// Replaces stderr by /dev/null, too.
+/// Replaces stderr by /dev/null.
 pub(super) fn leave_stderr() -> io::Result<()> {
     Ok(dup2_stderr(null()?)?)
 }
@@ -278,7 +278,7 @@ impl<'a> Watcher<'a> {
         }
     }
 
-    /// Called when what is watched is readable. Whether that is its end.
+    /// Whether the watched process or stdin has ended. Called when its descriptor is readable.
     fn is_over(&self, over: BorrowedFd<'_>) -> io::Result<bool> {
         if self.bond.process.is_some() {
             return Ok(true);
@@ -299,7 +299,7 @@ impl<'a> Watcher<'a> {
             match rustix::io::write(stdout(), piece) {
                 Ok(written) => drop(self.buffer.drain(..written)),
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                // Nobody reads stdout. That alone does not end a hold.
+                // stdout has no reader. That alone does not end a hold.
                 Err(_) => self.buffer.clear(),
             }
         } else if self.is_input_open {
@@ -341,7 +341,7 @@ impl<'a> Watcher<'a> {
     }
 }
 
-/// Whether it is a terminal that now belongs to another process group.
+/// Whether `fd` is a terminal that now belongs to another process group.
 fn is_background(fd: BorrowedFd<'_>) -> bool {
     isatty(fd) && tcgetpgrp(fd).is_ok_and(|group| group.as_raw_pid() != sys::own_group())
 }

@@ -3,14 +3,15 @@
 //! (Linux 5.14) kills everything in it and all that is forked there. If no group can be made, there
 //! is no error: the caller kills the processes one by one anyway.
 //!
-//! It lies below the group of this process, so it needs root or a delegated subtree. A process in
-//! another group (a container) stays there. The caller decides which processes are part of the job.
+//! The group lies below the group of this process, so it needs root or a delegated subtree. A
+//! process in another group (a container) stays there. The caller decides which processes are part
+//! of the job.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// Start of such a group's name; the id of the process that made it follows.
+/// Start of the group's name; the id of the process that made it follows.
 const NAME: &str = "dlock-stop-";
 
 #[derive(Debug)]
@@ -24,8 +25,9 @@ pub(super) enum Cgroup {
 
 #[derive(Debug)]
 pub(super) struct Made {
-    /// The group of this process: its directory, and its path as in /proc/PID/cgroup.
+    /// Directory of this process's own group.
     around: PathBuf,
+    /// Path of this process's own group, as in /proc/PID/cgroup.
     around_path: String,
     directory: PathBuf,
     path: String,
@@ -50,7 +52,7 @@ impl Cgroup {
     }
 
     /// Moves a process into the group; makes the group if there is none. The caller must make sure
-    /// that the id is the right process's.
+    /// that the id still is that of the right process.
     pub(super) fn take(&mut self, pid: i32) -> Taken {
         if let Self::Unmade = self {
             *self = Made::new().map_or(Self::Unavailable, Self::Made);
@@ -72,7 +74,8 @@ impl Cgroup {
         if path_of(&pid.to_string()).is_some_and(|path| made.is_within(&path))
             && fs::write(made.around.join("cgroup.procs"), pid.to_string()).is_err()
         {
-            // A process of somebody else is in the group, so it must not be killed.
+            // A process that is not part of the job is in the group, so the group must not be
+            // killed.
             *self = Self::Unavailable;
         }
     }
@@ -87,7 +90,7 @@ impl Cgroup {
     /// Removes the group when all in it are dead, and leftover groups of guards that were killed.
     pub(super) fn remove(&mut self) {
         if let Self::Made(made) = std::mem::replace(self, Self::Unmade) {
-            // The job may itself have been a dlock that was stopping one.
+            // The job may itself have been a dlock that was stopping its own job.
             remove_leftovers(&made.directory);
             let _ = fs::remove_dir(&made.directory);
             remove_leftovers(&made.around);
@@ -105,7 +108,7 @@ impl Made {
         let directory = around.join(name);
         fs::create_dir(&directory)
             .or_else(|_| {
-                // A process that had this id before left it.
+                // An earlier process with this id left the directory behind.
                 fs::remove_dir(&directory)?;
                 fs::create_dir(&directory)
             })
@@ -124,15 +127,15 @@ impl Made {
         path.strip_prefix(&self.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
-    /// Whether a process in this group may be moved: only from the group of this process, or from
-    /// where another guard moved it to be killed.
+    /// Whether a process may be moved out of the group `path`: only if that is the group of this
+    /// process, or one to which another guard moved it to be killed.
     fn may_leave(&self, path: &str) -> bool {
         let below = path.strip_prefix(self.around_path.trim_end_matches('/'));
         below.is_some_and(|rest| matches!(rest, "" | "/") || rest.trim_start_matches('/').starts_with(NAME))
     }
 }
 
-/// Removes empty groups whose makers are gone.
+/// Removes empty groups whose guards are gone.
 fn remove_leftovers(within: &Path) {
     for entry in fs::read_dir(within).into_iter().flatten().flatten() {
         let maker = entry.file_name().to_str().and_then(|name| name.strip_prefix(NAME)?.parse().ok());

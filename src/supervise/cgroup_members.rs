@@ -8,18 +8,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::{HashSet, VecDeque};
 
-/// How many are moved before this process's own children are read again.
+/// How many processes are moved before this process's own children are read again.
 const BATCH: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct CgroupMembers {
     root: i32,
     cgroup: Cgroup,
-    /// Processes that are in the control group or cannot be moved there; and those still to be
-    /// moved.
+    /// Processes that are in the control group or cannot be moved there.
     seen: HashSet<i32>,
+    /// Processes still to be moved.
     unseen: VecDeque<Member>,
-    /// One was moved since the last look at all processes.
+    /// A process was moved since the last look at all processes.
     has_moved: bool,
 }
 
@@ -33,9 +33,9 @@ impl CgroupMembers {
         self.seen.remove(&pid);
     }
 
-    /// Goes on until `until`, own children first: a chain of processes that fork and end is caught
-    /// there. Returns whether all is done: a process forked by one in the group is in it from
-    /// birth.
+    /// Goes on moving processes until `until`, own children first: a chain of processes that fork
+    /// and end is caught there. Returns whether all processes were moved. That stays true, because
+    /// a process forked by one in the group is in it from birth.
     pub(super) fn go_on(&mut self, source: Source, foreign_children: &[i32], until: Moment) -> bool {
         loop {
             for pid in source.children_but(self.root, foreign_children) {
@@ -66,8 +66,9 @@ impl CgroupMembers {
         }
     }
 
-    /// Moves a process into the group if it is part of the job. Returns whether it is there or has
-    /// ended: a process that `cgroup.kill` has killed may not be signalled by this user either.
+    /// Moves a process into the group if it is part of the job. Returns whether the process is
+    /// there or has ended, because one that `cgroup.kill` has killed still refuses this user's
+    /// signals.
     pub(super) fn catch(&mut self, pid: i32) -> bool {
         self.take(pid, |this, entry| is_below(entry.pid, this.root))
             || read_entry(pid).is_none_or(|entry| entry.ended)

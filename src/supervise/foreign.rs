@@ -1,7 +1,7 @@
 //! Finds the processes that descend from one that dlock did not start, and stops them. Unlike CMD's
 //! descendants, they do not become children of this process when their parents end. So each process
-//! that was seen once is remembered by its number and start time. A process that left its parent
-//! before a look cannot be found any more.
+//! that was seen once is remembered by its number and start time. A process that lost its parent
+//! before a look found it cannot be found any more.
 
 use super::bond::Pin;
 use super::pidfd::{Signalling, pinned};
@@ -12,12 +12,12 @@ use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
 
-/// How long to look for new processes before all that were found are signalled.
+/// How long to look for new processes before the signal.
 const FREEZE: Duration = Duration::from_millis(5);
 /// Longest time for one look, because a job may fork faster than it can be read.
 const LOOK_MAX: Duration = Duration::from_millis(100);
-/// Longest time for all looks before a signal. A stopped process forks no more, and what was not
-/// found is lost.
+/// Longest time for all looks before a signal. A stopped process forks no more. A process that was
+/// not found by then is not signalled.
 const LOOKS_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
@@ -50,7 +50,8 @@ impl Known {
 }
 
 impl Foreign {
-    /// The target and what descends from it, without dlock's processes and what they started.
+    /// Begins with the target alone. Looks find what descends from it, except `left_out` and what
+    /// these started.
     pub(super) fn new(target: Pin, left_out: [i32; 2]) -> Self {
         let known = target.started().map(|started| Known { pid: target.pid(), started });
         Self { target, known: known.into_iter().collect(), left_out }
@@ -94,7 +95,7 @@ impl Foreign {
         self.target.has_ended() && !self.known.iter().any(|known| known.lives())
     }
 
-    /// Whether all living processes are among these.
+    /// Whether all known processes that live are among these.
     pub(super) fn is_among(&self, pids: &HashSet<i32>) -> bool {
         self.known.iter().all(|known| pids.contains(&known.pid) || !known.lives())
     }
@@ -104,7 +105,7 @@ impl Foreign {
     /// not stopped: its own parent may be `su` or `sudo`, which stops with it and is never
     /// continued. It gets TERM straight after the look; what it forks in between may be lost.
     ///
-    /// Sends no TERM once the KILL is due, which then finds all of them stopped.
+    /// If the KILL is due by then, no TERM is sent, and the KILL finds the descendants stopped.
     pub(super) fn term(&mut self, source: Source, kill_at: Moment) -> Vec<(i32, io::Result<()>)> {
         let target = self.target.pid();
         self.freeze(source, |known| known.pid != target, || {});

@@ -1,6 +1,7 @@
 //! Reaps children of dlock that are not part of its job: those it had before the guard (a shell
 //! started something in the background and then became dlock), and orphans of these; where dlock is
-//! PID 1, any orphan. They are never signalled. They must be reaped here, for no other process can.
+//! PID 1, any orphan. They are never signalled. They must be reaped here, because no other process
+//! can.
 //!
 //! While the guard lives, orphans of the job go to the guard. So every other child of dlock is
 //! foreign.

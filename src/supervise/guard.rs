@@ -1,6 +1,6 @@
-//! The guard: starts CMD when dlock orders it (`start`), sleeps until something happens (`children`)
+//! The guard starts CMD when dlock orders it (`start`), sleeps until something happens (`children`)
 //! or a limit passes, and stops the job when it must (`due`). Everything here runs in the guard's
-//! own process, in one thread. This file has the loop, and the talk with dlock.
+//! own process, in one thread. This file has the loop, and the messages from and to dlock.
 
 use super::bond::Bond;
 use super::limits::LimitsSender;
@@ -74,14 +74,15 @@ struct Watcher<F> {
     state: JobState,
     /// dlock is gone, or has left the rest to the guard.
     is_orphaned: bool,
-    /// dlock sent `Order::Finish`, and has printed all messages itself.
+    /// dlock sent `Order::Finish`: it has printed all messages itself.
     may_finish_quietly: bool,
     /// No child is left, as far as is known.
     no_child: bool,
     /// The limit for which the cost of killing the job was last measured, and that cost.
     measured: Option<(Moment, Duration)>,
     unsent: VecDeque<Vec<u8>>,
-    /// Reported when dlock is gone and only these are left.
+    /// Processes that may not be signalled. The guard prints them when dlock is gone and nothing
+    /// else is left.
     refused: Vec<Process>,
 }
 
@@ -111,7 +112,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         // it. Blocking also keeps the terminal from stopping a background process that writes to
         // it.
         sys::set_mask(SignalSet::ALL);
-        // CMD could not rejoin a group without an id, so the guard stays in it.
+        // If the caller's group has no id here, CMD could not rejoin it, so the guard stays in it.
         if setup.group == Group::Own || setup.caller_group.is_some() {
             rustix::process::setpgid(None, None)?;
         }
@@ -157,7 +158,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
             }
             self.act_when_due();
             self.flush();
-            if self.is_orphaned && self.is_finished() {
+            if self.is_orphaned && self.finish_if_over() {
                 return Ok(());
             }
         }
@@ -197,8 +198,8 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         })
     }
 
-    /// Takes one order. If dlock is gone, takes all of them first, so that an order to start is not
-    /// obeyed after dlock's end.
+    /// Takes one order. If dlock is gone, takes all orders before it obeys one to start, so that
+    /// nothing is started after dlock's end.
     fn read_orders(&mut self, closed: bool) -> io::Result<()> {
         let mut start = false;
         loop {
@@ -247,8 +248,9 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         self.send_event(&Event::Ended { status: self.status(), reason });
     }
 
-    /// Whether nothing is left to do, with dlock gone. If so, the last report has been made too.
-    fn is_finished(&mut self) -> bool {
+    /// Whether nothing is left to do after dlock is gone. If so, calls `on_orphaned` for the last
+    /// time.
+    fn finish_if_over(&mut self) -> bool {
         let reason = match self.state {
             JobState::Idle => None,
             JobState::Ended { reason } => reason,

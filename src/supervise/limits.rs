@@ -11,9 +11,9 @@ use std::time::Duration;
 /// Until when the job may run, unless the limits are moved on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// When it gets TERM and CONT. This is final.
+    /// When the job gets TERM and CONT. Once that has happened, later limits change nothing.
     pub term_at: Moment,
-    /// When all of it gets KILL.
+    /// When the whole job gets KILL.
     pub kill_at: Moment,
 }
 
@@ -23,7 +23,8 @@ impl Limits {
         Self { term_at: Moment::from_boot(Duration::MAX), kill_at: Moment::from_boot(Duration::MAX) };
 }
 
-/// Sets and reads the limits. May be used on another thread; never blocks and makes no system call.
+/// The memory that dlock and the guard share: the limits, CMD's id, and how far a stop is. May be
+/// used on any thread; never blocks and makes no system call.
 #[derive(Debug, Clone, Copy)]
 pub struct LimitsSender {
     cells: &'static [AtomicU64; 5],
@@ -54,13 +55,15 @@ impl LimitsSender {
         Limits { term_at, kill_at: moment(self.cells[KILL].load(Ordering::Acquire)) }
     }
 
-    /// Called by the process that the guard starts; 0 if it could not become CMD.
+    /// Records CMD's id. Called by the process that is to become CMD, and by the guard with 0 if
+    /// that failed.
     pub(super) fn set_cmd(&self, pid: i32) {
         self.cells[CMD].store(u64::from(pid.cast_unsigned()), Ordering::Release);
     }
 
-    /// The process that the guard started, if it has; it may not have become CMD yet. No event
-    /// reports the start: it would wake dlock at the very moment that CMD needs the processor.
+    /// The process that the guard started, if it has started one. The process may not have become
+    /// CMD yet. No event reports the start: it would wake dlock at the very moment that CMD needs
+    /// the processor.
     pub(super) fn cmd(&self) -> Option<i32> {
         let pid = self.cells[CMD].load(Ordering::Acquire);
         i32::try_from(pid).ok().filter(|&pid| pid > 0)

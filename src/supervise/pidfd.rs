@@ -18,8 +18,8 @@ pub(super) enum Signalling {
     Relay(Signal),
 }
 
-/// Signals a process whose id may have been reused since it was read: pins it first, then checks by
-/// `is_still` that the id is one of the job.
+/// Signals a process whose id may have been reused since it was read: pins the process first, and
+/// then checks by `is_still` that it is part of the job.
 pub(super) fn pinned(pid: i32, how: Signalling, is_still: impl Fn() -> bool) -> io::Result<()> {
     let pin = match Pid::from_raw(pid).ok_or(Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()))
     {

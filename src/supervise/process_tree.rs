@@ -1,5 +1,5 @@
-//! Keeps the processes of the job, which procfs.rs finds, and signals each of them without ever
-//! hitting another. The caller decides when.
+//! Keeps track of the processes of the job, which procfs.rs finds, and signals each of them without
+//! ever hitting another. The caller decides when.
 //!
 //! The job is what descends from the process that watches it. The watching process is a subreaper,
 //! so a descendant stays one whatever group, session or parent it takes: while it lives, it is a
@@ -23,8 +23,8 @@ use std::collections::HashSet;
 use std::io;
 use std::time::Duration;
 
-/// How many are killed further down before this process's own children are read again: a process
-/// whose parent has died is found there, and costs less there.
+/// How many processes are killed further down before this process's own children are read again. A
+/// process whose parent has died is one of them, and costs less to find there.
 const BATCH: usize = 32;
 /// Cost of ending a process, as a multiple of the cost of finding it (measured; see
 /// docs/protocol.md). On a slow or busy machine both grow alike.
@@ -38,7 +38,7 @@ pub(super) enum Depth {
     All,
 }
 
-/// Result of a sweep.
+/// Result of one pass over the job's processes.
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
     /// Processes that may not be signalled and were not reported before.
@@ -69,8 +69,8 @@ pub(super) struct ProcessTree {
 }
 
 impl ProcessTree {
-    /// The descendants of this process except `foreign_children`; and a foreign process with what descends
-    /// from it.
+    /// The job is the descendants of this process except `foreign_children`, and the foreign
+    /// process with what descends from it.
     pub(super) fn new(foreign_children: Vec<i32>, foreign: Option<Foreign>, beat: LimitsSender) -> Self {
         let root = own_pid();
         Self {
@@ -110,7 +110,7 @@ impl ProcessTree {
         }
     }
 
-    /// How many foreign processes are known.
+    /// How many processes are known of the foreign one and what descends from it.
     pub(super) fn count_foreign(&self) -> usize {
         self.foreign.as_ref().map_or(0, Foreign::len)
     }
@@ -133,8 +133,8 @@ impl ProcessTree {
         sweep
     }
 
-    /// Kills all processes, also new ones, and reaps them. Ends when a look finds nothing new, or
-    /// at `until`.
+    /// Kills all processes, including new ones, and reaps them. Ends when a look finds nothing new,
+    /// or at `until`.
     ///
     /// A killed process leaves its children to the root, so what it forked before is out of reach
     /// only until it is dead.
@@ -320,7 +320,7 @@ impl ProcessTree {
     }
 
     fn note(&mut self, pid: i32, done: io::Result<()>, sweep: &mut Sweep) {
-        // Any other error means that it has ended by itself.
+        // Any other error means that the process has ended by itself.
         if done.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)) && self.refused.insert(pid) {
             sweep.refused.push(Process { pid, name: name_of(pid) });
         }

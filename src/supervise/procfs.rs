@@ -1,8 +1,8 @@
 //! Reads from /proc a process's parent, children and state. Decides nothing.
 //!
-//! Children are read from /proc/PID/task/TID/children, so a look at a job costs what the job is
-//! large, not what the machine is. A kernel without these files (CONFIG_PROC_CHILDREN) leaves only
-//! the walk through all processes.
+//! Children are read from /proc/PID/task/TID/children, so the cost of a look grows with the job,
+//! not with the machine. A kernel without these files (CONFIG_PROC_CHILDREN) leaves only the walk
+//! through all processes.
 
 use super::Process;
 use std::collections::{HashMap, HashSet};
@@ -69,14 +69,14 @@ impl Source {
         }
     }
 
-    /// The same, without those in `foreign_children`.
+    /// The children of a process without those in `foreign_children`.
     pub(super) fn children_but(self, pid: i32, foreign_children: &[i32]) -> Vec<i32> {
         let mut children = self.children(pid);
         children.retain(|pid| !foreign_children.contains(pid));
         children
     }
 
-    /// The descendants of `root`, each after its parent, without those in `foreign_children` and their
+    /// The descendants of `root`, each after its parent, without `foreign_children` and their
     /// descendants.
     pub(super) fn below(self, root: i32, foreign_children: &[i32]) -> Vec<Member> {
         match self {
@@ -165,8 +165,8 @@ pub(super) fn is_below(mut pid: i32, root: i32) -> bool {
 }
 
 pub(super) fn read_entry(pid: i32) -> Option<Entry> {
-    // The name has up to 16 bytes (proc_pid_stat(5)), a kernel thread's 64. The fields needed
-    // follow soon after.
+    // The buffer is long enough: the name has up to 16 bytes (proc_pid_stat(5)), a kernel thread's
+    // 64, and the fields needed follow soon after.
     let mut stat = [0u8; 512];
     let length = File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut stat).ok()?;
     parse_stat(stat.get(..length)?)
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(found, [11, 12, 5, 3]);
     }
 
-    /// It reads nothing of other processes on the machine.
+    /// A look reads nothing of other processes on the machine.
     #[test]
     fn look_reads_one_list_per_process() {
         let mut looks = 0;

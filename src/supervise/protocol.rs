@@ -19,9 +19,9 @@ pub(super) enum Order {
     Start(Vec<Change>),
     /// Pass this signal on to CMD, or to what it left behind.
     Relay(i32, Reached),
-    /// The lock is lost: stop the job by this moment.
+    /// The lock is lost: send TERM now, and KILL at this moment.
     Lost(Moment),
-    /// Somebody asked for the job to end: stop it with its grace.
+    /// The job was asked to end: stop it with its full grace.
     Stop,
     /// dlock ends now and leaves the rest to the guard. It has printed all messages itself.
     Finish,

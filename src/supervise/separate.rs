@@ -1,5 +1,6 @@
-//! Runs work in a separate process: work that may leave threads behind before the guard is forked
-//! (only its output stays), and a hold that goes on in the background when its caller has ended.
+//! Runs work in a separate process. That is either work that may leave threads behind, which must
+//! not exist when the guard is forked; or a hold that goes on in the background when its caller has
+//! ended.
 
 use super::bond::{Pin, leave_standard_streams, leave_stderr, null};
 use crate::exit::Ended;
@@ -62,7 +63,7 @@ pub fn detach(keep: Option<&Pin>, work: impl FnOnce() -> u8) -> io::Result<Detac
                 sys::close_all_but(&mut fds);
                 if getppid() == Some(caller) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::NotFound)) }
             };
-            // As above.
+            // A panic must end this process here, too.
             let all = || begin().map_or(70, |()| work());
             let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(all));
             sys::exit_now(i32::from(done.unwrap_or(70)))
@@ -84,7 +85,7 @@ pub fn leave_caller() -> io::Result<()> {
 }
 
 impl Detached {
-    /// Waits until it ends. Returns how it ended.
+    /// Waits until the process ends. Returns how it ended.
     pub fn status(&self) -> Option<Ended> {
         match sys::wait_for(self.pid) {
             Waited::Child(_, raw) => Ended::of(raw),
@@ -92,9 +93,9 @@ impl Detached {
         }
     }
 
-    /// Sends it TERM and waits until it ends.
+    /// Sends TERM, and waits until the process ends.
     pub fn end(&self) {
-        // It has not been reaped, so the id is its own.
+        // The process has not been reaped, so the id is its own.
         let _ = sys::kill(self.pid, libc::SIGTERM);
         sys::wait_for(self.pid);
     }

@@ -1,6 +1,7 @@
 //! Takes the signals for CMD, and records what the caller handed down. Signals are blocked and read
 //! one by one, never handled: no handler interrupts the code, and CMD gets mask and dispositions as
-//! dlock got them. The caller of this module decides what a signal means.
+//! dlock got them. The caller decides what a signal means: commands/run/session/obtain.rs while
+//! dlock waits, commands/run/relay.rs while CMD runs, commands/foreground.rs for other commands.
 
 use super::procfs::name_of;
 use crate::sys::{self, Disposition, SignalSet};
@@ -47,9 +48,7 @@ pub fn is_guard(sender: Sender) -> bool {
 /// One signal that dlock received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
-    /// Its number.
     pub signal: i32,
-    /// Who sent it.
     pub from: Sender,
 }
 

@@ -1,6 +1,6 @@
-//! Stops a job: TERM to all of it, then KILL, again and again until nothing is left. The guard runs
-//! this, or dlock if the guard is gone. process_tree.rs finds the job's processes; the guard decides
-//! when and why the job must stop.
+//! Stops a job: sends TERM to all of it, then KILL again and again until nothing is left. The guard
+//! runs this, or dlock if the guard is gone. process_tree.rs finds the job's processes;
+//! guard/due.rs decides when the job must stop, by the times that rules/schedule.rs reckons.
 
 use super::process_tree::{Depth, ProcessTree, Sweep};
 use super::procfs::Member;
@@ -59,8 +59,8 @@ impl Stop {
         }
         let (members, cost) = tree.look();
         let looked = Moment::now();
-        // Not before the look: it measures the speed without the priority, which the dying
-        // processes will not have.
+        // Only after the look, which measures the speed without the priority: the dying processes
+        // will not have it.
         stop.hurry = Some(Hurry::begin());
         stop.patience = looked.since(began).max(SHORTEST_PAUSE);
         let count = members.len() + tree.count_foreign();
@@ -121,7 +121,7 @@ impl Stop {
 
     fn kill(&mut self, tree: &mut ProcessTree, first: Option<i32>) -> Sweep {
         if let Some(first) = first {
-            // It may have ended, or be one that may not be signalled: the sweep finds out.
+            // The process may have ended, or this user may not signal it: the pass below finds out.
             let _ = sys::kill(first, libc::SIGKILL);
         }
         let began = Moment::now();
@@ -172,7 +172,7 @@ fn longest_lead(count: usize, grace: Duration) -> impl Fn(Duration) -> Duration 
     move |left| (grace - GRACE_KEPT.of(grace)).min(left - kept.of(left))
 }
 
-/// The pause after a pass that took so long, the last one of so many.
+/// The pause after the last of `passes` passes, which took `took`.
 fn pause(passes: u32, took: Duration) -> Duration {
     let bounds = PAUSES.into_iter().find(|(most, _)| passes <= *most);
     bounds.map_or(took, |(_, bounds)| PAUSE.of(took).clamp(*bounds.start(), *bounds.end()))

@@ -15,10 +15,10 @@ pub enum Group {
 
 /// CMD's process group: the caller's if there is a controlling terminal, else a new one.
 ///
-/// Opening /dev/tty asks the kernel exactly that (ENXIO: there is none), whatever 0, 1 and 2 are.
-/// tcgetsid(3) needs a descriptor of the terminal, and in `ssh host dlock … <file | tee log` none
-/// of the three is one. If /dev/tty cannot be opened for another reason, as in a bare chroot, /proc
-/// says it too, but more slowly.
+/// Opening /dev/tty asks the kernel exactly that (ENXIO: there is none), whatever descriptors 0, 1
+/// and 2 are. tcgetsid(3) needs a descriptor of the terminal, and none of the three is one in
+/// `ssh host dlock … <file | tee log`. If /dev/tty cannot be opened for another reason, as in a
+/// bare chroot, /proc says it too, but more slowly.
 pub fn group() -> Group {
     let terminal = match open("/dev/tty", OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()) {
         Ok(_) => true,

@@ -114,7 +114,7 @@ const TOKENS: [&str; 4] = ["0123456789abcdef0123456789abcdef", "0123", "\u{1}", 
 const NUMBERS: [&str; 5] = ["-1", "0", "9223372036854775807", "1152921504606846977", "7"];
 
 /// The value of a waiter.
-const WAITER: &[u8] = br#"{"is_queued":true,"waiter":{"ticket":1,"since":5,"silent":1,"forget":2,"mode":"Exclusive","names":["dlock:bad"],"owner":{}}}"#;
+const WAITER: &[u8] = br#"{"is_queued":true,"waiter":{"ticket":1,"since":5,"stale_at":1,"forget":2,"mode":"Exclusive","names":["dlock:bad"],"owner":{}}}"#;
 
 /// Changes the record of the lock (0 and 1), or adds a waiter or an end. Returns what it did, and
 /// whether the record is unreadable.

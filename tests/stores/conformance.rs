@@ -11,15 +11,11 @@ use crate::support::world::World;
 use dlock::clock::Moment;
 use dlock::lock::{Fence, Mode, Owner, Token};
 use dlock::rules::{
-    Acquired, Ask, GRANTED_AT_ONCE, HEARTBEAT, Left, Outcome, Patience, Renewal, Requested, Revoke, Revoked,
-    State, Terms, When,
+    Acquired, Ask, GRANTED_AT_ONCE, Left, Outcome, Patience, Renewal, Requested, Revoke, Revoked, State,
+    Terms, When,
 };
-use dlock::store::net::interrupt;
-use dlock::store::{Listener, Slept};
+use dlock::store::Listener;
 use stage::{Person, Stage, deadline, name};
-use std::io::Write as _;
-use std::os::fd::AsFd as _;
-use std::os::unix::net::UnixStream;
 use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
@@ -61,6 +57,8 @@ macro_rules! on_databases {
     };
 }
 
+mod sleeps;
+
 on_all!(
     one_holds_and_the_others_are_busy,
     a_request_sent_twice_is_done_once,
@@ -78,9 +76,6 @@ on_all!(with a queue:
     several_locks_are_taken_together,
     holders_share_and_have_slots,
     a_crowd_of_readers_comes_in_step_by_step,
-    an_observer_is_woken,
-    a_sleep_ends_on_an_interrupt,
-    a_read_before_a_sleep_misses_nothing,
 );
 
 on_databases!(a_lease_begins_at_the_request_and_not_at_the_wake_up);
@@ -157,7 +152,10 @@ fn a_min_hold_outlasts_its_holder(stage: &Stage) {
 }
 
 fn the_newest_replaces_the_others(stage: &Stage) {
-    let replaces = |stays| Person { terms: Terms { once_per: None, replaces: true, stays }, ..stage.one() };
+    let replaces = |not_replaceable| Person {
+        terms: Terms { once_per: None, replaces: true, not_replaceable },
+        ..stage.one()
+    };
     let (mut one, mut two, mut three) = (replaces(false), replaces(false), replaces(true));
     one.holds();
     assert!(matches!(two.asks(&two.ask(Patience::Queue)), Acquired::Waiting(_)));
@@ -267,45 +265,6 @@ fn waiters_are_served_in_order(stage: &Stage) {
     }
 }
 
-/// When a sleep must be over by itself. At the next heartbeat a waiter may wake without a reason.
-fn before_a_heartbeat() -> Moment {
-    Moment::now().after(HEARTBEAT / 2)
-}
-
-/// An interrupt ends the sleep of a waiter, and no wake-up is missed by it.
-fn a_sleep_ends_on_an_interrupt(stage: &Stage) {
-    let (mut holder, mut waiter) = (stage.one(), stage.one());
-    holder.holds();
-    waiter.waits(0);
-    let (quiet, _open) = &UnixStream::pair().expect("sockets");
-    let (loud, ring) = &UnixStream::pair().expect("sockets");
-    (&*ring).write_all(b"!").expect("a word");
-    let mut sleeps = |alarm: &UnixStream| {
-        let end = before_a_heartbeat();
-        let slept = interrupt::armed(alarm.as_fd(), || waiter.store.sleep(&waiter.names, &waiter.token, end));
-        assert!(!end.passed(), "{slept:?}");
-        slept
-    };
-    // Interrupted requests may have failed.
-    let _ = sleeps(loud);
-    assert_eq!(holder.leaves(), RELEASED);
-    assert_eq!(sleeps(quiet), Ok(Slept::Woken));
-    waiter.is_served();
-}
-
-/// A waiter that reads the state before it sleeps is woken by changes before that read.
-fn a_read_before_a_sleep_misses_nothing(stage: &Stage) {
-    let (mut holder, mut waiter) = (stage.one(), stage.one());
-    holder.holds();
-    waiter.waits(0);
-    assert_eq!(holder.leaves(), RELEASED);
-    let end = before_a_heartbeat();
-    waiter.store.inspect(&waiter.names.as_slice()[0], end).expect("a look");
-    let slept = waiter.store.sleep(&waiter.names, &waiter.token, end).expect("a sleep");
-    assert_eq!((slept, end.passed()), (Slept::Woken, false));
-    waiter.is_served();
-}
-
 /// A woken waiter has already read the lock. Its lease counts from its request, however much later
 /// that comes.
 #[cfg(feature = "sql")]
@@ -389,16 +348,4 @@ fn a_crowd_of_readers_comes_in_step_by_step(stage: &Stage) {
         reader.is_served();
     }
     assert_eq!(held(), readers.len());
-}
-
-fn an_observer_is_woken(stage: &Stage) {
-    let mut watcher = stage.one();
-    watcher.store.watch(&name("k"), &watcher.token, deadline()).expect("a watch");
-    let mut subscription =
-        watcher.store.subscribe(&[name("k")], &watcher.token, Listener::Watcher).expect("a subscription");
-    let mut one = stage.one();
-    one.holds();
-    assert!(subscription.sleep(deadline()).expect("a subscription"), "a grant is news");
-    one.leaves();
-    assert!(subscription.sleep(deadline()).expect("a subscription"), "and so is an end");
 }

@@ -138,7 +138,7 @@ fn a_forged_hold_or_end_is_a_line_about_that_lock() {
 fn a_hold_with_strange_optional_fields_is_a_hold() {
     for strange in [
         json!({ "asked": 5 }),
-        json!({ "attempt": "", "stays": null }),
+        json!({ "attempt": "", "not_replaceable": null }),
         json!({ "superseded": [1], "slot": "" }),
     ] {
         let world = World::new(Backend::Redis);

@@ -43,7 +43,7 @@ fn queue(who: usize, ttl: u64) -> Step {
 }
 
 fn exclusive(locks: &[usize], replaces: bool) -> Want {
-    Want { locks: locks.into(), mode: Mode::Exclusive, replaces, stays: false }
+    Want { locks: locks.into(), mode: Mode::Exclusive, replaces, not_replaceable: false }
 }
 
 /// A waiter in the middle of the queue loses its ticket: the waiter behind it was excused, because
@@ -117,11 +117,11 @@ fn a_full_queue_refuses_alike() {
 /// Masters with the same records decide by the same rules.
 #[test]
 fn a_quorum_and_rules_answer_alike() {
-    let want = (0..LOCKS, flags()).prop_map(|(lock, (replaces, stays))| Want {
+    let want = (0..LOCKS, flags()).prop_map(|(lock, (replaces, not_replaceable))| Want {
         locks: vec![lock],
         mode: Mode::Exclusive,
         replaces,
-        stays,
+        not_replaceable,
     });
     let steps = steps(want.clone());
     let cases = if is_soak() { 2000 } else { 25 };
@@ -131,7 +131,7 @@ fn a_quorum_and_rules_answer_alike() {
 /// A client without a hold asks what became of the lock.
 #[test]
 fn a_second_leave_sees_the_loss_alike() {
-    let want = Want { locks: vec![0], mode: Mode::Exclusive, replaces: false, stays: false };
+    let want = Want { locks: vec![0], mode: Mode::Exclusive, replaces: false, not_replaceable: false };
     let acquire =
         Step::Acquire { who: 0, patience: Patience::Queue, ttl: 500, min_hold: 0, once_per: None, waited: 0 };
     let leave = || Step::Leave { who: 1, ran: Ran::Yes, job: None };

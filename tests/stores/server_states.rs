@@ -266,7 +266,7 @@ fn forged_waiters_are_not_served() {
         let (queue, waiter) = ("dlock.queue:{dlock:k}:dlock:k", "dlock.waiter:{dlock:k}:dlock:k:evil");
         world.redis().ask::<()>(&["ZADD", queue, "1", "evil"]);
         let forged = format!(
-            r#"{{"ticket":"1","since":"1","silent":99999999999999,"connection":0,"owner":{{}},"terms":{{}},"mode":{mode},"names":{names}}}"#
+            r#"{{"ticket":"1","since":"1","stale_at":99999999999999,"connection":0,"owner":{{}},"terms":{{}},"mode":{mode},"names":{names}}}"#
         );
         world.redis().ask::<()>(&["SET", waiter, &forged]);
     };

@@ -2,13 +2,13 @@
 //! makes the faults, and a judge. Each round has one arrangement of the store and one profile of
 //! faults.
 
-pub mod check;
 mod crowd;
 pub mod foreign;
 mod foreign_tests;
 mod groups;
 pub mod history;
 mod hosts;
+pub mod judge;
 mod leftovers;
 pub mod lives;
 mod nemesis;
@@ -25,11 +25,11 @@ use super::sentinel::{self, Sentinel};
 use super::storm::Dice;
 use super::wait::PATIENCE;
 use super::world::World;
-use check::{BUSY, BUSY_AROUND, Ended, Hit, Round, SECOND, Sighting, Told, Trouble, judge};
 use crowd::{Crowd, REGISTERS, now};
 use dlock::rules::TICKET_KEPT;
 use groups::Groups;
 use hosts::Host;
+use judge::{BUSY, BUSY_AROUND, Ended, Hit, Round, SECOND, Sighting, Told, Trouble, judge};
 use leftovers::{groups_left, keys_without_an_end, left_in_store, what_is_left};
 use nemesis::Nemesis;
 use serde_json::Value;
@@ -91,11 +91,11 @@ pub fn round(plan: Plan, report: &mut Report) {
     round.left_over.extend(left_in_store(world, &crowd, store));
     round.left_over.extend(groups.iter().flat_map(|groups| groups_left(groups, &round.runs)));
     let mut verdict = judge(round);
-    verdict.faults.extend(played.complaints.drain(..).map(|what| (check::Fault::Status, what)));
+    verdict.faults.extend(played.complaints.drain(..).map(|what| (judge::Fault::Status, what)));
     let history = history::of(&played.round);
     history::keep(plan, &history);
     let foreign = foreign::judge(&history);
-    verdict.faults.extend(foreign.faults.iter().map(|what| (check::Fault::NotLinearizable, what.clone())));
+    verdict.faults.extend(foreign.faults.iter().map(|what| (judge::Fault::NotLinearizable, what.clone())));
     report.add(arrangement, profile, seed, &played, &verdict);
     println!("  {foreign}");
 }

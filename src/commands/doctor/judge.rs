@@ -1,6 +1,6 @@
 //! Judges whether the facts are good enough to hold locks. Pure: facts in, findings out. *Bad*
-//! means that locks do not work or do not hold; *warn* names a case in which they may not. Each store
-//! has a file of its own; here is what they share.
+//! means that locks do not work or do not hold; *warn* names a case in which they may not. Each
+//! kind of store has a file of its own; this file has what they share.
 
 use crate::config::Sensitivity;
 use crate::output::doctor::{Finding, Verdict};
@@ -12,16 +12,17 @@ use std::time::Duration;
 
 mod database;
 mod directory;
-mod ensemble;
 mod quorum;
 mod server;
 mod settings;
+mod zookeeper;
 
-/// From this difference on, times of two machines mislead people, and fences after a failover may
-/// be wrong.
+/// Smallest clock difference that gets a warning: from here on times of two machines mislead
+/// people, and fences after a failover may be wrong.
 const CLOCK: Duration = Duration::from_secs(1);
 const CLOCK_EFFECT: &str = "locks are not affected; fences after a failover are";
-/// An attempt to renew gets one part in this many of the lease (I6).
+/// Divisor of the ttl: the limit of the first attempt to renew, on the stores that give it the
+/// shortest one (I6).
 const ATTEMPT: u32 = 16;
 
 /// What findings depend on besides the store itself.
@@ -32,7 +33,7 @@ pub struct Criteria {
     /// Which setting named it; `None` for the built-in default.
     pub named: Option<String>,
     pub ttl: Duration,
-    /// The longest that one operation may take.
+    /// Limit for one operation.
     pub op_timeout: Duration,
     /// The longest lease allowed on a quorum.
     pub max_lease: Duration,
@@ -77,7 +78,7 @@ pub fn judge(survey: &Survey, criteria: &Criteria) -> Vec<Finding> {
         Survey::Directory(directory) => findings.extend(directory::of_directory(directory)),
         Survey::Database(Ok(database)) => findings.extend(database::of_database(database, criteria)),
         Survey::Database(Err(error)) => findings.push(unreachable(error)),
-        Survey::Ensemble(ensemble) => findings.extend(ensemble::of_ensemble(ensemble, criteria)),
+        Survey::Ensemble(ensemble) => findings.extend(zookeeper::of_ensemble(ensemble, criteria)),
     }
     findings
 }
@@ -103,7 +104,7 @@ fn brief(time: Duration) -> String {
     }
 }
 
-/// Rounds up to whole seconds, so that it can be typed.
+/// The next whole second after this time, which is easy to type.
 fn at_least(time: Duration) -> String {
     span(Duration::from_secs(time.as_secs() + 1))
 }

@@ -190,7 +190,7 @@ fn wait_for_ends(
     })
 }
 
-/// The time is over while these holders have not ended.
+/// Reports that the time ran out before these holders ended. Returns the exit status.
 fn ran_out(teller: &Teller<Told>, place: &str, pending: Vec<Holder>, timeout: Option<Duration>) -> Exit {
     let holders = pending.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ");
     let bound = span(timeout.unwrap_or_default());

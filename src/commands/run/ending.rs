@@ -6,7 +6,8 @@ use crate::lease::{Asker, Loss};
 use crate::rules::{Outcome, Ran};
 use crate::supervise::StopReason;
 
-/// The exit status after CMD was started: a lost lock comes first, then `--max-run`, then CMD's own.
+/// The exit status after CMD was started: a lost lock comes first, then `--max-run`, then a guard
+/// that is gone, then CMD's own status.
 pub fn exit(status: Option<Ended>, reason: Option<StopReason>, lost: Option<Loss>) -> Exit {
     match (reason, status) {
         (Some(StopReason::Lost | StopReason::LeaseRanOut | StopReason::Asked), _) => Exit::Lost,
@@ -18,9 +19,9 @@ pub fn exit(status: Option<Ended>, reason: Option<StopReason>, lost: Option<Loss
     }
 }
 
-/// Whether the job ended by itself, else what cut it short. After a loss there may still be a lock
-/// to give back: one of several, or the store still has it. The loss is recorded then, even if
-/// `--on-lost warn` let the job go on.
+/// Whether the job ended by itself, or what cut it short. After a loss there may still be a hold to
+/// give back: of one of several locks, or one that the store has not ended. Its end is then
+/// recorded as a loss, even if `--on-lost warn` let the job go on.
 pub fn ran(reason: Option<StopReason>, lost: Option<Loss>) -> Ran {
     let of_loss = match lost {
         Some(Loss::Deadline) => Some(Outcome::Expired),

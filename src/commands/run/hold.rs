@@ -1,5 +1,5 @@
-//! What `dlock hold` does differently from `dlock run`: the guard watches the end of something that
-//! dlock did not start, events go to stdout, and signals end the hold. Taking, renewing and giving
+//! What `dlock hold` does differently from `dlock run`: the guard watches a process that dlock did
+//! not start, or stdin, events go to stdout, and signals end the hold. Taking, renewing and giving
 //! back the lock are the same. The watcher is what the guard starts in place of CMD.
 
 use super::Work;
@@ -9,9 +9,9 @@ use super::report::how_lost;
 use super::session::{Own, Session};
 use crate::clock::Moment;
 use crate::commands::context::Context;
-use crate::commands::env::{Changes, environment};
 use crate::commands::fate::Fate;
-use crate::commands::held::{By, Held, Holds, Keeper};
+use crate::commands::held::{By, Held, HoldProcess, Holds};
+use crate::commands::job_env::{Changes, environment};
 use crate::commands::owner;
 use crate::config::run::Run;
 use crate::error::Error;
@@ -31,7 +31,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// How often a waiting hold checks whether it is still wanted.
+/// How often a waiting hold checks whether its process, or the program on stdin, still runs.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// What is printed on stdout.
@@ -141,8 +141,8 @@ impl Session<'_> {
         self.hold().is_some()
     }
 
-    /// `None`: give up, the lock is not wanted any more. `Some(at)`: look again at that time, or
-    /// only on news.
+    /// When to check again whether the lock is still wanted: at this time, or for `Some(None)` only
+    /// on news. `None` if it is not wanted any more, so that dlock gives up.
     pub(super) fn next_look(&self) -> Option<Option<Moment>> {
         let next = self.messages.live.borrow().next();
         let Some(hold) = self.hold() else { return Some(next) };
@@ -190,7 +190,7 @@ impl Session<'_> {
     fn variables(&self, own: &Own, grant: &Grant) -> Changes {
         let settings = &self.context.settings;
         let held = Held::new(settings, own.keys.clone(), own.token.clone(), grant.fence, By::Hold);
-        let held = Held { keeper: Keeper::own(), ttl_ms: Some(millis(self.run.ttl.get())), ..held };
+        let held = Held { process: HoldProcess::own(), ttl_ms: Some(millis(self.run.ttl.get())), ..held };
         environment(settings, &self.run.keys, &held, grant.slot, Some(own.holds.clone()))
     }
 

@@ -1,5 +1,5 @@
-//! The messages of a run or a hold from the request on. Each names the key and the store, says what
-//! happened to the command, and what comes next. `loss` has those about a
+//! The messages of `run`, `hold` and `acquire` from the request on. Each names the key and the
+//! store, says what happened to the command, and what comes next. `loss` has the messages about a
 //! lease that cannot be renewed, and a job that is stopped.
 
 use super::parent_hold::ParentHold;
@@ -42,7 +42,7 @@ pub struct Subject {
     /// The subcommand.
     pub command: &'static str,
     pub job: &'static str,
-    /// What dlock does to it when the lock is lost.
+    /// What dlock does to the job when the lock is lost.
     pub stopped: &'static str,
     /// What the guard did when dlock was killed.
     pub orphaned: &'static str,
@@ -106,7 +106,8 @@ impl<'a> Messages<'a> {
         }
     }
 
-    /// Called when the queue has changed. Prints the line about waiting when it is time.
+    /// Called with each answer of the store while dlock waits. Prints the line about waiting when
+    /// it is time.
     pub fn waiting(&self, waiting: Waiting) {
         self.live.borrow_mut().waits(busy::line(self.asked.clone(), waiting, self.since));
     }
@@ -202,13 +203,13 @@ impl<'a> Messages<'a> {
         );
     }
 
-    /// The store is unreachable before dlock waits.
+    /// The store is unreachable before dlock is in the queue.
     pub fn trouble_before_queue(&self, error: &Error) {
         let text = format!("{error}; still waiting, trying again");
         self.live.borrow_mut().announce(What::Trouble, &text);
     }
 
-    /// The store is unreachable while dlock waits.
+    /// The store is unreachable while dlock is in the queue, or asks to join it.
     pub fn trouble_in_queue(&self, error: &store::Error) {
         let origin = self.context.settings.store.origin();
         let keys = self.keys();

@@ -1,4 +1,4 @@
-//! What the guard does once dlock is gone: after the job is dead, it gives back the hold or leaves
+//! What the guard does once dlock is gone: when the job is over, it gives back the hold or leaves
 //! the queue. This runs in the guard's process, on its only thread.
 
 use super::ending::ran;
@@ -14,8 +14,8 @@ use crate::supervise::Orphaned;
 use crate::sys;
 use std::time::Duration;
 
-/// How long the guard tries to give the lock back, or for the ttl if that is shorter, but at least
-/// for one whole request.
+/// Longest time for which the guard tries to give the lock back. It tries no longer than the ttl,
+/// but at least for one whole request.
 const GIVE_BACK_WITHIN: Duration = Duration::from_secs(10);
 
 /// The callback for [`Guard::fork`](crate::supervise::Guard::fork).

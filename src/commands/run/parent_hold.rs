@@ -1,9 +1,10 @@
 //! Finds the keys that the parent job of this run already holds. The run then uses that hold, and
-//! does not give it back. The store must confirm what DLOCK_HELD says; else the run is not nested.
+//! does not give it back. If the store does not confirm what DLOCK_HELD says, the run is not
+//! nested.
 
 use crate::commands::context::{Context, riding_out};
 use crate::commands::held::{Held, Holds};
-use crate::commands::stores::HoldOn;
+use crate::commands::stores::HoldRequirements;
 use crate::config::run::Run;
 use crate::error::Error;
 use crate::lease::Until;
@@ -25,7 +26,8 @@ pub struct ParentHold {
 }
 
 /// Returns the keys that are still to be taken, in the order given, and the innermost hold that has
-/// any of the others. Refuses a run that would wait for its own parent job. `unrun` ends a refusal.
+/// any of the other keys. Refuses a run that would wait for its own parent job. `unrun` is the end
+/// of the refusal's text.
 pub fn find_parent_hold(
     context: &Context,
     run: &Run,
@@ -67,8 +69,8 @@ pub fn find_parent_hold(
     Ok((rest, parent))
 }
 
-/// Asks the store about each claim, in another process. While the store cannot be reached, tries as long as the run
-/// would wait for the lock.
+/// Asks the store about each claim, in another process. While the store cannot be reached, tries
+/// for as long as the run would wait for the lock.
 fn verify_when_reachable(
     context: &Context,
     run: &Run,
@@ -81,9 +83,9 @@ fn verify_when_reachable(
         context.printer.say(Kind::Passing, What::Trouble, &text);
     };
     riding_out(until, trouble, || {
-        // Asking sentinels or a quorum takes threads, which may hang and be left behind, and a
-        // process with threads must not fork the guard: a mutex that one of them holds at that moment
-        // would stay locked in the guard for ever.
+        // Asking sentinels or a quorum starts threads, which may hang and be left behind, and a
+        // process with threads must not fork the guard: a mutex that one of them holds at that
+        // moment would stay locked in the guard for ever.
         let said = supervise::in_separate_process(|| {
             let said = serde_json::to_vec(&verify(context, run, claims)).unwrap_or_default();
             sys::kill_all_separate();
@@ -96,9 +98,10 @@ fn verify_when_reachable(
     })
 }
 
-/// One try of that.
+/// Asks the store once about each claim.
 fn verify(context: &Context, run: &Run, claims: &[&Held]) -> Result<Vec<Option<Proof>>, Error> {
-    let mut store = context.open_for_hold(HoldOn { replicas: Replicas::None, max_lease: run.max_lease })?;
+    let mut store =
+        context.open_for_hold(HoldRequirements { replicas: Replicas::None, max_lease: run.max_lease })?;
     let mut ask = |held: &Held| {
         let keys: Vec<Key> = run.keys.iter().filter(|key| held.has(key)).cloned().collect();
         let proof = store.prove(&context.names(&keys)?, &held.token, context.deadline());

@@ -1,14 +1,15 @@
 //! Handles signals while the job runs: relays them unless the terminal has sent them to CMD
-//! already, and suspends dlock when the job is suspended (^Z). What ends a waiting dlock:
-//! session/obtain.rs.
+//! already, and suspends dlock when the job is suspended (^Z). While dlock waits, session/obtain.rs
+//! handles them.
 
 use super::session::{Runs, Session};
 use crate::supervise::{self, Group, Reached};
 use std::time::Duration;
 
 impl Session<'_> {
-    /// With a terminal, CMD is in dlock's group, so a signal from a key has reached it already.
-    /// The rest of the job may be in other groups, which the terminal's ^C does not reach.
+    /// With a terminal, CMD is in dlock's group, so a signal from a key of the terminal has reached
+    /// it already. The rest of the job may be in other groups, which the terminal's ^C does not
+    /// reach.
     pub(super) fn relay(&mut self, received: supervise::Received) {
         let from_terminal = received.from == supervise::Sender::Kernel && self.group == Group::Caller;
         let from_guard = received.from == supervise::Sender::Process(self.guard.pid().cast_unsigned());

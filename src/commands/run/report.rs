@@ -31,7 +31,7 @@ pub struct RunReport {
     pub is_superseded: bool,
     pub job: Option<Ended>,
     pub lost: Option<Loss>,
-    /// What the store said about the loss.
+    /// What the store said about the loss, or about a request to end.
     pub fate: Fate,
 }
 
@@ -85,7 +85,7 @@ impl RunReport {
     }
 }
 
-/// The word for a loss.
+/// How a report names a loss.
 pub fn how_lost(how: Loss) -> HowLost {
     match how {
         Loss::Deadline => HowLost::Expired,

@@ -80,8 +80,8 @@ impl Destination {
         walk.finish()
     }
 
-    /// Puts the text there in one step; not synced: an interrupted dlock must be gone at once, and
-    /// nothing depends on a report.
+    /// Replaces the file by one with this text, in one step. The file is not synced, because an
+    /// interrupted dlock must end at once, and nothing depends on a report.
     fn replace(&self, text: &str) -> io::Result<()> {
         let random = Token::random().map_err(io::Error::other)?;
         let temporary = format!(".dlock-report-{}", &random.secret()[..16]);
@@ -146,7 +146,7 @@ impl PathWalk {
                 stat.st_uid
             ));
         }
-        // A link in /proc may lead to something without a name.
+        // A link in /proc may lead to something that has no path, such as a pipe.
         let target = statat(&self.directory, step, AtFlags::empty()).map(|target| kind(&target));
         if !matches!(target, Ok(FileType::RegularFile | FileType::Directory) | Err(_)) {
             return Err("that is not a regular file".into());

@@ -1,5 +1,5 @@
 //! One run, from the guard's fork to the end: it waits for the lock (`obtain`), supervises the job
-//! (`job`), and gives the lock back. A hold differs in places (`super::hold`).
+//! (`job`), and gives the lock back. `super::hold` has what is different for a hold.
 
 use super::messages::Messages;
 use super::report::RunReport;
@@ -108,7 +108,7 @@ impl Session<'_> {
         }
     }
 
-    /// Whether a signal ends a waiting dlock; a hold excludes QUIT.
+    /// Whether a signal ends a waiting dlock, or (except QUIT) a hold.
     pub fn ends(&self, signal: i32) -> bool {
         supervise::ENDING.contains(&signal) && !self.inherited.ignored(signal)
     }

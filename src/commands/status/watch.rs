@@ -20,7 +20,7 @@ use crate::supervise;
 use rustix::event::{PollFd, PollFlags};
 use std::time::Duration;
 
-/// Shows the locks until a signal comes. An error of the first look ends the command.
+/// Shows the locks until a signal comes. An error of the first read ends the command.
 pub fn watch(
     context: &Context,
     mut store: Box<dyn Store>,
@@ -73,7 +73,7 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// Takes in an answer. Returns an error if another look cannot help, or if the store never
+    /// Takes in an answer. Returns an error if asking again cannot help, or if the store has never
     /// answered.
     fn take(&mut self, answer: Result<Overview, store::Error>) -> Result<(), Error> {
         match answer {
@@ -113,7 +113,7 @@ impl Page<'_> {
     }
 }
 
-/// Breaks the text into lines that fit, for the screen does not wrap, and colours them.
+/// Breaks the text into lines that fit, because the screen does not wrap, and colours them.
 fn fitting(text: &str, width: Width, red: Coloured) -> String {
     let columns = if let Width::Columns(columns) = width { columns } else { usize::MAX };
     let text = Charset::of_environment().fitted(&escaped(text), usize::MAX);

@@ -1,7 +1,7 @@
 //! A cluster of etcd.
 
 use super::super::context::Context;
-use super::{HoldOn, Made};
+use super::{HoldRequirements, Made};
 use crate::error::Error;
 use crate::store::Store;
 use crate::store::etcd::{EtcdStore, Target};
@@ -23,7 +23,7 @@ impl Context {
 }
 
 impl Made for EtcdStore {
-    fn open(self: Box<Self>, context: &Context, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
+    fn open(self: Box<Self>, context: &Context, hold: HoldRequirements) -> Result<Box<dyn Store>, Error> {
         let why = "a majority of its members acknowledges each write anyway; leave it out";
         hold.without_replicas(&context.settings.store, Some(why))?;
         Ok(self)

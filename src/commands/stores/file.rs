@@ -1,7 +1,7 @@
 //! A directory on this machine.
 
 use super::super::context::Context;
-use super::{HoldOn, Made};
+use super::{HoldRequirements, Made};
 use crate::error::Error;
 use crate::store::Store;
 use crate::store::file::{FileStore, probe};
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 pub struct Directory(pub PathBuf);
 
 impl Made for Directory {
-    fn open(self: Box<Self>, context: &Context, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
+    fn open(self: Box<Self>, context: &Context, hold: HoldRequirements) -> Result<Box<dyn Store>, Error> {
         let store = &context.settings.store;
         hold.without_replicas(store, None)?;
         let opened = FileStore::open(&self.0, &store.to_string());

@@ -2,7 +2,7 @@
 
 use super::super::context::Context;
 use super::super::password;
-use super::{HoldOn, Made, address};
+use super::{HoldRequirements, Made, address};
 use crate::config::url::{Host, Location};
 use crate::error::Error;
 use crate::output::{Kind, What};
@@ -78,7 +78,7 @@ impl Context {
 }
 
 impl Made for Redis {
-    fn open(self: Box<Self>, _: &Context, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
+    fn open(self: Box<Self>, _: &Context, hold: HoldRequirements) -> Result<Box<dyn Store>, Error> {
         Ok(Box::new(self.0.acknowledged_by(hold.replicas)))
     }
 
@@ -98,7 +98,7 @@ impl Made for Redis {
 }
 
 impl Made for Masters {
-    fn open(self: Box<Self>, context: &Context, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
+    fn open(self: Box<Self>, context: &Context, hold: HoldRequirements) -> Result<Box<dyn Store>, Error> {
         let store = &context.settings.store;
         hold.without_replicas(store, None)?;
         let printer = context.printer.clone();

@@ -1,7 +1,7 @@
 //! PostgreSQL, MySQL and MariaDB.
 
 use super::super::context::Context;
-use super::{HoldOn, Made};
+use super::{HoldRequirements, Made};
 use crate::config::url::{DatabaseAt, Dialect};
 use crate::error::Error;
 use crate::store::Store;
@@ -38,7 +38,7 @@ impl Context {
 }
 
 impl Made for SqlStore {
-    fn open(self: Box<Self>, context: &Context, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
+    fn open(self: Box<Self>, context: &Context, hold: HoldRequirements) -> Result<Box<dyn Store>, Error> {
         let why =
             "the settings of the database say which standbys acknowledge; leave it out (docs/stores.md)";
         hold.without_replicas(&context.settings.store, Some(why))?;

@@ -1,7 +1,7 @@
 //! An ensemble of ZooKeeper.
 
 use super::super::context::Context;
-use super::{HoldOn, Made};
+use super::{HoldRequirements, Made};
 use crate::error::Error;
 use crate::store::Store;
 use crate::store::net::password::Password;
@@ -30,8 +30,8 @@ impl Context {
             (Some(user), Some(_)) if user.contains(':') => {
                 Err(Error::Config(format!("{store}: a user name there cannot contain a colon")))
             }
-            // The server accepts any password, but with a different one dlock would be another
-            // user, without access to its locks.
+            // The server accepts any password, but a different one would make dlock another user,
+            // without access to its locks. So one password is used throughout.
             (Some(user), Some(password)) => Ok(Some((user, password.kept()))),
             _ => Err(Error::Config(format!(
                 "{store}: a password needs a user there; write zookeeper://USER@… or set DLOCK_USERNAME"
@@ -41,7 +41,7 @@ impl Context {
 }
 
 impl Made for ZooKeeperStore {
-    fn open(self: Box<Self>, context: &Context, hold: HoldOn) -> Result<Box<dyn Store>, Error> {
+    fn open(self: Box<Self>, context: &Context, hold: HoldRequirements) -> Result<Box<dyn Store>, Error> {
         let why = "a majority of its servers acknowledges each write anyway; leave it out";
         hold.without_replicas(&context.settings.store, Some(why))?;
         Ok(self)

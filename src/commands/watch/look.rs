@@ -1,5 +1,5 @@
-//! Reads the locks when the observer says so, and prints the differences to the last read. Searches
-//! for new locks now and then. An outage is waited out.
+//! Reads the locks when the observer says so, and prints what has changed since the last read.
+//! Searches for new locks now and then. An outage is waited out.
 
 use crate::clock::{Moment, sleep_until};
 use crate::commands::context::Context;
@@ -17,11 +17,11 @@ use std::time::Duration;
 
 /// Shortest time between two searches for new locks.
 const LIST_EVERY: Duration = Duration::from_secs(2);
-/// Searching takes at most one part in this many of the time, because it loads a server with many
-/// keys.
+/// The pause after a search, as a multiple of the time that the search took: a search loads a
+/// server with many keys.
 const LIST_SHARE: u32 = 75;
-/// How much the two clocks may differ that date an event. A lock that was not found had been idle
-/// for far longer.
+/// Margin for dating the last search by the store's clock. It reports no old event as new, because
+/// a lock that the search did not find had been idle for far longer.
 const SINCE_MARGIN: Duration = Duration::from_secs(1);
 /// Pause before an unreachable store is tried again.
 const PAUSE: Duration = Duration::from_secs(1);

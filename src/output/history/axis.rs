@@ -1,6 +1,6 @@
 //! The bars of the history. If the runs follow each other closely, all bars are on one time axis.
-//! Else each shows only its run's duration on a scale, because nightly runs of ten minutes would be
-//! mere ticks on a time axis. Bars are drawn to half a character; the head has round times or
+//! Otherwise each bar shows only the duration of its run, because nightly runs of ten minutes would
+//! be mere ticks on a time axis. Bars are drawn to half a character; the head has round times or
 //! durations.
 
 use crate::output::locale::Charset;
@@ -8,21 +8,20 @@ use crate::output::time;
 use crate::rules::LoggedEnd;
 use std::time::Duration;
 
-/// Possible distances of marks in seconds: up to half a minute, half an hour, half a day, and 20
-/// days.
+/// Possible distances between marks, in seconds: from one second to 20 days.
 const STEPS: [u64; 22] = [
     1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400,
     172_800, 432_000, 864_000, 1_728_000,
 ];
 
-/// Possible distances of marks of a linear scale below a second, in milliseconds.
+/// Possible distances below a second between marks of a linear scale, in milliseconds.
 const FRACTIONS: [u64; 9] = [1, 2, 5, 10, 20, 50, 100, 200, 500];
 
 /// Possible marks of a logarithmic scale in milliseconds: from 1ms to 10 days.
 const DECADES: [u64; 12] =
     [1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000, 86_400_000, 345_600_000, 864_000_000];
 
-/// The time axis is used if runs cover at least one part in this many of it.
+/// Divisor: the time axis is used if the runs cover at least this part of it.
 const COVERED: u64 = 4;
 
 /// The scale is logarithmic if the longest run took more than this many times the median.

@@ -1,4 +1,5 @@
-//! What an operator does to a lock: ask a holder to end, take the lock away, pause it, watch it.
+//! What operators, and runs with `--replace`, do to a lock: ask a holder to end, take the lock
+//! away, pause it, watch it.
 
 use super::{Hold, Lock, Phase, Record};
 use crate::lock::{Fence, Owner, Token};
@@ -27,7 +28,7 @@ impl Record {
         let is_open = self.paused.is_none();
         let is_meant = |hold: &&mut Hold| {
             let is_older = hold.since < came || hold.since > now;
-            hold.phase == Phase::Held && !hold.stays && is_older && hold.asked.is_none()
+            hold.phase == Phase::Held && !hold.not_replaceable && is_older && hold.asked.is_none()
         };
         for hold in self.holds.values_mut().filter(|hold| is_open && is_meant(hold)) {
             (hold.asked, hold.superseded) = (Some(by.clone()), true);
@@ -86,7 +87,8 @@ impl Record {
         }
         let left = self.holds.values().map(|hold| hold.until.left(now)).max();
         self.lock = match (&self.lock, left) {
-            // The server has lost the holds; only the key itself tells for how long.
+            // The server has lost the holds, so only the lock key tells how long the old job may
+            // live.
             (Lock::Exclusive { until, .. } | Lock::Shared { until } | Lock::Slots { until, .. }, None)
                 if shown.is_empty() && was == State::Held && revoke.when == When::Safe =>
             {
@@ -113,8 +115,8 @@ impl Record {
         }
     }
 
-    /// Ends the holds that only a min-hold keeps: an operator who takes the lock away does not mean
-    /// to leave those.
+    /// Ends the holds that only a min-hold keeps: an operator who takes the lock away wants these
+    /// gone, too.
     fn end_cooling_holds(&mut self, now: Time) {
         let cools = |hold: &Hold| hold.phase != Phase::Revoked && !self.is_live(now, hold);
         let over: Vec<Token> =

@@ -3,10 +3,14 @@
 //! docs/protocol.md are checked. Faulty variants of the rules, one fault each, show that the checks
 //! find something.
 
+mod faulty;
+mod promises;
+
 use super::super::*;
 use super::{name, token};
 use crate::lock::{Mode, Owner};
-use crate::rules::record::{Hold, Lock};
+use crate::rules::record::Hold;
+use faulty::{FAULTY, Rules};
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -70,128 +74,6 @@ struct State {
 }
 
 const TTL: u64 = 4_000_000;
-
-/// The rules, or a variant with a fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rules {
-    Right,
-    /// The lock key is ignored.
-    GrantsTwice,
-    /// Leases end before their time.
-    EndsEarly,
-    /// A renewal succeeds for any token.
-    RenewsAnybody,
-    /// Fences become smaller.
-    FenceFalls,
-    /// A released token is forgotten.
-    ForgetsSpent,
-    /// A release frees what another one holds.
-    LeavesForOthers,
-    /// A caller that does not wait is granted what others wait for.
-    Overtakes,
-    /// No waiter is granted a lock that becomes free.
-    ServesNobody,
-    /// Two holders get the same slot.
-    OneSlot,
-    /// A lock that a min-hold keeps counts as free.
-    ForgetsMinHold,
-    /// `--once-per` grants although the job is done.
-    ForgetsSuccess,
-    /// Of several locks only the first one is taken.
-    TakesOne,
-}
-
-const FAULTY: [Rules; 12] = [
-    Rules::GrantsTwice,
-    Rules::EndsEarly,
-    Rules::RenewsAnybody,
-    Rules::FenceFalls,
-    Rules::ForgetsSpent,
-    Rules::LeavesForOthers,
-    Rules::Overtakes,
-    Rules::ServesNobody,
-    Rules::OneSlot,
-    Rules::ForgetsMinHold,
-    Rules::ForgetsSuccess,
-    Rules::TakesOne,
-];
-
-impl Rules {
-    /// Applies the fault to the records before an operation.
-    fn before(self, table: &mut LockTable, now: u64, asker: u32, queues: bool) {
-        for record in table.records.values_mut() {
-            match self {
-                Self::GrantsTwice => record.lock = Lock::Free,
-                Self::EndsEarly => {
-                    if let Lock::Exclusive { until, .. } | Lock::Shared { until } | Lock::Slots { until, .. } =
-                        &mut record.lock
-                        && until.left(Time(now)) < Duration::from_micros(TTL / 2)
-                    {
-                        record.lock = Lock::Free;
-                    }
-                }
-                Self::Overtakes if !queues && !record.waiters.contains_key(&token(asker)) => {
-                    record.queue.clear()
-                }
-                Self::ForgetsSpent => record.spent.clear(),
-                Self::ForgetsSuccess => record.success = None,
-                Self::ForgetsMinHold => {
-                    if matches!(record.lock, Lock::Cooling { .. }) {
-                        record.lock = Lock::Free;
-                    }
-                }
-                _ => {}
-            }
-        }
-    }
-
-    fn acquire(self, table: &mut LockTable, now: u64, names: &Names, ask: &Ask, who: u32) -> Acquired {
-        self.before(table, now, who, ask.patience == Patience::Queue);
-        let first = names.first().clone();
-        let names = if self == Self::TakesOne { &first.into() } else { names };
-        let answer = table.acquire(Time(now), names, ask);
-        let Acquired::Granted(mut grant) = answer else { return answer };
-        if self == Self::FenceFalls {
-            grant.fence.0 -= 1_000_000;
-            for record in table.records.values_mut() {
-                record.fence = record.fence.saturating_sub(1_000_000);
-                record.holds.values_mut().for_each(|hold| hold.fence = hold.fence.saturating_sub(1_000_000));
-            }
-        }
-        if self == Self::OneSlot {
-            grant.slot = grant.slot.map(|_| 0);
-        }
-        Acquired::Granted(grant)
-    }
-
-    fn renew(self, table: &mut LockTable, now: u64, names: &Names, who: u32) -> Renewal {
-        self.before(table, now, who, true);
-        match table.renew(Time(now), names, &token(who), Duration::from_micros(TTL)) {
-            Renewal::NotHeld if self == Self::RenewsAnybody => Renewal::Renewed,
-            answer => answer,
-        }
-    }
-
-    fn leave(self, table: &mut LockTable, now: u64, names: &Names, who: u32, end: &End) -> Left {
-        self.before(table, now, who, true);
-        if self == Self::LeavesForOthers {
-            names.iter().for_each(|name| table.record(name.as_str()).lock = Lock::Free);
-        }
-        let hidden: Vec<_> = match self {
-            Self::ServesNobody => {
-                let queue = |record: &mut Record| std::mem::take(&mut record.queue);
-                table.records.iter_mut().map(|(name, record)| (name.clone(), queue(record))).collect()
-            }
-            _ => Vec::new(),
-        };
-        let answer = table.leave(Time(now), names, &token(who), end);
-        for (name, queue) in hidden {
-            let record = table.record(&name);
-            record.queue = queue.into_iter().filter(|(_, waiter)| *waiter != token(who)).collect();
-        }
-        answer
-    }
-}
 
 impl State {
     fn new(count: usize) -> Self {
@@ -371,113 +253,6 @@ impl State {
         self.born += 1;
         let has_begun = self.askers[who].has_begun;
         self.askers[who] = Asker { token: self.born, hold: None, waits: None, former: None, has_begun };
-    }
-
-    /// Checks the grants of this step: I5 and I13.
-    fn look_at_grants(&mut self, wishes: &[Wish], before: &LockTable) -> Result<(), String> {
-        for (full, record) in &self.table.records {
-            let lock = full.chars().next().unwrap_or_default();
-            let old = before.records.get(full);
-            let mut new: Vec<(&Token, &Hold)> = record.holds.iter().collect();
-            new.sort_by_key(|(_, hold)| hold.fence);
-            for (holder, hold) in new {
-                let was = old.and_then(|old| old.holds.get(holder));
-                if was.is_none() {
-                    let last = self.fences.insert(lock, hold.fence).unwrap_or(0);
-                    if hold.fence <= last {
-                        return Err(format!("fence {} of {lock} after {last}", hold.fence));
-                    }
-                    if self.kept.get(&lock).is_some_and(|kept| *kept > self.now / 1000) {
-                        return Err(format!("granted although a min-hold keeps {lock}"));
-                    }
-                }
-                let asker = (0..wishes.len()).find(|at| token(self.askers[*at].token) == *holder);
-                if let Some(asker) = asker.filter(|_| hold.confirmed && was.is_none_or(|was| !was.confirmed))
-                {
-                    let kept = hold.since.millis() + wishes[asker].min_hold;
-                    let other = self.kept.get(&lock).copied().unwrap_or(0);
-                    self.kept.insert(lock, kept.max(other));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks what must be true in every state.
-    fn look(&self, wishes: &[Wish], step: Step, before: &LockTable) -> Result<(), String> {
-        let now = self.now;
-        // I1, by what the holders believe: their jobs run until their deadlines.
-        let held: Vec<_> = self
-            .askers
-            .iter()
-            .zip(wishes)
-            .filter_map(|(asker, wish)| asker.hold.filter(|hold| hold.2 > now).map(|hold| (wish, hold)))
-            .collect();
-        for (at, (one, mine)) in held.iter().enumerate() {
-            for (other, theirs) in &held[..at] {
-                let meet = one.locks.chars().any(|lock| other.locks.contains(lock));
-                let together = match (one.mode, other.mode) {
-                    (Mode::Shared, Mode::Shared) => true,
-                    (Mode::Slots(n), Mode::Slots(m)) => n == m && mine.1 != theirs.1,
-                    _ => false,
-                };
-                if meet && !together {
-                    return Err(format!("two at a time: {one:?} {mine:?} and {other:?} {theirs:?}"));
-                }
-            }
-        }
-        self.check_no_overtaking(wishes, before)?;
-        self.check_no_lock_is_idle(wishes, step)
-    }
-
-    /// I9: a caller that was granted a lock in this step came before all live waiters for one of
-    /// its locks.
-    fn check_no_overtaking(&self, wishes: &[Wish], before: &LockTable) -> Result<(), String> {
-        for (asker, wish) in self.askers.iter().zip(wishes) {
-            let has = |table: &LockTable, lock: char| {
-                let record = table.records.get(name(&lock.to_string()).as_str());
-                record.is_some_and(|record| record.holds.contains_key(&token(asker.token)))
-            };
-            if !wish.locks.chars().all(|lock| has(&self.table, lock) && !has(before, lock)) {
-                continue;
-            }
-            let came = asker.waits.map_or(self.now, |(since, _)| since);
-            for (other, theirs) in self.askers.iter().zip(wishes) {
-                let Some((since, heard)) = other.waits.filter(|_| other.hold.is_none()) else { continue };
-                let meet = wish.locks.chars().any(|lock| theirs.locks.contains(lock));
-                let is_granted = theirs.locks.chars().any(|lock| {
-                    let record = self.table.records.get(name(&lock.to_string()).as_str());
-                    record.is_some_and(|record| record.holds.contains_key(&token(other.token)))
-                });
-                let is_heard = self.now < heard + micros(SILENCE) - 1000;
-                // A newer run with `--replace` may have superseded it.
-                let is_superseded =
-                    self.table.records.values().any(|record| record.spent.contains_key(&token(other.token)));
-                let stands = other.token != asker.token && !is_granted && !is_superseded && is_heard;
-                if stands && meet && since < came {
-                    return Err(format!("{asker:?} overtook {other:?}"));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// After a request or a release, no lock is free that its first waiter could have.
-    fn check_no_lock_is_idle(&self, wishes: &[Wish], step: Step) -> Result<(), String> {
-        let (Step::Queue(who) | Step::QueueUnheard(who) | Step::Leave(who) | Step::Renew(who)) = step else {
-            return Ok(());
-        };
-        for lock in wishes[who].locks.chars() {
-            let record = self.table.records.get(name(&lock.to_string()).as_str());
-            let Some(record) = record.filter(|record| record.lock == Lock::Free) else { continue };
-            let Some((_, head)) = record.queue.first() else { continue };
-            let Some(waiter) = record.waiters.get(head) else { continue };
-            // A waiter for several locks may have to wait for another one.
-            if record.is_heard(Time(self.now), head) && waiter.names.len() == 1 {
-                return Err(format!("{lock} is free, and {head:?} waits"));
-            }
-        }
-        Ok(())
     }
 }
 

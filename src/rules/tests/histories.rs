@@ -111,7 +111,7 @@ impl World {
             terms: Terms {
                 once_per: once_per.filter(|_| *mode == Mode::Exclusive).map(Duration::from_millis),
                 replaces: *replaces && *mode == Mode::Exclusive,
-                stays: id % 3 == 0,
+                not_replaceable: id % 3 == 0,
             },
         };
         Self {
@@ -350,7 +350,7 @@ impl World {
         for record in self.table.records.values() {
             prop_assert!(record.holds.is_empty() && record.queue.is_empty() && record.waiters.is_empty());
             prop_assert!(
-                record.lock == Lock::Free && record.spent.len() <= 1 && record.log.len() <= LOG_KEPT
+                record.lock == Lock::Free && record.tombstones.len() <= 1 && record.log.len() <= LOG_KEPT
             );
         }
         Ok(())

@@ -3,9 +3,11 @@
 //! answered, and what `inspect` shows (each caller has a pid of its own). An answer that this
 //! account does not allow fails the history.
 
+mod endings;
+mod look;
+
 use super::super::*;
-use super::{View, name};
-use crate::exit::Ended;
+use super::name;
 use crate::lock::Mode;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -84,7 +86,7 @@ pub(super) struct Observer {
     fences: BTreeMap<String, u64>,
     /// Grants that `inspect` has shown: lock, asker, fence.
     shown: BTreeSet<(String, u32, u64)>,
-    spent: BTreeMap<u32, u64>,
+    tombstones: BTreeMap<u32, u64>,
     foreign: BTreeMap<String, Option<u64>>,
     arrivals: u64,
     /// When pauses end, in ms.
@@ -128,7 +130,7 @@ impl Observer {
     }
 
     pub(super) fn is_spent(&self, now: Time, asker: &Asker) -> bool {
-        self.spent.get(&asker.id).is_some_and(|until| now.millis() <= *until)
+        self.tombstones.get(&asker.id).is_some_and(|until| now.millis() <= *until)
     }
 
     pub(super) fn acquired(&mut self, now: Time, asker: &Asker, ask: &Ask, answer: &Acquired) -> Check {
@@ -309,259 +311,6 @@ impl Observer {
         Ok(())
     }
 
-    pub(super) fn left(&mut self, now: Time, asker: &Asker, end: &End, answer: Left) -> Check {
-        let ran = end.ran;
-        let live = |belief: &Belief| !belief.over && belief.due() > now.millis();
-        let had: Vec<Belief> =
-            self.mine(asker).into_iter().flatten().filter(|belief| live(belief)).cloned().collect();
-        let called = self.is_called(asker);
-        if !called {
-            let released = matches!(answer, Left::Released { .. });
-            prop_assert_eq!(released, !had.is_empty(), "left: {:?}", answer);
-        }
-        if let (Left::Released { cooling }, Ran::Yes, false) = (answer, ran, called) {
-            let kept =
-                had.iter().filter(|belief| !belief.revoked).map(|belief| belief.kept).max().unwrap_or(0);
-            prop_assert_eq!(millis(cooling), kept.saturating_sub(now.millis()));
-        }
-        if end.once_per && (ran, end.job) == (Ran::Yes, Some(Ended::Code(0))) {
-            for name in &asker.names {
-                let at = (name.as_str().to_owned(), asker.id);
-                let Some(belief) = self.beliefs.get(&at).filter(|belief| live(belief) && !belief.revoked)
-                else {
-                    continue;
-                };
-                // The fence is the time of the grant.
-                let since = belief.fence / 1000;
-                let last = self.successes.entry(at.0).or_default();
-                *last = if asker.mode == Mode::Exclusive { since } else { since.max(*last) };
-            }
-        }
-        for belief in self.mine_mut(asker.id).filter(|belief| live(belief)) {
-            belief.over = true;
-            if belief.revoked || ran == Ran::No {
-                belief.kept = 0;
-            }
-        }
-        self.places.remove(&asker.id);
-        if !self.is_spent(now, asker) && !self.superseded.contains_key(&asker.id) {
-            self.spent.insert(asker.id, now.millis() + millis(SPENT_KEPT));
-        }
-        Ok(())
-    }
-
-    pub(super) fn reaped(&mut self, now: Time, asker: &Asker) {
-        for belief in self.mine_mut(asker.id).filter(|belief| !belief.over && belief.due() > now.millis()) {
-            belief.over = true;
-            if belief.revoked {
-                belief.kept = 0;
-            }
-        }
-        self.places.remove(&asker.id);
-        self.shown.retain(|(_, id, _)| *id != asker.id);
-    }
-
-    /// The lock key is gone, or is foreign now: no holder can rely on that lock.
-    pub(super) fn disturbed(&mut self, lock: &str, foreign: Option<Option<u64>>) {
-        self.beliefs.retain(|(at, _), _| at != lock);
-        self.unsettle(lock);
-        self.foreign.remove(lock);
-        if let Some(until) = foreign {
-            self.foreign.insert(lock.to_owned(), until);
-        }
-    }
-
-    /// A waiter that was granted the lock and has not confirmed has lost that grant, and is in no
-    /// queue until its next request.
-    fn unsettle(&mut self, lock: &str) {
-        for (_, id, _) in self.shown.iter().filter(|(at, ..)| at == lock) {
-            if let Some(place) = self.places.get_mut(id) {
-                place.certain = false;
-            }
-        }
-    }
-
-    pub(super) fn revoked(&mut self, now: Time, lock: &str, when: When, answer: &Revoked) -> Check {
-        if self.is_foreign(now, lock) {
-            prop_assert_eq!(when == When::Now, *answer == Revoked::ForeignDeleted, "{:?}", answer);
-            if when == When::Now {
-                self.foreign.remove(lock);
-            }
-            return Ok(());
-        }
-        // Unconfirmed grants, and all holds that are revoked at once, are refused from now on.
-        let here = |((at, _), belief): &(&(String, u32), &Belief)| at == lock && belief.due() > now.millis();
-        let confirmed: BTreeSet<u32> = self
-            .beliefs
-            .iter()
-            .filter(here)
-            .filter(|(_, belief)| !belief.over)
-            .map(|((_, id), _)| *id)
-            .collect();
-        // No job runs after the lease, whatever a min-hold keeps. An exclusive lock then has no
-        // hold any more.
-        let refused = self.beliefs.iter().filter(here).filter(|(_, belief)| {
-            let ran_out = belief.lease <= now.millis();
-            let at_once = if belief.mode == Mode::Exclusive {
-                when == When::Now && !ran_out
-            } else {
-                when == When::Now || ran_out
-            };
-            !belief.over && at_once
-        });
-        let refused: Vec<u32> = refused.map(|((_, id), _)| *id).collect();
-        let called: BTreeSet<u32> = self
-            .shown
-            .iter()
-            .filter(|(at, id, _)| at == lock && !confirmed.contains(id))
-            .map(|(_, id, _)| *id)
-            .collect();
-        let longest = self
-            .beliefs
-            .iter()
-            .filter(here)
-            .filter(|(_, belief)| !belief.over && when == When::Safe)
-            .map(|(_, belief)| belief.lease.saturating_sub(now.millis()))
-            .max();
-        if let Revoked::Holds { left, .. } = answer {
-            prop_assert_eq!(millis(*left), longest.unwrap_or(0), "how long the revoked may live");
-        }
-        let until = now.millis() + millis(SPENT_KEPT);
-        self.spent.extend(called.iter().chain(&refused).map(|id| (*id, until)));
-        self.unsettle(lock);
-        for ((at, _), belief) in &mut self.beliefs {
-            if at == lock {
-                belief.kept = 0;
-                belief.revoked = true;
-            }
-        }
-        if when == When::Now {
-            self.beliefs.retain(|(at, _), _| at != lock);
-        }
-        Ok(())
-    }
-
-    /// After every step: checks what `inspect` shows, and whether all answers fit together.
-    pub(super) fn look(&mut self, now: Time, table: &LockTable) -> Check {
-        self.beliefs
-            .retain(|_, belief| belief.due() > now.millis() || belief.deadline > now.0 && !belief.over);
-        // Names for refusals and the like are no locks.
-        let locks = table.records.iter().filter(|(lock, _)| !lock.starts_with("dlock."));
-        let seen: BTreeMap<&String, View> =
-            locks.map(|(lock, record)| (lock, record.inspect(&name(lock), now))).collect();
-        let mut fresh: BTreeSet<(u64, u32, Option<u32>)> = BTreeSet::new();
-        let mut shown = BTreeSet::new();
-        for (lock, seen) in &seen {
-            let last = self.fences.entry((*lock).clone()).or_default();
-            let mut highest = *last;
-            for holder in seen.holders.iter().filter(|_| seen.state == State::Held) {
-                let (id, fence) = (holder.owner.pid, holder.fence.0);
-                shown.insert(((*lock).clone(), id, fence));
-                if !self.shown.contains(&((*lock).clone(), id, fence)) && fence > *last {
-                    fresh.insert((fence, id, holder.slot));
-                    highest = highest.max(fence);
-                }
-                prop_assert!(seen.fence.is_some_and(|kept| kept.0 >= fence), "a fence behind the counter");
-            }
-            if let Some(fence) = seen.fence {
-                prop_assert!(fence.0 >= *last, "the fence of {} went back", lock);
-                highest = highest.max(fence.0);
-            }
-            *last = highest;
-        }
-        // A waiter whose job is done is taken out of the queue. It gets its place back if it asks
-        // after that success was forgotten.
-        let is_done = |id: &u32| self.askers.get(id).is_some_and(|asker| self.is_done(now.millis(), asker));
-        let done: Vec<u32> = self.places.keys().filter(|id| is_done(id)).copied().collect();
-        for id in done {
-            if let Some(place) = self.places.get_mut(&id) {
-                place.certain = false;
-            }
-        }
-        for (fence, id, slot) in fresh {
-            self.check_grant(now, &seen, fence, id, slot)?;
-        }
-        self.shown = shown;
-        for id in std::mem::take(&mut self.granted_here) {
-            self.places.remove(&id);
-        }
-        let live: Vec<_> = self.beliefs.iter().filter(|(_, belief)| is_relied_on(belief, now)).collect();
-        for (index, ((lock, id), one)) in live.iter().enumerate() {
-            for ((at, other), two) in &live[index + 1..] {
-                prop_assert!(
-                    lock != at || !one.excludes(two),
-                    "{} and {} both hold {}: {:?} {:?}",
-                    id,
-                    other,
-                    lock,
-                    one,
-                    two
-                );
-                prop_assert!(lock != at || one.fence != two.fence, "{} and {} have one fence", id, other);
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks a grant of this step: all or nothing, in turn, with the lowest slot, under a fence of
-    /// its own.
-    fn check_grant(
-        &self,
-        now: Time,
-        seen: &BTreeMap<&String, View>,
-        fence: u64,
-        id: u32,
-        slot: Option<u32>,
-    ) -> Check {
-        let Some(asker) = self.askers.get(&id) else { return Ok(()) };
-        let is_paused = |name: &Name| self.is_paused(fence / 1000, name.as_str());
-        prop_assert!(!asker.names.iter().any(is_paused), "{} was granted what is paused", id);
-        prop_assert!(!self.is_done(fence / 1000, asker), "{} was granted what is done", id);
-        let has = |lock: &str, id: u32| {
-            seen.get(&lock.to_owned())
-                .is_some_and(|seen| seen.holders.iter().any(|holder| holder.owner.pid == id))
-        };
-        for name in &asker.names {
-            let same = seen.get(&name.as_str().to_owned()).is_some_and(|seen| {
-                seen.holders
-                    .iter()
-                    .any(|holder| (holder.owner.pid, holder.fence.0, holder.slot) == (id, fence, slot))
-            });
-            prop_assert!(same, "{} was granted a part: not {}", id, name.as_str());
-        }
-        let came = self.places.get(&id).map_or(u64::MAX, |place| place.came);
-        for (other, place) in self.places.iter().filter(|(other, place)| **other != id && place.came < came) {
-            let Some(waiter) = self.askers.get(other) else { continue };
-            let heard = now.0.saturating_sub(place.heard.0) < 3_990_000;
-            let granted = waiter.names.iter().all(|name| has(name.as_str(), *other));
-            prop_assert!(
-                !(place.certain && heard && waiter.meets(asker)) || granted,
-                "{} overtook {}",
-                id,
-                other
-            );
-        }
-        if let Some(slot) = slot {
-            let mut taken: BTreeSet<u32> = BTreeSet::new();
-            for name in &asker.names {
-                let held = seen.get(&name.as_str().to_owned()).into_iter().flat_map(|seen| &seen.holders);
-                taken.extend(held.filter(|holder| holder.fence.0 < fence).filter_map(|holder| holder.slot));
-                let kept = self.beliefs.iter().filter(|((at, other), belief)| {
-                    at == name.as_str() && *other != id && belief.due() > now.millis() && belief.fence < fence
-                });
-                taken.extend(kept.filter_map(|(_, belief)| belief.slot));
-            }
-            prop_assert!(!taken.contains(&slot), "slot {} is taken", slot);
-            prop_assert!(
-                (0..slot).all(|lower| taken.contains(&lower)),
-                "{} is not the lowest but {:?}",
-                slot,
-                taken
-            );
-        }
-        Ok(())
-    }
-
     /// The latest known end, in ms.
     pub(super) fn last_end(&self) -> u64 {
         let foreign = self.foreign.values().map(|until| until.unwrap_or(0));
@@ -574,10 +323,6 @@ impl Observer {
         let ids = self.places.iter().filter(|(_, place)| kept(place)).map(|(id, _)| id);
         ids.filter_map(|id| self.askers.get(id)).cloned().collect()
     }
-}
-
-fn is_relied_on(belief: &Belief, now: Time) -> bool {
-    !belief.over && belief.deadline > now.0 || !belief.revoked && belief.kept > now.millis()
 }
 
 /// The deadline of I6.

@@ -3,8 +3,8 @@
 use super::*;
 
 impl Scene {
-    fn on(&mut self, replaces: bool, stays: bool) -> &mut Self {
-        self.terms = Terms { once_per: None, replaces, stays };
+    fn on(&mut self, replaces: bool, not_replaceable: bool) -> &mut Self {
+        self.terms = Terms { once_per: None, replaces, not_replaceable };
         self
     }
 

@@ -7,15 +7,14 @@ use crate::rules::{Lock, REFUSALS_KEPT, Record, Waiter};
 /// Upper bound of times and fences, so that adding to them does not overflow.
 pub const NUMBER_MOST: u64 = 1 << 60;
 
-/// Checks a number against [`NUMBER_MOST`].
 pub fn check_number(number: u64) -> Result<(), &'static str> {
     if number > NUMBER_MOST { Err("a number is too great") } else { Ok(()) }
 }
 
-/// Most waiters of a record: some times as many as the rules let in.
+/// Most waiters of a record: ten times [`crate::rules::QUEUE_MAX`], which does not count suspended
+/// ones.
 const WAITERS_MOST: usize = 10_000;
 
-/// Checks a record.
 pub fn check(record: &Record) -> Result<(), &'static str> {
     check_number(record.fence)?;
     match &record.lock {
@@ -55,15 +54,15 @@ pub fn check(record: &Record) -> Result<(), &'static str> {
     for refusal in &record.refusals {
         check_number(refusal.at.max(refusal.waited))?;
     }
-    for until in record.watchers.values().chain(record.spent.values().map(|spent| &spent.until)) {
+    for until in record.watchers.values().chain(record.tombstones.values().map(|tombstone| &tombstone.until))
+    {
         check_number(until.0)?;
     }
     Ok(())
 }
 
-/// Checks a waiter.
 pub fn check_waiter(waiter: &Waiter) -> Result<(), &'static str> {
-    for number in [waiter.ticket, waiter.since.0, waiter.silent.0, waiter.forget.0] {
+    for number in [waiter.ticket, waiter.since.0, waiter.stale_at.0, waiter.forget.0] {
         check_number(number)?;
     }
     match waiter.mode {

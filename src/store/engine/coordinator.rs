@@ -13,21 +13,23 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 /// A place where locks are kept: a database, etcd, ZooKeeper, a directory. Leases end by its clock
-/// (I3). A *session* is what it ends by itself if nobody keeps it alive: etcd's lease, or
-/// ZooKeeper's session. A clone has its own connection and session, and the same token.
+/// (I3). A *session* is something that the store ends by itself unless a client keeps it alive:
+/// etcd's lease, or ZooKeeper's session. A clone has its own connection and session, and the same
+/// token.
 pub trait Coordinator: Clone + Send {
     /// What [`Coordinator::read`] tells [`Coordinator::commit`]: open files, sessions, which server
-    /// answered. Dropping it gives the records back unchanged.
+    /// answered. Dropping it leaves the records unchanged and unlocks them.
     type Seen;
-    /// A watch on the end of another token's owner. That end ends a [`Coordinator::wait`].
+    /// A watch on the death of another token's owner, which ends a [`Coordinator::wait`].
     type Watch: Send;
 
     /// What extends a lease.
     const LEASES: Leases;
 
-    /// Position in the queue from which on a waiter reads the records less often, because reading
-    /// covers the whole queue; and the most heartbeat intervals between two such reads. The end of
-    /// its predecessor wakes it in any case, and it sends heartbeats as often as the others.
+    /// A position in the queue, and a number of heartbeat intervals. A waiter behind this position
+    /// reads the records less often, because each read covers the whole queue: at most this number
+    /// of intervals apart. The end of its predecessor wakes it in any case, and it sends heartbeats
+    /// as often as the others.
     const CROWD: (u64, u32);
 
     /// Time for a request that has no deadline of its own.
@@ -49,7 +51,8 @@ pub trait Coordinator: Clone + Send {
         OwnLiveness::Unseen
     }
 
-    /// Ends the liveness, if it is this process's own. The token holds and waits for nothing.
+    /// Ends the liveness, if it is this process's own. By now the token holds and waits for
+    /// nothing, or its hold no longer depends on this process ([`crate::store::Store::hand_over`]).
     fn end(&mut self, _: &Token, _: Moment) {}
 
     /// The locks in order of name, with their whole queues, and one time for all of them, which is
@@ -63,8 +66,8 @@ pub trait Coordinator: Clone + Send {
     }
 
     /// Writes the changed records, all or nothing, if no lock of the batch has changed since it was
-    /// read; then wakes. Only a kill or, in a directory, an error in the middle may leave just the
-    /// first records written, in order of name.
+    /// read. Then wakes the tokens of the batch. Only a kill or, in a directory, an error in the
+    /// middle may leave just the first records written, in order of name.
     fn commit(&mut self, seen: Self::Seen, batch: Batch<'_>) -> Result<Written, Error>;
 
     /// Extends a lease, or sends a heartbeat, outside the records. Returns whether the store took
@@ -73,13 +76,13 @@ pub trait Coordinator: Clone + Send {
         Ok(false)
     }
 
-    /// Watches the owner of this token; None if it cannot be watched now.
-    fn watch(&mut self, token: &Token, by: Moment) -> Watching<Self::Watch>;
+    /// Watches the owner of this token, to notice its death.
+    fn watch(&mut self, token: &Token, deadline: Moment) -> Watching<Self::Watch>;
 
-    /// Sleeps until the owner of `token`, which waits for these locks, is woken, or one of the
-    /// `watches` ends (true); or until `until` or an [interrupt](crate::store::net::interrupt)
-    /// (false). `ahead` is the position in the queue: a store that must poll may poll less often
-    /// far back.
+    /// Sleeps. Returns true when the owner of `token`, which waits for these locks, is woken or one
+    /// of the `watches` ends; false at `until` or on an [interrupt](crate::store::net::interrupt).
+    /// `ahead` is the number of waiters before it: a store that must poll may poll less often far
+    /// back in the queue.
     fn wait(
         &mut self,
         names: &Names,
@@ -98,9 +101,10 @@ pub trait Coordinator: Clone + Send {
     fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription>;
 
     /// For each record, the lock's full name, or what is wrong with the record.
-    fn list(&mut self, by: Moment) -> Result<Vec<Result<String, Error>>, Error>;
+    fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error>;
 
-    /// Removes, now and then, what is too old or was left by dead processes. Nobody waits for it.
+    /// Removes, now and then, what is too old or was left by dead processes. The first acquire of a
+    /// process ends with it; errors are ignored, because no operation depends on it.
     fn clean_up(&mut self, _: Moment) {}
 
     /// Drops all connections.
@@ -143,7 +147,7 @@ pub struct Reading<'r> {
     /// process (ZooKeeper), it gets this length.
     pub lease: Option<Duration>,
     pub purpose: Purpose,
-    pub by: Moment,
+    pub deadline: Moment,
 }
 
 impl Reading<'_> {
@@ -196,10 +200,10 @@ pub struct Batch<'b> {
     pub woken: &'b [Token],
     /// Dead tokens that no record names any more: what is left of their liveness can be removed.
     pub dead: &'b [Token],
-    pub by: Moment,
+    pub deadline: Moment,
 }
 
-/// A sign of life outside the records.
+/// A renewal or a heartbeat outside the records.
 #[derive(Debug, Clone, Copy)]
 pub struct KeepAlive<'s> {
     pub names: &'s Names,
@@ -207,12 +211,12 @@ pub struct KeepAlive<'s> {
     pub kind: KeepAliveOf,
 }
 
-/// Whose sign of life it is.
+/// Whose deadline moves.
 #[derive(Debug, Clone, Copy)]
 pub enum KeepAliveOf {
-    /// A holder's: its lease lasts until then, on CLOCK_BOOTTIME, and has this length.
+    /// A holder's: its lease, of length `ttl`, lasts until `until` on CLOCK_BOOTTIME.
     Holder { until: Moment, ttl: Duration },
-    /// A waiter's: it is not stale before then.
+    /// A waiter's: it is not stale before `until`.
     Waiter { until: Moment },
 }
 
@@ -231,18 +235,18 @@ pub enum OwnLiveness {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
     /// It lives, or the store cannot tell. Then only the end of its lease ends its hold, and only
-    /// missed heartbeats its place.
+    /// missed heartbeats end its place in the queue.
     Alive,
     /// The process has died.
     Dead,
-    /// There is no sign of it: the token was released, or somebody removed the file or key.
+    /// Its file or key does not exist: the token was released, or someone removed it.
     Missing,
 }
 
 /// The outcome of [`Coordinator::watch`].
 #[derive(Debug)]
 pub enum Watching<W> {
-    /// It lives, and its end is noticed.
+    /// It lives, and the watch will report its end.
     Watched(W),
     /// It is dead, as [`Liveness::Dead`].
     Ended,

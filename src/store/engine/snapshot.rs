@@ -1,5 +1,5 @@
-//! Decides from a record before and after an operation which waiters to wake, and which hold is in
-//! the way of which waiter.
+//! Compares a record before and after an operation, to decide which waiters to wake. Also tells
+//! which tokens a waiter watches.
 
 use crate::lock::{Mode, Token};
 use crate::rules::{Hold, Lock, Phase, Record};
@@ -13,7 +13,7 @@ pub struct Snapshot {
     pub holds: BTreeMap<Token, (Phase, Asked)>,
     head: Option<Token>,
     lock: Option<Discriminant<Lock>>,
-    /// What only watchers are told of; None without watchers.
+    /// The parts whose changes wake only watchers; None without watchers.
     all: Option<(Vec<Token>, [u64; 5])>,
 }
 
@@ -40,15 +40,15 @@ impl Snapshot {
 
     /// Whether watchers must be woken: after a grant, an end, a refusal, a pause, a request to end,
     /// or when a waiter comes or leaves.
-    pub fn is_seen(&self, record: &Record) -> bool {
+    pub fn concerns_watchers(&self, record: &Record) -> bool {
         let now = Self::at(record);
         now.holds != self.holds || now.lock != self.lock || now.all != self.all
     }
 
-    /// Whether the head must be woken: it is a new one, or the kind of lock or the phase of a hold
-    /// has changed. The end of one of several holds does not count: if that had freed the lock, the
-    /// rules would have granted it to the head.
-    pub fn is_news(&self, record: &Record) -> bool {
+    /// Whether the head of the queue must be woken, because it is new, or because the kind of lock
+    /// or the phase of a hold has changed. The end of one of several holds does not count: if that
+    /// had freed the lock, the rules would have granted it to the head.
+    pub fn concerns_head(&self, record: &Record) -> bool {
         self.head.as_ref() != record.queue.first().map(|(_, token)| token)
             || self.lock != Some(std::mem::discriminant(&record.lock))
             || self

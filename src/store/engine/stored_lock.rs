@@ -1,10 +1,10 @@
-//! A lock as a store keeps it: the one record format. A store may keep a lock as one value
+//! The one format in which stores keep a lock. A store may keep a lock as one value
 //! ([`StoredLock::to_value`]), or as a body with one value for each waiter ([`Change::parts`]), so
 //! that a change writes no more than it must. In both, the last ends of holds are values of their
 //! own, and are written once.
 //!
 //! Users with write access may have put anything there, so [`super::bounds`] checks all that is
-//! read.
+//! read. The store turns what is refused into `Error::Garbled`, and never writes over it.
 
 use super::bounds;
 use crate::lock::Token;
@@ -54,7 +54,7 @@ pub struct Change {
     pub is_changed: bool,
 }
 
-/// The values that a change writes, for a store that keeps each waiter apart.
+/// The values that a change writes, for a store in which each waiter has a value of its own.
 #[derive(Debug)]
 pub struct Parts {
     /// The record without its waiters.
@@ -123,7 +123,7 @@ impl StoredLock {
         Ok((Self { name, version, record, ends, tracked, log: Vec::new() }, used))
     }
 
-    /// Adds a waiter that the store keeps apart.
+    /// Adds a waiter from its own value.
     pub fn add_waiter(&mut self, token: Token, value: &[u8]) -> Result<(), &'static str> {
         let WaiterForm { is_queued, waiter } =
             serde_json::from_slice::<WaiterForm<Waiter>>(value).map_err(|_| "a waiter cannot be read")?;
@@ -138,14 +138,14 @@ impl StoredLock {
         Ok(())
     }
 
-    /// Adds an end. One that cannot be read is left out, so that the others can still be shown.
-    /// They come newest first.
+    /// Adds an end; call it for the newest end first. An end that cannot be read is left out, so
+    /// that the others can still be shown.
     pub fn add_end(&mut self, value: &[u8]) {
         self.log.extend(serde_json::from_slice::<LoggedEnd>(value).ok());
     }
 
-    /// Forgets all if the lock is vacant and was last used, at `used`, longer than
-    /// [`HISTORY_KEPT`] ago.
+    /// Forgets the whole record if the lock is vacant and `used`, the time of its last use, is more
+    /// than [`HISTORY_KEPT`] ago.
     pub fn forget_history(&mut self, used: u64, now: Time) {
         if self.record.is_vacant(now)
             && self.record.waiters.is_empty()
@@ -168,25 +168,25 @@ impl StoredLock {
         self.ends == 0 && self.record == Record::default()
     }
 
-    /// The record as JSON.
+    /// The value or the body, as JSON.
     fn form(&self, now: Time, name: &str) -> Result<Vec<u8>, serde_json::Error> {
         let Self { record, tracked, .. } = self;
         let (used, ends) = (now.millis(), self.ends);
         serde_json::to_vec(&Form { format: FORMAT, name, used, ends, record, tracked })
     }
 
-    /// Drops the tokens that nothing needs to be known of any more.
+    /// Stops tracking the tokens that the record no longer names.
     fn drop_untracked(&mut self) {
-        let Record { holds, spent, watchers, waiters, .. } = &self.record;
+        let Record { holds, tombstones, watchers, waiters, .. } = &self.record;
         self.tracked.retain(|token, _| {
-            spent.contains_key(token)
+            tombstones.contains_key(token)
                 || watchers.contains_key(token)
                 || waiters.contains_key(token)
                 || holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling)
         });
     }
 
-    /// The new ends, oldest first, and counts them.
+    /// Takes the new ends out of the record, oldest first, and counts them.
     fn take_ends(&mut self) -> Result<Vec<EndPart>, serde_json::Error> {
         let mut ends = Vec::new();
         for end in std::mem::take(&mut self.record.log).iter().rev() {
@@ -196,7 +196,7 @@ impl StoredLock {
         Ok(ends)
     }
 
-    /// One value for all of it, and the new ends, oldest first.
+    /// Returns one value for the whole lock, and the new ends, oldest first.
     pub fn to_value(&mut self, now: Time) -> Result<(Vec<u8>, Vec<EndPart>), serde_json::Error> {
         self.drop_untracked();
         let ends = self.take_ends()?;
@@ -204,7 +204,8 @@ impl StoredLock {
     }
 }
 
-/// Why a value cannot be parsed: first of all, it may be of another format.
+/// Why a value cannot be parsed. If its format is another one, that is the reason, whatever else is
+/// wrong.
 fn why_not(value: &[u8], error: &serde_json::Error) -> String {
     /// The part that every format has.
     #[derive(Deserialize)]

@@ -2,29 +2,29 @@
 //! into a [`LockTable`], removes the dead, applies the operation, writes the records, and wakes
 //! waiters and holders. The engine decides which operation.
 //!
-//! *Which locks.* The locks that the caller named, and the locks that the rules asked for: whether
-//! a waiter may be granted a lock depends on all locks that it waits for. Which those are shows
-//! only while the rules run. A lock that was not read looks empty to them. Then the transaction is
-//! thrown away, and it starts again with those locks too. A directory locks in order of name, so no
-//! two processes wait for each other. A caller that only joins a queue behind others, or leaves its
-//! middle, needs its own locks only.
+//! *Which locks.* The transaction covers the locks that the caller named, and those that the rules
+//! ask for: whether a waiter may be granted a lock depends on all locks that it waits for. Which
+//! locks those are shows only while the rules run. If the rules ask for a lock that was not read,
+//! the transaction is dropped and starts again with that lock too. (A directory takes its mutexes
+//! in order of name, so no two processes wait for each other.) A caller that only joins a queue
+//! behind others, or leaves the middle of one, needs only its own locks.
 //!
 //! *Without writing.* A transaction may first be tried on records that were read for
-//! [`Purpose::Look`](super::Purpose::Look). If it would change nothing but what the caller publishes
-//! outside the record, as with most heartbeats and renewals, nothing more is needed.
+//! [`Purpose::Look`](super::Purpose::Look) only. If it would change nothing but what the caller
+//! publishes outside the record, as with most heartbeats and renewals, nothing more is needed.
 //!
 //! *A kill between two records.* A store writes all or nothing, unless its process is killed in
 //! between. Then the first records in order of name are changed and the others are not. That never
 //! makes two holders, and would be safe in any order: each record was true before and is true
 //! after, it names the holders of its lock, and a token counts on its hold only after an operation
-//! that succeeded for all its locks. The next operation mends what was written half:
+//! that succeeded for all its locks. Later operations repair the half-done write:
 //! - A token that was granted some of its locks still waits for the others with its old ticket.
-//!   When it asks, it loses those grants (`may_start_anew`) and is granted all anew. If it does not
-//!   ask, the unconfirmed grant lapses.
-//! - A token that gave some of its locks back: the process that did so is dead. If it was dlock and
-//!   the guard lives, or the other way round, the survivor gives back the rest. If both are dead,
-//!   the rest is reaped. The first record in order of name is written first and remembers the token
-//!   as released, so a late request cannot take the locks again.
+//!   When it asks, it loses those grants (`may_start_anew`) and is granted all its locks together.
+//!   If it does not ask, the unconfirmed grants lapse.
+//! - A token that was released in only some of its locks: the process that released it is dead. If
+//!   only one of dlock and its guard is dead, the other one releases the rest. If both are dead,
+//!   the rest is reaped. The first record in order of name is written first, and it records the
+//!   token as released, so a late request cannot take the locks again.
 //! - A waiter that stands in only some of its queues, or was suspended in some, is in all of them
 //!   when it asks again. Until then it is stale and passed over, or dead and reaped.
 //!
@@ -55,7 +55,7 @@ pub struct Transaction<'a, C: Coordinator> {
     pub table: LockTable,
     /// The time of the operation, for all records.
     pub now: Time,
-    by: Moment,
+    deadline: Moment,
     /// Tokens that were reaped in all their locks, so that their liveness can be removed.
     dead: Vec<Token>,
     is_reaped: bool,
@@ -109,7 +109,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             locks,
             table,
             now: snapshot.now,
-            by: reading.by,
+            deadline: reading.deadline,
             dead: Vec::new(),
             is_reaped: false,
             may_go_uncounted: false,
@@ -117,7 +117,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         })
     }
 
-    /// The locks that the rules asked for and that were not read.
+    /// The locks that the rules asked for but that were not read.
     pub fn missing(&self) -> Vec<String> {
         let is_read = |name: &String| self.locks.iter().any(|lock| lock.stored.name == *name);
         self.table.records.keys().filter(|name| !is_read(name)).cloned().collect()
@@ -135,7 +135,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
                     if let (Some(waiter), Some(before)) =
                         (now.waiters.get_mut(me), lock.before.waiters.get(me))
                     {
-                        (waiter.silent, waiter.forget) = (before.silent, before.forget);
+                        (waiter.stale_at, waiter.forget) = (before.stale_at, before.forget);
                     }
                     *now == lock.before
                 })
@@ -180,31 +180,31 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     /// the predecessor of `me` in each queue (or the last waiter, if `me` may join), and holders as
     /// `look` says.
     pub fn reap(&mut self, me: Option<&Token>, look: Look) {
-        let mut felt: BTreeSet<Token> = BTreeSet::new();
+        let mut checked: BTreeSet<Token> = BTreeSet::new();
         loop {
             // Repeated, because the waiter behind a dead head becomes the head.
             let found: Vec<Token> = self
                 .suspects(me, look)
-                .filter(|token| Some(*token) != me && !felt.contains(token))
+                .filter(|token| Some(*token) != me && !checked.contains(token))
                 .cloned()
                 .collect();
             if found.is_empty() {
                 return;
             }
             for token in found {
-                if !felt.contains(&token) && self.is_dead(&token) {
+                if !checked.contains(&token) && self.is_dead(&token) {
                     self.table.reap(self.now, &token);
                     self.is_reaped = true;
                     let locks = self.locks.iter_mut();
                     let known: Vec<Tracked> =
                         locks.filter_map(|lock| lock.stored.tracked.remove(&token)).collect();
-                    // While another record names the token, its liveness stays: only that shows
-                    // that the token is dead.
+                    // While another record names the token, its liveness is not removed: nothing
+                    // else shows that the token is dead.
                     if known.iter().all(|tracked| tracked.locks as usize <= known.len()) {
                         self.dead.push(token.clone());
                     }
                 }
-                felt.insert(token);
+                checked.insert(token);
             }
         }
     }
@@ -252,11 +252,11 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         let mut done: BTreeSet<Token> = BTreeSet::new();
         let (mut tracked, mut untracked) = (BTreeSet::new(), Vec::new());
         for record in self.asked() {
-            for (token, spent) in record.spent.iter().filter(|(token, _)| Some(*token) != me) {
+            for (token, tombstone) in record.tombstones.iter().filter(|(token, _)| Some(*token) != me) {
                 if self.is_tracked(token) {
                     tracked.insert(token.clone());
                 } else {
-                    untracked.push((spent.until, token.clone()));
+                    untracked.push((tombstone.until, token.clone()));
                 }
             }
         }
@@ -270,7 +270,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         done.extend(untracked.into_iter().skip(RELEASED_MAX).map(|(_, token)| token));
         for token in done {
             for record in self.table.records.values_mut() {
-                record.spent.remove(&token);
+                record.tombstones.remove(&token);
             }
         }
     }
@@ -295,8 +295,8 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         whom.into_iter().take(limit).map(|(_, token)| token.clone()).collect()
     }
 
-    /// Writes what has changed, and wakes. A lock that the operation is about is always written:
-    /// only the write proves that it was read as it is.
+    /// Writes what has changed, and wakes tokens. A lock that the caller named is always written:
+    /// only a successful write proves that what was read was not outdated.
     pub fn commit(mut self, me: Option<&Token>) -> Result<Written, Error> {
         let woken = self.tokens_to_wake(me);
         let mut changes = Vec::with_capacity(self.locks.len());
@@ -305,17 +305,17 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             let is_changed = self.asked.contains(&after.name) || after.record != before;
             changes.push(Change { before, after, is_changed });
         }
-        // The store wakes last: a woken token asks at once. If a dead waiter was granted the lock,
-        // the waiter behind it watches it and asks by itself.
-        let (now, by) = (self.now, self.by);
-        let batch = Batch { changes, me, now, woken: &woken, dead: &self.dead, by };
+        // The store wakes tokens last, because a woken token asks at once. If a dead waiter was
+        // granted the lock, the waiter behind it watches it, and so asks by itself.
+        let (now, deadline) = (self.now, self.deadline);
+        let batch = Batch { changes, me, now, woken: &woken, dead: &self.dead, deadline };
         self.coordinator.commit(self.seen, batch)
     }
 
     /// The tokens to wake: new holders that have not confirmed, holders that were asked to end,
-    /// watchers, waiters whose `--once-per` run is done, and superseded waiters. Also the head of a
-    /// queue, if it is new or what blocks it has changed. After an exclusive grant the head is not
-    /// woken: it watches the new holder, its predecessor until now.
+    /// watchers, waiters whose `--once-per` run is done, and superseded
+    /// waiters. Also the head of a queue, if it is new or what blocks it has changed. After an
+    /// exclusive grant the head is not woken: it watches the new holder, its predecessor until now.
     fn tokens_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
         let (mut woken, mut others) = (Vec::new(), Vec::new());
         for Opened { stored, before, snapshot } in &self.locks {
@@ -330,8 +330,8 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
                 asked(hold) == Asked::Yes && was_asked.is_some_and(|(_, asked)| *asked == Asked::No)
             };
             let to_end = record.holds.iter().filter(is_newly_asked).map(|(token, _)| token.clone());
-            let is_seen = !record.watchers.is_empty() && snapshot.is_seen(record);
-            let watchers = is_seen.then_some(&record.watchers).into_iter().flatten();
+            let concerns_watchers = !record.watchers.is_empty() && snapshot.concerns_watchers(record);
+            let watchers = concerns_watchers.then_some(&record.watchers).into_iter().flatten();
             others.extend(to_end.chain(watchers.map(|(token, _)| token.clone())));
             // A waiter whose --once-per run is done has left the queue. It is woken, and gets the
             // answer when it asks.
@@ -343,23 +343,23 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
                     && was_queued(token)
             };
             others.extend(record.waiters.iter().filter(is_done).map(|(token, _)| token.clone()));
-            let superseded = |(token, spent): &(&Token, &Tombstone)| {
-                spent.superseded && before.waiters.contains_key(*token)
+            let superseded = |(token, tombstone): &(&Token, &Tombstone)| {
+                tombstone.superseded && before.waiters.contains_key(*token)
             };
-            others.extend(record.spent.iter().filter(superseded).map(|(token, _)| token.clone()));
+            others.extend(record.tombstones.iter().filter(superseded).map(|(token, _)| token.clone()));
             let known = woken.len();
             woken.extend(granted.map(|(token, _)| token.clone()));
             let is_handover = woken.len() > known && matches!(record.lock, Lock::Exclusive { .. });
             if !is_handover
                 && let Some((_, head)) = record.queue.first()
-                && snapshot.is_news(record)
+                && snapshot.concerns_head(record)
             {
                 woken.push(head.clone());
             }
         }
         woken.append(&mut others);
         woken.retain(|token| Some(token) != me);
-        // A token that was granted several locks is woken once.
+        // A token that was granted several locks is woken only once.
         let mut seen = BTreeSet::new();
         woken.retain(|token| seen.insert(token.clone()));
         woken

@@ -1,7 +1,7 @@
 //! Cleans up old records of locks that nobody uses.
 
 use super::Keys;
-use super::words::{Act, Compare, Span, Txn};
+use super::messages::{Act, Compare, Span, Txn};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::{HISTORY_KEPT, Time, millis};
@@ -13,16 +13,17 @@ const CLEANED_UP: usize = 64;
 
 impl Keys {
     /// Deletes records that have been unused for twice [`HISTORY_KEPT`], with their waiters, which
-    /// are dead. Each run starts at a random record, so that each record gets its turn.
-    pub(super) fn remove_old(&mut self, by: Moment) -> Result<(), Error> {
+    /// have no session left. Each run starts at a random record, so that each record gets its turn.
+    pub(super) fn remove_old(&mut self, deadline: Moment) -> Result<(), Error> {
         let layout = self.layout();
-        let mut keys = self.all_records(by)?;
+        let mut keys = self.all_records(deadline)?;
         let from = getrandom::u32().map_or(0, |chance| chance as usize % keys.len().max(1));
         keys.rotate_left(from);
         keys.truncate(CLEANED_UP);
-        let read = self.client.read(keys.into_iter().map(|key| Span::one(key).whole()).collect(), by)?;
+        let read =
+            self.client.read(keys.into_iter().map(|key| Span::one(key).whole()).collect(), deadline)?;
         for pair in read.ranges.into_iter().flat_map(|range| range.kvs) {
-            let used = free_since(&pair.value.0, read.now).unwrap_or(u64::MAX);
+            let used = last_used_if_vacant(&pair.value.0, read.now).unwrap_or(u64::MAX);
             let Some(name) = layout.name_of(&pair.key) else { continue };
             if read.now.millis().saturating_sub(used) > 2 * millis(HISTORY_KEPT) {
                 let compare = vec![
@@ -30,7 +31,7 @@ impl Keys {
                     Compare::nothing(layout.sessions(&name)),
                 ];
                 let spans = [Span::one(pair.key), layout.waiters(&name), layout.ends(&name)];
-                self.client.txn(&Txn { compare, success: spans.map(Act::Delete).into() }, by)?;
+                self.client.txn(&Txn { compare, success: spans.map(Act::Delete).into() }, deadline)?;
             }
         }
         Ok(())
@@ -40,7 +41,7 @@ impl Keys {
 /// Time of a record's last use, in milliseconds since 1970. None if the lock would be in use even
 /// without its holders. The caller must check that no session is left: a renewal does not write the
 /// record, so the record of a held lock can look old.
-fn free_since(value: &[u8], now: Time) -> Option<u64> {
+fn last_used_if_vacant(value: &[u8], now: Time) -> Option<u64> {
     let (StoredLock { mut record, .. }, used) = StoredLock::parse(value, 0).ok()?;
     record.judge(now, |_, _| None);
     let holders: Vec<Token> = record.holds.keys().cloned().collect();
@@ -65,12 +66,12 @@ mod tests {
             Ok(change.parts(Time(5_000))?.body)
         };
         let held = Lock::Exclusive { token: Token::random()?, until: Due(9) };
-        ensure!(free_since(&body(Lock::Free)?, Time(7_000)) == Some(5));
-        ensure!(free_since(&body(held)?, Time(10_000)).is_none());
+        ensure!(last_used_if_vacant(&body(Lock::Free)?, Time(7_000)) == Some(5));
+        ensure!(last_used_if_vacant(&body(held)?, Time(10_000)).is_none());
         let kept = |until| Lock::Cooling { until: Due(until) };
-        ensure!(free_since(&body(kept(9))?, Time(10_000)) == Some(5));
-        ensure!(free_since(&body(kept(11))?, Time(10_000)).is_none());
-        ensure!(free_since(b"not a record", Time(10_000)).is_none());
+        ensure!(last_used_if_vacant(&body(kept(9))?, Time(10_000)) == Some(5));
+        ensure!(last_used_if_vacant(&body(kept(11))?, Time(10_000)).is_none());
+        ensure!(last_used_if_vacant(b"not a record", Time(10_000)).is_none());
         Ok(())
     }
 }

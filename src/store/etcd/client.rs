@@ -3,8 +3,8 @@
 //! dlock's.
 
 use super::http::{Answer, Connection, Failure, Request};
-use super::words::{
-    Act, Header, LeaseAnswer, Number, Range, RangeAnswer, Said, Streamed, Txn, TxnAnswer, bundled,
+use super::messages::{
+    Act, Header, LeaseAnswer, Number, Range, RangeAnswer, ServerError, Streamed, Txn, TxnAnswer, bundled,
 };
 use crate::clock::Moment;
 use crate::rules::Time;
@@ -57,7 +57,7 @@ pub struct Client {
     connection: Option<Connection>,
     /// The token of the login.
     pass: Option<String>,
-    /// Id of the cluster, once a member has said it.
+    /// Id of the cluster, once a member has reported it.
     cluster: Option<u64>,
 }
 
@@ -71,7 +71,7 @@ pub struct Ranges {
 }
 
 /// The answer to a request, or etcd's error.
-pub type Reply = Result<Good, Said>;
+pub type Reply = Result<Good, ServerError>;
 
 /// An answer's body, and the time of the member that sent it.
 pub struct Good {
@@ -119,30 +119,30 @@ impl Client {
     }
 
     /// Moves on to the next member, on a new connection.
-    pub fn turn_away(&mut self) {
+    pub fn next_member(&mut self) {
         self.connection = None;
         self.member = (self.member + 1) % self.target.members.len();
     }
 
     /// Sends requests in one batch. Each may arrive more than once. While another member is left to
     /// try, a member has half of the remaining time, at most a connect and an operation timeout.
-    pub fn ask(&mut self, requests: &[Request], by: Moment) -> Result<Vec<Reply>, Failure> {
+    pub fn ask(&mut self, requests: &[Request], deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let members = self.target.members.len();
         let (mut asked, mut is_there, mut is_reused) = (0, false, self.connection.is_some());
         let mut unable = None;
         loop {
             let each = self.request_time();
             let share = match members.saturating_sub(asked) {
-                _ if members == 1 => by,
-                1 => by.min(Moment::now().after(each)),
-                _ => Moment::now().after(each.min(by.left() / 2)),
+                _ if members == 1 => deadline,
+                1 => deadline.min(Moment::now().after(each)),
+                _ => Moment::now().after(each.min(deadline.left() / 2)),
             };
             let failure = match self.ask_member(requests, share) {
                 Err(Failure::Refused(error)) => return Err(Failure::Refused(error)),
                 Err(failure) => failure,
                 answers => return answers,
             };
-            // The member may have closed an idle connection; a new one to the same member may do.
+            // The member may have closed an idle connection. A new one to the same member may work.
             if std::mem::take(&mut is_reused) && matches!(failure, Failure::Broken(_)) {
                 self.connection = None;
                 continue;
@@ -151,35 +151,35 @@ impl Client {
             if matches!(failure, Failure::Broken(_)) {
                 self.pass = None;
             }
-            self.turn_away();
+            self.next_member();
             if let Failure::Unable(error) = &failure {
                 is_there = true;
                 unable = Some(error.clone());
             }
             asked += 1;
-            if by.passed() || (asked >= members && !is_there) {
+            if deadline.passed() || (asked >= members && !is_there) {
                 // A member's own error says more than a timeout.
                 return Err(unable.map_or(failure, Failure::Unable));
             }
             if asked >= members {
                 (asked, is_there) = (0, false);
-                interrupt::pause(ROUND.min(by.left())).map_err(|_| failure)?;
+                interrupt::pause(ROUND.min(deadline.left())).map_err(|_| failure)?;
             }
         }
     }
 
-    fn ask_member(&mut self, requests: &[Request], by: Moment) -> Result<Vec<Reply>, Failure> {
+    fn ask_member(&mut self, requests: &[Request], deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            None => self.connect(by)?,
+            None => self.connect(deadline)?,
         };
         let mut is_new = false;
         loop {
             if self.pass.is_none() && self.target.user.is_some() {
                 is_new = true;
-                self.log_in(&mut connection, by)?;
+                self.log_in(&mut connection, deadline)?;
             }
-            let answers = connection.ask(requests, self.pass(), by)?;
+            let answers = connection.ask(requests, self.pass(), deadline)?;
             let replies: Vec<Reply> = answers.into_iter().map(reply).collect();
             if let Some(failure) = replies.iter().find_map(|reply| self.unable(reply.as_ref().err()?)) {
                 return Err(failure);
@@ -196,11 +196,11 @@ impl Client {
     }
 
     /// Connects to the member in use.
-    pub fn connect(&self, by: Moment) -> Result<Connection, Failure> {
+    pub fn connect(&self, deadline: Moment) -> Result<Connection, Failure> {
         let Target { members, tls, shown, connect_timeout, .. } = &*self.target;
         let address = &members[self.member];
         let reached = Moment::now().after(*connect_timeout);
-        Connection::begin(shown, address, tls.as_ref(), reached, by).map_err(|error| {
+        Connection::begin(shown, address, tls.as_ref(), reached, deadline).map_err(|error| {
             if error.is_transient() { Failure::Silent(error) } else { Failure::Refused(error) }
         })
     }
@@ -210,7 +210,7 @@ impl Client {
         self.pass.as_deref()
     }
 
-    fn log_in(&mut self, connection: &mut Connection, by: Moment) -> Result<(), Failure> {
+    fn log_in(&mut self, connection: &mut Connection, deadline: Moment) -> Result<(), Failure> {
         let target = Arc::clone(&self.target);
         let shown = &target.shown;
         let Some(password) = &target.password else {
@@ -218,8 +218,8 @@ impl Client {
                 "{shown}: a user is set, but no password; give it with --password-file, --password-command or the config file"
             ))));
         };
-        password::log_in(shown, Some(password), by, |text| {
-            self.authenticate(connection, text.unwrap_or_default(), by)
+        password::log_in(shown, Some(password), deadline, |text| {
+            self.authenticate(connection, text.unwrap_or_default(), deadline)
         })
     }
 
@@ -227,10 +227,10 @@ impl Client {
         &mut self,
         connection: &mut Connection,
         password: &str,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<(), Failure> {
         let body = json!({ "name": self.target.user, "password": password }).to_string();
-        let answer = connection.ask(&[Request { path: "auth/authenticate", body }], None, by)?;
+        let answer = connection.ask(&[Request { path: "auth/authenticate", body }], None, deadline)?;
         match answer.into_iter().next().map(reply) {
             Some(Ok(good)) => {
                 let login: Value = self.parse(&good.body)?;
@@ -244,12 +244,12 @@ impl Client {
                 Ok(())
             }
             // Without authentication in the cluster, no login is needed.
-            Some(Err(said)) if said.message.contains("authentication is not enabled") => {
+            Some(Err(error)) if error.message.contains("authentication is not enabled") => {
                 self.pass = Some("-".into());
                 Ok(())
             }
-            Some(Err(said)) => {
-                Err(self.unable(&said).unwrap_or_else(|| Failure::Refused(self.meaning(&said))))
+            Some(Err(error)) => {
+                Err(self.unable(&error).unwrap_or_else(|| Failure::Refused(self.meaning(&error))))
             }
             None => Err(Failure::Refused(self.garbled("no answer"))),
         }
@@ -268,13 +268,13 @@ impl Client {
     }
 
     /// The failure for an error that says that this member cannot serve now. None for other errors.
-    pub(super) fn unable(&self, said: &Said) -> Option<Failure> {
+    pub(super) fn unable(&self, error: &ServerError) -> Option<Failure> {
         let shown = self.shown();
         // UNAVAILABLE and DEADLINE_EXCEEDED (4): no leader, a new leader, a member that stops or
         // is a learner. CANCELLED (1): a member that shuts down closes its own connections.
-        let why = plain(&said.message);
-        // The gateway shows the member's own certificate to the member, which closes the connection
-        // if that certificate is not for clients.
+        let why = plain(&error.message);
+        // The gateway is a client of the member, and uses the member's own certificate. If that
+        // certificate is not valid for clients, the member closes the connection.
         let is_own_handshake = self.target.tls.is_some()
             && ["broken pipe", "connection reset", "connection closed", "handshake", "bad certificate"]
                 .iter()
@@ -285,14 +285,14 @@ impl Client {
         } else {
             ""
         };
-        matches!(said.code, 1 | 4 | UNAVAILABLE)
+        matches!(error.code, 1 | 4 | UNAVAILABLE)
             .then(|| Failure::Unable(Error::Unavailable(format!("{shown} cannot serve now: {why}{hint}"))))
     }
 
     /// Translates an etcd error.
-    pub fn meaning(&self, said: &Said) -> Error {
-        let (shown, why) = (self.shown(), plain(&said.message));
-        match said.code {
+    pub fn meaning(&self, error: &ServerError) -> Error {
+        let (shown, why) = (self.shown(), plain(&error.message));
+        match error.code {
             _ if why.contains("too many operations") => {
                 Error::Unfit(format!("{shown} cannot take so many locks at once (its --max-txn-ops)"))
             }
@@ -326,15 +326,15 @@ impl Client {
     }
 
     /// Returns the transaction's answer and the time of the member that sent it.
-    pub fn txn(&mut self, txn: &Txn, by: Moment) -> Result<(TxnAnswer, Time), Failure> {
-        let mut replies = self.ask(&[txn.request(self)?], by)?;
+    pub fn txn(&mut self, txn: &Txn, deadline: Moment) -> Result<(TxnAnswer, Time), Failure> {
+        let mut replies = self.ask(&[txn.request(self)?], deadline)?;
         self.txn_answer(replies.pop())
     }
 
     /// Reads these ranges at one revision.
-    pub fn read(&mut self, ranges: Vec<Range>, by: Moment) -> Result<Ranges, Failure> {
+    pub fn read(&mut self, ranges: Vec<Range>, deadline: Moment) -> Result<Ranges, Failure> {
         let acts = ranges.into_iter().map(Act::Range).collect();
-        let (answer, now) = self.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) }, by)?;
+        let (answer, now) = self.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) }, deadline)?;
         Ok(Ranges { header: answer.header, ranges: answer.ranges().collect(), now })
     }
 
@@ -352,7 +352,7 @@ impl Client {
     fn good(&self, reply: Option<Reply>) -> Result<Good, Failure> {
         match reply {
             Some(Ok(good)) => Ok(good),
-            Some(Err(said)) => Err(Failure::Refused(self.meaning(&said))),
+            Some(Err(error)) => Err(Failure::Refused(self.meaning(&error))),
             None => Err(Failure::Refused(self.garbled("no answer"))),
         }
     }
@@ -360,7 +360,7 @@ impl Client {
     /// Reads the answer to [`grant`].
     pub fn leased(&self, reply: Option<Reply>) -> Result<Leased, Failure> {
         match reply {
-            Some(Err(said)) if said.message.contains("lease already exists") => Ok(Leased::Old),
+            Some(Err(error)) if error.message.contains("lease already exists") => Ok(Leased::Old),
             reply => {
                 let good = self.good(reply)?;
                 Ok(Leased::New(self.parse::<LeaseAnswer>(&good.body)?.ttl.0))
@@ -374,8 +374,8 @@ impl Client {
         let good = self.good(reply)?;
         let streamed: Streamed<LeaseAnswer> = self.parse(&good.body)?;
         match streamed {
-            Streamed { error: Some(said), .. } => {
-                Err(self.unable(&said).unwrap_or_else(|| Failure::Refused(self.meaning(&said))))
+            Streamed { error: Some(error), .. } => {
+                Err(self.unable(&error).unwrap_or_else(|| Failure::Refused(self.meaning(&error))))
             }
             Streamed { result: Some(kept), .. } => {
                 Ok(Some((kept.header, kept.ttl.0)).filter(|(_, ttl)| *ttl > 0))
@@ -387,17 +387,17 @@ impl Client {
     /// Renews a lease. Returns the member that answered, its term, and the seconds left, or None if
     /// the lease is gone. A follower forwards the request to its leader, and answers with its own
     /// id.
-    pub fn keep(&mut self, lease: u64, by: Moment) -> Result<Option<(Header, u64)>, Failure> {
-        let mut replies = self.ask(&[keep(lease)], by)?;
+    pub fn keep(&mut self, lease: u64, deadline: Moment) -> Result<Option<(Header, u64)>, Failure> {
+        let mut replies = self.ask(&[keep(lease)], deadline)?;
         self.kept(replies.pop())
     }
 
     /// Revokes leases, and so deletes all keys on them. A lease that is gone already is no error.
-    pub fn revoke(&mut self, leases: &[u64], by: Moment) -> Result<(), Failure> {
+    pub fn revoke(&mut self, leases: &[u64], deadline: Moment) -> Result<(), Failure> {
         let revoke =
             |lease: &u64| Request { path: "lease/revoke", body: json!({ "ID": Number(*lease) }).to_string() };
         let requests: Vec<Request> = leases.iter().map(revoke).collect();
-        self.ask(&requests, by).map(drop)
+        self.ask(&requests, deadline).map(drop)
     }
 }
 
@@ -409,19 +409,20 @@ impl Txn {
     }
 }
 
-/// Reads an answer.
+/// Turns an HTTP answer into a body, or into etcd's error.
 pub fn reply(answer: Answer) -> Reply {
     let Answer { status, date, body } = answer;
     if status == 200 {
         return Ok(Good { body, now: time(date) });
     }
     let streamed = || serde_json::from_slice::<Streamed<IgnoredAny>>(&body).ok()?.error;
-    let said = serde_json::from_slice::<Said>(&body).ok().filter(|said| said.code != 0).or_else(streamed);
+    let error =
+        serde_json::from_slice::<ServerError>(&body).ok().filter(|error| error.code != 0).or_else(streamed);
     // The answer of a proxy in front of a member has no etcd error in it.
     let code = if matches!(status, 502..=504) { UNAVAILABLE } else { 0 };
     let is_of_certificate = status == 400 && body.starts_with(NAMED_CERTIFICATE.as_bytes());
     let message = if is_of_certificate { NAMED_CERTIFICATE.into() } else { format!("HTTP {status}") };
-    Err(said.unwrap_or(Said { code, message }))
+    Err(error.unwrap_or(ServerError { code, message }))
 }
 
 /// Request for a lease of this many seconds.
@@ -436,11 +437,11 @@ pub fn keep(lease: u64) -> Request {
 }
 
 /// Whether the member no longer accepts the login's token.
-fn is_old_pass(said: &Said) -> bool {
-    said.code == 16 || said.message.contains("revision of auth store is old")
+fn is_old_pass(error: &ServerError) -> bool {
+    error.code == 16 || error.message.contains("revision of auth store is old")
 }
 
-/// This machine's time, moved into the second that the member names; if it names none, as it is.
+/// This machine's time. If the member names a second, the time is moved into that second.
 fn time(date: Option<u64>) -> Time {
     let here = SystemTime::now()
         .duration_since(UNIX_EPOCH)

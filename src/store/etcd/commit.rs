@@ -1,12 +1,13 @@
-//! The write of an operation: a request for the lease that the caller needs, and in the same batch
-//! one transaction: records, waiters, sessions, ends, and a touch of each woken token's `life/`.
+//! The write of an operation. One batch has the request for the lease that the caller needs, and a
+//! transaction. The transaction writes records, waiters, sessions and ends, and touches the `life/`
+//! key of each token to wake.
 
 use super::Keys;
 use super::client::{Leased, grant, keep};
 use super::layout::Layout;
 use super::lease::LeaseOf;
+use super::messages::{Act, Bytes, Compare, Number, Put, Span, Txn, bundled};
 use super::read::Sessions;
-use super::words::{Act, Bytes, Compare, Number, Put, Span, Txn, bundled};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::{LOG_KEPT, Phase, Record, Time, millis};
@@ -18,8 +19,9 @@ use std::time::Duration;
 /// Most locks of one run. With more, the transaction that releases them to their waiters might be
 /// too large for etcd.
 const LOCKS_MOST: usize = 100;
-/// Most waiters of a lock that one write suspends. Others without a session are stale all the same,
-/// and suspended later. Otherwise the death of a large crowd would be too much for one transaction.
+/// Most waiters of a lock that one write suspends, because the death of a large crowd would be too
+/// much for one transaction. The others have no session, so they are stale all the same, and are
+/// suspended later.
 const SUSPENDED_MOST: usize = 128;
 
 /// The operations of a transaction.
@@ -42,7 +44,7 @@ struct Need {
 impl Keys {
     /// Writes the records if none of them has changed since they were read.
     pub(super) fn write(&mut self, seen: &[Sessions], batch: Batch<'_>) -> Result<Written, Error> {
-        let Batch { changes, me, now, woken, by, .. } = batch;
+        let Batch { changes, me, now, woken, deadline, .. } = batch;
         let layout = self.layout();
         let unchanged =
             |change: &Change| Compare::unchanged(layout.lock(&change.after.name), change.after.version);
@@ -73,7 +75,7 @@ impl Keys {
         }
         woken.iter().for_each(|token| draft.wake(token));
         let success = bundled(draft.acts, compare.len());
-        self.send(&Txn { compare, success }, me, need, by)
+        self.send(&Txn { compare, success }, me, need, deadline)
     }
 
     /// Sends the transaction, and before it the request for the lease.
@@ -82,7 +84,7 @@ impl Keys {
         txn: &Txn,
         me: Option<&Token>,
         need: Option<Need>,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Written, Error> {
         let is_known = need.is_some_and(|need| self.leases.contains(&need.id));
         let mut requests = Vec::with_capacity(2);
@@ -92,15 +94,15 @@ impl Keys {
             },
         ));
         requests.push(txn.request(&self.client)?);
-        let mut replies = self.client.ask(&requests, by)?;
+        let mut replies = self.client.ask(&requests, deadline)?;
         let (reply, leased) = (replies.pop(), replies.pop());
         // The lease has ended since the read.
-        if matches!(&reply, Some(Err(said)) if said.message.contains("lease not found")) {
+        if matches!(&reply, Some(Err(error)) if error.message.contains("lease not found")) {
             need.map(|need| self.leases.remove(&need.id));
-            self.is_outrun = true;
+            self.read_was_stale = true;
             return Ok(Written::Conflict);
         }
-        if matches!(&reply, Some(Err(said)) if said.is_too_large()) {
+        if matches!(&reply, Some(Err(error)) if error.is_too_large()) {
             return Ok(Written::too_large(self.client.shown()));
         }
         let (answer, _) = self.client.txn_answer(reply)?;
@@ -110,16 +112,16 @@ impl Keys {
             {
                 self.leases.insert(id);
             }
-            self.is_outrun = true;
+            self.read_was_stale = true;
             return Ok(Written::Conflict);
         }
         self.wrote = answer.header.revision.0;
         if let (Some(me), Some(Need { of, id, .. })) = (me, need) {
             if is_known {
                 let kept = self.client.kept(leased)?;
-                self.check_proved(id, of, kept, &answer.header, by)?;
+                self.check_proved(id, of, kept, &answer.header, deadline)?;
             } else {
-                self.check_granted(id, of, leased, by)?;
+                self.check_granted(id, of, leased, deadline)?;
             }
             self.leases.insert(id);
             if of != LeaseOf::Waiter {
@@ -141,7 +143,7 @@ impl Draft {
     }
 
     /// Adds the changes of one lock: to its record, its waiters and its ends. Removes the sessions
-    /// that are of no use any more.
+    /// of tokens that neither hold nor wait any more.
     fn add(&mut self, mut change: Change, sessions: &Sessions, now: Time) -> Result<(), serde_json::Error> {
         let parts = change.parts(now)?;
         let (name, record) = (&change.after.name, &change.after.record);
@@ -166,8 +168,8 @@ impl Draft {
         Ok(())
     }
 
-    /// Puts what the caller holds and waits for on the lease that it needs, if it is not there.
-    /// Removes the caller's `life/` if nothing of it is left.
+    /// Puts the caller's sessions on the lease that it needs, if they are not on it yet. Deletes
+    /// the caller's `life/` key if it has no session left.
     fn add_sessions(&mut self, me: &Token, need: Option<&Need>, locks: &[(Change, &Sessions)], now: Time) {
         let Some(need) = need else {
             let was_there = locks.iter().any(|(_, sessions)| sessions.contains_key(me));
@@ -196,8 +198,8 @@ impl Draft {
     }
 }
 
-/// Whether the token may have a session at this lock. That of a revoked hold shows that its job may
-/// still run.
+/// Whether the token may have a session at this lock. The session of a revoked hold shows that its
+/// job may still run.
 fn has_session(record: &Record, token: &Token) -> bool {
     record.waiters.contains_key(token)
         || record.holds.get(token).is_some_and(|hold| hold.phase != Phase::Cooling)

@@ -1,6 +1,6 @@
 //! HTTP to a member of etcd, in bounded time. A connection sends requests and reads their answers.
-//! It reads the endless answer of a watch line by line. The module `words` has the meaning of the
-//! bodies.
+//! It reads the endless answer of a watch line by line. The module `messages` defines what the bodies
+//! mean.
 //!
 //! This is HTTP/1.1 as etcd's JSON gateway speaks it, and no more. After any failure the connection
 //! is dropped: a late answer would be taken for the answer to the next request.
@@ -114,18 +114,18 @@ pub struct Connection {
 
 impl Connection {
     /// Connects to a member. The connection must be open by `reached`, and its TLS handshake done
-    /// by `by`. Messages call the member `store`.
+    /// by `deadline`. Messages call the member `store`.
     pub fn begin(
         store: &str,
         address: &Address,
         tls: Option<&Tls>,
         reached: Moment,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Self, Error> {
-        let mut stream = dial::open(store, address, tls, reached.min(by))?;
+        let mut stream = dial::open(store, address, tls, reached.min(deadline))?;
         let tls = match (tls, address) {
             (Some(tls), Address::Tcp { host, .. }) => {
-                Some(Session::begin(store, tls, host, &mut Bounded { stream: &mut stream, by })?)
+                Some(Session::begin(store, tls, host, &mut Bounded { stream: &mut stream, deadline })?)
             }
             _ => None,
         };
@@ -140,10 +140,10 @@ impl Connection {
         &mut self,
         requests: &[Request],
         pass: Option<&str>,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Vec<Answer>, Failure> {
-        self.send(requests, pass, by)?;
-        requests.iter().map(|_| self.answer(by)).collect()
+        self.send(requests, pass, deadline)?;
+        requests.iter().map(|_| self.answer(deadline)).collect()
     }
 
     /// Sends a request with an endless answer, to be read by [`Connection::next_line`]. Returns an
@@ -152,14 +152,14 @@ impl Connection {
         &mut self,
         request: &Request,
         pass: Option<&str>,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Option<Answer>, Failure> {
-        self.send(std::slice::from_ref(request), pass, by)?;
-        let (status, date) = self.head(by)?;
+        self.send(std::slice::from_ref(request), pass, deadline)?;
+        let (status, date) = self.head(deadline)?;
         if status == 200 {
             return Ok(None);
         }
-        let body = self.rest(by)?;
+        let body = self.rest(deadline)?;
         Ok(Some(Answer { status, date, body }))
     }
 
@@ -193,7 +193,7 @@ impl Connection {
         }
     }
 
-    fn send(&mut self, requests: &[Request], pass: Option<&str>, by: Moment) -> Result<(), Failure> {
+    fn send(&mut self, requests: &[Request], pass: Option<&str>, deadline: Moment) -> Result<(), Failure> {
         self.received = 0;
         let mut text = String::new();
         for Request { path, body } in requests {
@@ -209,27 +209,28 @@ impl Connection {
             }
             let _ = write!(text, "Content-Length: {}\r\n\r\n{body}", body.len());
         }
-        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        let mut channel =
+            Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
         let sent = channel.write_all(text.as_bytes()).and_then(|()| channel.flush());
         let sent = sent.map_err(|error| channel.last_words().unwrap_or(error));
         sent.map_err(|error| self.failure(&error))
     }
 
-    fn answer(&mut self, by: Moment) -> Result<Answer, Failure> {
-        let (status, date) = self.head(by)?;
-        let body = self.rest(by)?;
+    fn answer(&mut self, deadline: Moment) -> Result<Answer, Failure> {
+        let (status, date) = self.head(deadline)?;
+        let body = self.rest(deadline)?;
         Ok(Answer { status, date, body })
     }
 
     /// Reads the status line and the headers. Returns the status and the date.
-    fn head(&mut self, by: Moment) -> Result<(u16, Option<u64>), Failure> {
+    fn head(&mut self, deadline: Moment) -> Result<(u16, Option<u64>), Failure> {
         loop {
-            let first = self.text_line(by)?;
+            let first = self.text_line(deadline)?;
             let status = first.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5)?.parse().ok());
             let Some(status) = status else { return Err(self.not_etcd()) };
             let (mut date, mut body) = (None, None);
             for number in 0.. {
-                let line = self.text_line(by)?;
+                let line = self.text_line(deadline)?;
                 if line.is_empty() {
                     break;
                 }
@@ -261,18 +262,18 @@ impl Connection {
         }
     }
 
-    fn rest(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
+    fn rest(&mut self, deadline: Moment) -> Result<Vec<u8>, Failure> {
         let mut body = Vec::new();
         loop {
             match self.take_body(&mut body)? {
                 Took::Over => return Ok(body),
                 Took::Some => {}
-                Took::Nothing => self.fill(by).map_err(|error| self.failure(&error))?,
+                Took::Nothing => self.fill(deadline).map_err(|error| self.failure(&error))?,
             }
         }
     }
 
-    /// Moves the part of the body that has arrived.
+    /// Moves the part of the body that has arrived to `to`.
     fn take_body(&mut self, to: &mut Vec<u8>) -> Result<Took, Failure> {
         match self.body {
             Body::Over | Body::Left(0) => {
@@ -331,16 +332,16 @@ impl Connection {
         Ok(Some(line))
     }
 
-    fn text_line(&mut self, by: Moment) -> Result<String, Failure> {
+    fn text_line(&mut self, deadline: Moment) -> Result<String, Failure> {
         loop {
             if let Some(line) = self.take_line()? {
                 return Ok(line);
             }
-            self.fill(by).map_err(|error| self.failure(&error))?;
+            self.fill(deadline).map_err(|error| self.failure(&error))?;
         }
     }
 
-    fn fill(&mut self, by: Moment) -> io::Result<()> {
+    fn fill(&mut self, deadline: Moment) -> io::Result<()> {
         if self.received > ANSWER_MOST {
             return Err(io::Error::new(ErrorKind::InvalidData, "its answer is too long"));
         }
@@ -348,7 +349,8 @@ impl Connection {
         self.taken = 0;
         let length = self.inbox.len();
         self.inbox.resize(length + READ_SIZE, 0);
-        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        let mut channel =
+            Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
         let read = channel.read(&mut self.inbox[length..]);
         let count = *read.as_ref().unwrap_or(&0);
         self.inbox.truncate(length + count);
@@ -359,7 +361,7 @@ impl Connection {
         }
     }
 
-    /// Waits for more in the inbox. Returns false at `until`.
+    /// Waits until more has arrived, and reads it into the inbox. Returns false at `until`.
     fn wait(&mut self, until: Moment) -> io::Result<bool> {
         loop {
             let is_there = match &mut self.tls {

@@ -11,7 +11,7 @@
 //! HASH stands for a token in keys and records ([`crate::lock::Token::hashed`]).
 
 use super::client::Target;
-use super::words::{Bytes, Range, Span};
+use super::messages::{Bytes, Range, Span};
 use crate::lock::Token;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, utf8_percent_encode};
 use std::sync::Arc;

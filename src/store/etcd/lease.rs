@@ -1,10 +1,11 @@
-//! The etcd leases of holders and waiters: granted, kept alive and proved, looked up, revoked.
+//! The etcd leases of holders and waiters: their ids, the checks that a grant or a keep-alive
+//! counts, lookup and revocation.
 
 use super::Keys;
 use super::client::{self, Leased};
 use super::http::Request;
+use super::messages::{Header, LeaseAnswer, Number, Span};
 use super::read::Sessions;
-use super::words::{Header, LeaseAnswer, Number, Span};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::SILENCE;
@@ -12,7 +13,7 @@ use crate::store::Error;
 use serde_json::json;
 use std::time::Duration;
 
-/// The use of a lease.
+/// Whose lease it is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum LeaseOf {
     /// A waiter.
@@ -59,41 +60,40 @@ impl Keys {
         id: u64,
         of: LeaseOf,
         reply: Option<client::Reply>,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<(), Error> {
         match (self.client.leased(reply)?, of) {
             (Leased::New(granted), LeaseOf::Holder(seconds)) if granted != seconds => {
                 // This also deletes the keys that were just put on it.
-                self.client.revoke(&[id], by)?;
+                self.client.revoke(&[id], deadline)?;
                 Err(self.too_short(granted))
             }
             (Leased::New(_), _) => Ok(()),
             // The lease may be old and about to end. The transaction has been applied, so renew and
             // prove the lease.
             (Leased::Old, _) => {
-                let kept = self.client.keep(id, by)?;
+                let kept = self.client.keep(id, deadline)?;
                 let proof = Span::one(self.layout().lock("")).whole();
-                let read = self.client.read(vec![proof], by)?;
-                self.check_proved(id, of, kept, &read.header, by)
+                let read = self.client.read(vec![proof], deadline)?;
+                self.check_proved(id, of, kept, &read.header, deadline)
             }
         }
     }
 
-    /// Checks that the leader of that term was still the leader when it renewed the lease, and that
-    /// the lease is as long as asked for: any user of etcd may have created a shorter one with this
-    /// id.
+    /// Checks that the leader that renewed the lease was still the leader then, and that the lease
+    /// is as long as asked for: any user of etcd may have created a shorter one with this id.
     pub(super) fn check_proved(
         &mut self,
         id: u64,
         of: LeaseOf,
         kept: Option<(Header, u64)>,
         answer: &Header,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<(), Error> {
         match kept {
             Some((_, length)) if length < of.seconds() => {
                 self.leases.remove(&id);
-                self.client.revoke(&[id], by)?;
+                self.client.revoke(&[id], deadline)?;
                 Err(self.unproved())
             }
             Some((kept, _)) if is_same_term(&kept, answer) => Ok(()),
@@ -130,7 +130,11 @@ impl Keys {
     }
 
     /// Looks up the remaining time of leases, and the keys on them.
-    pub(super) fn look_at(&mut self, leases: &[u64], by: Moment) -> Result<Vec<Option<LeaseAnswer>>, Error> {
+    pub(super) fn look_at(
+        &mut self,
+        leases: &[u64],
+        deadline: Moment,
+    ) -> Result<Vec<Option<LeaseAnswer>>, Error> {
         let request = |lease: &u64| Request {
             path: "kv/lease/timetolive",
             body: json!({ "ID": Number(*lease), "keys": true }).to_string(),
@@ -139,7 +143,7 @@ impl Keys {
         if requests.is_empty() {
             return Ok(Vec::new());
         }
-        let replies = self.client.ask(&requests, by)?;
+        let replies = self.client.ask(&requests, deadline)?;
         let parsed =
             replies.into_iter().map(|reply| reply.ok().map(|good| self.client.parse(&good.body)).transpose());
         Ok(parsed.collect::<Result<_, _>>()?)
@@ -152,15 +156,15 @@ impl Keys {
         ))
     }
 
-    /// Revokes those leases that have no keys left. A lease that is left behind expires.
-    pub(super) fn let_go(&mut self, leases: &[u64], by: Moment) -> Result<(), Error> {
-        let looked = leases.iter().zip(self.look_at(leases, by)?);
+    /// Revokes the leases that have no keys left. The others are in use, or expire.
+    pub(super) fn let_go(&mut self, leases: &[u64], deadline: Moment) -> Result<(), Error> {
+        let looked = leases.iter().zip(self.look_at(leases, deadline)?);
         let is_empty =
             |looked: &Option<LeaseAnswer>| looked.as_ref().is_some_and(|looked| looked.keys.is_empty());
         let empty: Vec<u64> =
             looked.filter(|(_, looked)| is_empty(looked)).map(|(lease, _)| *lease).collect();
         if !empty.is_empty() {
-            self.client.revoke(&empty, by)?;
+            self.client.revoke(&empty, deadline)?;
         }
         Ok(())
     }

@@ -1,10 +1,10 @@
-//! Checks whether a cluster can hold locks: asks for its version and clock, and writes and removes
-//! a lock with a random name.
+//! For `dlock doctor`: checks whether a cluster can hold locks. Asks for its version and clock, and
+//! writes and removes a lock under keys that no user's lock has.
 
 use super::client::grant;
 use super::http::Request;
 use super::lease::LeaseOf;
-use super::words::{Act, Number, Put, Span, Txn};
+use super::messages::{Act, Number, Put, Span, Txn};
 use super::{EtcdStore, Keys};
 use crate::clock::Moment;
 use crate::lock::Token;
@@ -22,12 +22,12 @@ const WITHIN: Duration = Duration::from_secs(1);
 impl EtcdStore {
     /// Fails if the cluster cannot be asked for its version or its clock. If only the test lock
     /// fails, the result says so.
-    pub fn probe(mut self, by: Moment) -> Result<Database, Error> {
+    pub fn probe(mut self, deadline: Moment) -> Result<Database, Error> {
         let keys = &mut self.coordinator;
-        let version = keys.version(by)?;
-        let (round_trips, clock) = keys.round_trips(by)?;
-        let tried = keys.tried(by);
-        let members = keys.members(by);
+        let version = keys.version(deadline)?;
+        let (round_trips, clock) = keys.round_trips(deadline)?;
+        let tried = keys.tried(deadline);
+        let members = keys.members(deadline);
         let (role, forgets_by, wake_up, almighty) = (Role::Master, Vec::new(), WakeUp::Works, None);
         let standbys = None;
         Ok(Database {
@@ -46,12 +46,12 @@ impl EtcdStore {
 }
 
 impl Keys {
-    fn version(&mut self, by: Moment) -> Result<String, Error> {
+    fn version(&mut self, deadline: Moment) -> Result<String, Error> {
         let request = Request { path: "maintenance/status", body: "{}".into() };
-        let mut replies = self.client.ask(&[request], by)?;
+        let mut replies = self.client.ask(&[request], deadline)?;
         let status: Value = match replies.pop() {
             Some(Ok(good)) => self.client.parse(&good.body)?,
-            Some(Err(said)) => match self.client.meaning(&said) {
+            Some(Err(error)) => match self.client.meaning(&error) {
                 // Later releases of 3.5 allow this to root only. The test lock shows whether the
                 // keys are allowed.
                 Error::Denied(_) => return Ok("etcd (only its root user can see the version)".into()),
@@ -63,22 +63,22 @@ impl Keys {
     }
 
     /// Number of members, if the cluster tells it.
-    fn members(&mut self, by: Moment) -> Option<usize> {
+    fn members(&mut self, deadline: Moment) -> Option<usize> {
         let request = Request { path: "cluster/member/list", body: "{}".into() };
-        let mut replies = self.client.ask(&[request], by).ok()?;
+        let mut replies = self.client.ask(&[request], deadline).ok()?;
         let list: Value = self.client.parse(&replies.pop()?.ok()?.body).ok()?;
         Some(list["members"].as_array()?.len())
     }
 
     /// Round trips, fastest first, and the offset of the member's clock, which is exact to a
     /// second.
-    fn round_trips(&mut self, by: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
+    fn round_trips(&mut self, deadline: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
         let (mut round_trips, mut clock) = (Vec::new(), None);
         let range = Span::one(self.layout().lock("")).whole();
         let end = Moment::now().after(WITHIN);
         while round_trips.is_empty() || (round_trips.len() < ASKED && !end.passed()) {
             let sent = Moment::now();
-            let read = self.client.read(vec![range.clone()], by)?;
+            let read = self.client.read(vec![range.clone()], deadline)?;
             round_trips.push(Moment::now().since(sent));
             clock = Some(offset(read.now));
         }
@@ -88,7 +88,7 @@ impl Keys {
 
     /// Writes a key of each kind, and revokes the lease that they are on. No lock has their empty
     /// name, so nobody takes them for a lock.
-    fn tried(&mut self, by: Moment) -> Result<Tried, Error> {
+    fn tried(&mut self, deadline: Moment) -> Result<Tried, Error> {
         let token = Token::random()
             .map_err(|error| Error::Unavailable(format!("the system gave no random bytes: {error}")))?;
         let (layout, of, id) = (self.layout(), LeaseOf::Waiter, LeaseOf::Waiter.id(&token));
@@ -97,10 +97,11 @@ impl Keys {
         let put = |key| Act::Put(Put { key, lease: Some(Number(id)), ..Put::default() });
         let success = of_lock.into_iter().chain(of_token).map(put).collect();
         let txn = Txn { compare: Vec::new(), success };
-        let mut replies = self.client.ask(&[grant(id, of.seconds()), txn.request(&self.client)?], by)?;
+        let mut replies =
+            self.client.ask(&[grant(id, of.seconds()), txn.request(&self.client)?], deadline)?;
         let done = self.client.txn_answer(replies.pop());
         self.client.leased(replies.pop())?;
-        self.client.revoke(&[id], by)?;
+        self.client.revoke(&[id], deadline)?;
         done?;
         Ok(Tried::Done)
     }

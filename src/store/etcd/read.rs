@@ -1,9 +1,10 @@
 //! Reads locks in one etcd transaction: the records, all waiters, and the sessions of holders and
-//! waiters. A hold or a waiter lives as its session says, whatever the record says.
+//! waiters. Only its session tells whether a hold or a waiter is alive; the times in the record do
+//! not count.
 
 use super::Keys;
 use super::layout::{Layout, token_of};
-use super::words::{Number, Pair, Range, Span};
+use super::messages::{Number, Pair, Range, Span};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::{Due, LOG_KEPT, Phase, SILENCE, TICKET_KEPT, Time};
@@ -38,11 +39,11 @@ impl Keys {
         reading: &Reading<'_>,
     ) -> Result<(Snapshot<Vec<Sessions>>, u64), Error> {
         let (layout, is_all) = (self.layout(), reading.purpose == Purpose::LookAtAll);
-        let (kept, is_outrun) = (self.kept.take(), std::mem::take(&mut self.is_outrun));
-        // A serializable read is the asked member's own state, which may lag behind. Then the write
-        // that follows fails. Any other read is linearizable.
+        let (kept, read_was_stale) = (self.kept.take(), std::mem::take(&mut self.read_was_stale));
+        // A serializable read returns the member's own state, which may lag behind. In that case
+        // the write that follows fails. Any other read is linearizable.
         let is_for_write = reading.purpose.is_change();
-        let serializable = is_for_write && !is_outrun && kept.is_none();
+        let serializable = is_for_write && !read_was_stale && kept.is_none();
         let mut ranges = Vec::new();
         for name in reading.names {
             let spans = [Span::one(layout.lock(name)), layout.waiters(name), layout.sessions(name)];
@@ -52,7 +53,7 @@ impl Keys {
                 ranges.push(Range { limit, sort_order: Some("DESCEND"), ..layout.ends(name).whole() });
             }
         }
-        let read = self.client.read(ranges, reading.by)?;
+        let read = self.client.read(ranges, reading.deadline)?;
         let (now, mut ranges) = (read.now, read.ranges.into_iter());
         let (mut locks, mut seen) = (Vec::new(), Vec::new());
         for name in reading.names {
@@ -66,7 +67,7 @@ impl Keys {
         if let Some(kept) = kept {
             self.check_kept(kept, &read.header, reading.me, &seen)?;
         }
-        let left = if is_all { self.left(&seen, reading.by)? } else { BTreeMap::new() };
+        let left = if is_all { self.left(&seen, reading.deadline)? } else { BTreeMap::new() };
         for (lock, sessions) in locks.iter_mut().zip(&seen) {
             judge(lock, sessions, reading.me, now, &left);
         }
@@ -74,12 +75,12 @@ impl Keys {
     }
 
     /// Looks up the remaining time of the holders' leases.
-    fn left(&mut self, seen: &[Sessions], by: Moment) -> Result<BTreeMap<u64, Duration>, Error> {
+    fn left(&mut self, seen: &[Sessions], deadline: Moment) -> Result<BTreeMap<u64, Duration>, Error> {
         let holders = seen.iter().flat_map(BTreeMap::values).filter(|session| !session.ttl.is_zero());
         let leases: BTreeSet<u64> = holders.map(|session| session.lease).collect();
         let leases: Vec<u64> = leases.into_iter().take(LEASES_ASKED).collect();
         let mut left = BTreeMap::new();
-        for (lease, looked) in leases.iter().zip(self.look_at(&leases, by)?) {
+        for (lease, looked) in leases.iter().zip(self.look_at(&leases, deadline)?) {
             // etcd reports 0 in a lease's last second, and until it has removed an expired one.
             let shortest = Duration::from_millis(1);
             left.extend(looked.map(|looked| (*lease, Duration::from_secs(looked.ttl.0).max(shortest))));
@@ -119,7 +120,7 @@ fn lock(
     ends.iter().for_each(|pair| lock.add_end(&pair.value.0));
     let ends = lock.ends;
     lock.forget_history(used, now);
-    // The ends are still there, and the next one gets a number after theirs.
+    // The keys of the old ends are still there, so the next end gets a number after theirs.
     lock.ends = ends;
     Ok(lock)
 }
@@ -156,11 +157,12 @@ fn judge(
             waiter.forget = Due::after(now, TICKET_KEPT);
         }
         if lives {
-            waiter.silent = Due::after(now, SILENCE);
+            waiter.stale_at = Due::after(now, SILENCE);
             continue;
         }
-        waiter.silent = waiter.silent.min(Due::after(now, Duration::ZERO));
-        // The caller then returns to its place, so that it gets a session again.
+        waiter.stale_at = waiter.stale_at.min(Due::after(now, Duration::ZERO));
+        // The rules then put the caller back in its place. That is a change, so it is written, and
+        // the write gives the caller a session again.
         if me == Some(token) {
             record.queue.remove(&place);
         }

@@ -5,7 +5,7 @@
 use super::Keys;
 use super::client::{Client, reply};
 use super::http::{Connection, Failure, Request};
-use super::words::{Bytes, Number, Said, Streamed, Watched};
+use super::messages::{Bytes, Number, ServerError, Streamed, Watched};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::Phase;
@@ -38,15 +38,15 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Watches these keys for events after a revision. `by` is the deadline for connecting and for
+    /// Watches these keys for events after a revision. `deadline` is the deadline for connecting and for
     /// etcd's first answer.
     pub fn open(
         client: &Client,
         keys: BTreeSet<(Bytes, News)>,
         after: u64,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Self, Failure> {
-        let mut connection = client.connect(by)?;
+        let mut connection = client.connect(deadline)?;
         let mut body = String::new();
         for (key, news) in &keys {
             let filters: &[&str] = if *news == News::End { &["NOPUT"] } else { &[] };
@@ -54,11 +54,11 @@ impl Watches {
             let _ = writeln!(body, "{create}");
         }
         let request = Request { path: "watch", body };
-        match connection.begin_lines(&request, client.pass(), by)? {
+        match connection.begin_lines(&request, client.pass(), deadline)? {
             None => Ok(Self { connection, member: client.member(), keys }),
             Some(answer) => {
-                let said = reply(answer).err().unwrap_or_default();
-                Err(client.unable(&said).unwrap_or_else(|| Failure::Refused(client.meaning(&said))))
+                let error = reply(answer).err().unwrap_or_default();
+                Err(client.unable(&error).unwrap_or_else(|| Failure::Refused(client.meaning(&error))))
             }
         }
     }
@@ -76,9 +76,9 @@ impl Watches {
         until: Moment,
     ) -> Result<bool, Failure> {
         while let Some(line) = self.connection.next_line(until)? {
-            let said: Streamed<Watched> = client.parse(&line)?;
-            let watched = said.result.filter(|watched| !watched.canceled);
-            let watched = watched.ok_or_else(|| Failure::Unable(ended(client, said.error)))?;
+            let error: Streamed<Watched> = client.parse(&line)?;
+            let watched = error.result.filter(|watched| !watched.canceled);
+            let watched = watched.ok_or_else(|| Failure::Unable(ended(client, error.error)))?;
             let is_heard = watched.events.iter().any(|event| new(event.kv.mod_revision.0));
             if is_heard || until.passed() {
                 return Ok(is_heard);
@@ -88,8 +88,9 @@ impl Watches {
     }
 }
 
-/// A watch that etcd ended is opened anew: the member may be shutting down.
-fn ended(client: &Client, error: Option<Said>) -> Error {
+/// The error for a watch that etcd ended. The caller opens another, because the member may be
+/// shutting down.
+fn ended(client: &Client, error: Option<ServerError>) -> Error {
     let why = error.map(|error| format!(": {}", plain(&error.message))).unwrap_or_default();
     Error::Unavailable(format!("{} ended a watch{why}", client.shown()))
 }
@@ -107,11 +108,11 @@ impl Keys {
         let mut keys = BTreeSet::from([(layout.life(token), News::All)]);
         keys.extend(others.map(|other| (layout.life(other), News::End)));
         let (seen, wrote) = (self.seen, self.wrote);
-        let by = Moment::now().after(client.request_time());
+        let deadline = Moment::now().after(client.request_time());
         let watches = self.watches.take().filter(|watches| watches.is_for(client, &keys));
         let mut watches = match watches {
             Some(watches) => watches,
-            None => Watches::open(client, keys, seen, by)?,
+            None => Watches::open(client, keys, seen, deadline)?,
         };
         let new = |revision| revision > seen && revision != wrote;
         let is_heard = watches.hear(client, new, until)?;
@@ -133,24 +134,24 @@ pub struct RequestSubscription {
 impl RequestSubscription {
     fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
         let Some(watches) = &mut self.watches else {
-            let by = Moment::now().after(self.keys.client.request_time());
-            let (is_news, revision) = self.is_news(by)?;
+            let deadline = Moment::now().after(self.keys.client.request_time());
+            let (is_news, revision) = self.is_news(deadline)?;
             let layout = self.keys.layout();
             let heard = match self.listener {
                 Listener::Holder => BTreeSet::from([(layout.life(&self.token), News::All)]),
                 Listener::Watcher => self.names.iter().map(|name| (layout.lock(name), News::All)).collect(),
             };
-            self.watches = Some(Watches::open(&self.keys.client, heard, revision, by)?);
+            self.watches = Some(Watches::open(&self.keys.client, heard, revision, deadline)?);
             return Ok(is_news);
         };
         watches.hear(&self.keys.client, |_| true, until)
     }
 
     /// Whether there may be news already: for a watcher always; for a holder if it no longer holds
-    /// all the locks, or is asked to end. Returns also the revision that this is known of.
-    fn is_news(&mut self, by: Moment) -> Result<(bool, u64), Failure> {
+    /// all the locks, or is asked to end. Also returns the revision of that read.
+    fn is_news(&mut self, deadline: Moment) -> Result<(bool, u64), Failure> {
         let (names, purpose) = (&self.names, Purpose::Look);
-        let reading = Reading { names, me: None, lease: None, purpose, by };
+        let reading = Reading { names, me: None, lease: None, purpose, deadline };
         let (snapshot, revision) = self.keys.snapshot(&reading)?;
         let holds = snapshot.locks.iter().all(|lock| {
             let mine = lock.record.holds.get(&self.token);
@@ -169,7 +170,7 @@ impl Subscription for RequestSubscription {
                 Ok(false) => {}
                 Err(failure) => {
                     self.watches = None;
-                    self.keys.client.turn_away();
+                    self.keys.client.next_member();
                     if until.passed() {
                         return Ok(false);
                     }

@@ -42,8 +42,8 @@ pub(super) struct Mutex {
 }
 
 impl Mutex {
-    /// Takes the mutex of the lock `name`, or fails at `by`.
-    pub(super) fn lock(directory: &Arc<Directory>, name: &str, by: Moment) -> Result<Self, Error> {
+    /// Takes the mutex of the lock `name`, or fails at `deadline`.
+    pub(super) fn lock(directory: &Arc<Directory>, name: &str, deadline: Moment) -> Result<Self, Error> {
         let file = FileName::of(name, FileRole::Mutex);
         let began = Moment::now();
         let failed = |errno| directory.error("lock the record of the lock", errno);
@@ -51,7 +51,7 @@ impl Mutex {
             let fd = Arc::new(open(directory, &file)?);
             let is_taken = match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => true,
-                Err(Errno::WOULDBLOCK) => wait_for_flock(&fd, by).map_err(failed)?,
+                Err(Errno::WOULDBLOCK) => wait_for_flock(&fd, deadline).map_err(failed)?,
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(failed(errno)),
             };
@@ -104,9 +104,9 @@ fn open(directory: &Directory, file: &FileName) -> Result<OwnedFd, Error> {
     }
 }
 
-/// Waits until the mutex is taken (true), or until `by` (false). After that the thread that still
+/// Waits until the mutex is taken (true), or until `deadline` (false). After that the thread that still
 /// waits unlocks the file as soon as it has it.
-fn wait_for_flock(fd: &Arc<OwnedFd>, by: Moment) -> Result<bool, Errno> {
+fn wait_for_flock(fd: &Arc<OwnedFd>, deadline: Moment) -> Result<bool, Errno> {
     let (say, turn) = channel();
     let file = Arc::clone(fd);
     let waits = move || {
@@ -123,17 +123,17 @@ fn wait_for_flock(fd: &Arc<OwnedFd>, by: Moment) -> Result<bool, Errno> {
         }
     };
     if std::thread::Builder::new().name("dlock-mutex".into()).spawn(waits).is_err() {
-        return poll_flock(fd, by);
+        return poll_flock(fd, deadline);
     }
-    interrupt::receive(&turn, by).map_or(Ok(false), |taken| taken.map(|()| true))
+    interrupt::receive(&turn, deadline).map_or(Ok(false), |taken| taken.map(|()| true))
 }
 
-fn poll_flock(fd: &OwnedFd, by: Moment) -> Result<bool, Errno> {
+fn poll_flock(fd: &OwnedFd, deadline: Moment) -> Result<bool, Errno> {
     loop {
         match flock(fd, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(true),
-            Err(Errno::WOULDBLOCK | Errno::INTR) if by.passed() => return Ok(false),
-            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(PAUSE.min(by.left())),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if deadline.passed() => return Ok(false),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(PAUSE.min(deadline.left())),
             Err(errno) => return Err(errno),
         }
     }

@@ -193,7 +193,7 @@ impl RecordFile {
         record.waiters.clear();
         record.queue.clear();
         record.absence = Absence::default();
-        record.spent.clear();
+        record.tombstones.clear();
         record.watchers.clear();
         record.lock = Lock::Free;
         for hold in record.holds.values_mut() {
@@ -234,17 +234,18 @@ impl RecordFile {
                     }
                     Published::Missing | Published::Nothing => {}
                 }
-            } else if let Some(waiter) = record.waiters.get_mut(token).filter(|one| one.silent.passed(now)) {
+            } else if let Some(waiter) = record.waiters.get_mut(token).filter(|one| one.stale_at.passed(now))
+            {
                 let place = (waiter.ticket, token.clone());
-                let silent = match ends.get(token) {
-                    Some(Some(silent)) => *silent,
+                let stale_at = match ends.get(token) {
+                    Some(Some(stale_at)) => *stale_at,
                     Some(None) => return true,
                     None if record.queue.contains(&place) => Due::after(now, SILENCE),
                     // A suspended waiter that is heard again asks for the lock.
                     None => return true,
                 };
-                let heard = silent.0.saturating_sub(millis(SILENCE));
-                waiter.silent = waiter.silent.max(silent);
+                let heard = stale_at.0.saturating_sub(millis(SILENCE));
+                waiter.stale_at = waiter.stale_at.max(stale_at);
                 waiter.forget = waiter.forget.max(Due(heard.saturating_add(millis(TICKET_KEPT))));
             }
             true
@@ -297,7 +298,7 @@ impl RecordFile {
         for waiter in record.waiters.values_mut() {
             waiter.ticket = waiter.ticket.saturating_add(shift);
             time(&mut waiter.since);
-            due(&mut waiter.silent);
+            due(&mut waiter.stale_at);
             due(&mut waiter.forget);
         }
         record.queue = std::mem::take(&mut record.queue)
@@ -306,7 +307,7 @@ impl RecordFile {
             .collect();
         let Absence { heard, from, back, back_before } = &mut record.absence;
         [heard, from, back, back_before].into_iter().for_each(due);
-        record.spent.values_mut().for_each(|spent| due(&mut spent.until));
+        record.tombstones.values_mut().for_each(|tombstone| due(&mut tombstone.until));
         record.newest.iter_mut().for_each(|newest| time(&mut newest.came));
         let pause = record.paused.iter_mut().flat_map(|pause| [&mut pause.since, &mut pause.until]);
         for since in record.success.iter_mut().map(|success| &mut success.since).chain(pause) {
@@ -328,7 +329,7 @@ fn waiters_ends(
 ) -> BTreeMap<Token, Option<Due>> {
     let mut ends = BTreeMap::new();
     let mut is_stale = |token: &Token| {
-        let is_late = record.waiters.get(token).is_some_and(|waiter| waiter.silent.passed(now));
+        let is_late = record.waiters.get(token).is_some_and(|waiter| waiter.stale_at.passed(now));
         is_late && ends.entry(token.clone()).or_insert_with(|| said(token)).is_none_or(|end| end.passed(now))
     };
     let mut live = 0;
@@ -376,8 +377,9 @@ mod tests {
         for ticket in 0..100 {
             let (token, names, owner, terms) =
                 (Token::random()?, vec!["k".into()], Default::default(), Terms::default());
-            let (since, silent, forget) = (Time(1), Due(2), Due(3));
-            let waiter = Waiter { ticket, since, silent, forget, mode: Mode::Exclusive, names, owner, terms };
+            let (since, stale_at, forget) = (Time(1), Due(2), Due(3));
+            let waiter =
+                Waiter { ticket, since, stale_at, forget, mode: Mode::Exclusive, names, owner, terms };
             record.queue.insert((ticket, token.clone()));
             record.waiters.insert(token.clone(), waiter);
             all.push(token);

@@ -26,15 +26,15 @@ const RETRY_AFTER: Duration = Duration::from_millis(100);
 const RETRY_SHARE: u32 = 16;
 
 /// Opens a stream to the server of `store`. With `tls`, a handshake will follow.
-pub fn open(store: &str, address: &Address, tls: Option<&Tls>, by: Moment) -> Result<Stream, Error> {
+pub fn open(store: &str, address: &Address, tls: Option<&Tls>, deadline: Moment) -> Result<Stream, Error> {
     match address {
-        Address::Tcp { host, port } => resolve(host, *port, by).and_then(|addresses| {
+        Address::Tcp { host, port } => resolve(host, *port, deadline).and_then(|addresses| {
             if tls.is_none() {
                 check_local(host, &addresses)?;
             }
-            connected_to_any(&addresses, by).map(Stream::Tcp)
+            connected_to_any(&addresses, deadline).map(Stream::Tcp)
         }),
-        Address::Unix(path) => unix(path, by).map(Stream::Unix),
+        Address::Unix(path) => unix(path, deadline).map(Stream::Unix),
     }
     .map_err(|error| match (address, error.kind()) {
         (Address::Unix(_), ErrorKind::PermissionDenied) => {
@@ -63,20 +63,20 @@ fn check_local(host: &str, addresses: &[SocketAddr]) -> io::Result<()> {
 
 /// Whether a server that does not answer to TLS is a Redis without TLS: it takes the handshake for
 /// an unfinished line.
-pub fn speaks_redis(host: &str, port: u16, by: Moment) -> bool {
-    answer_to(host, port, b"PING\r\n", by).is_ok_and(|first| b"+-".contains(&first[0]))
+pub fn speaks_redis(host: &str, port: u16, deadline: Moment) -> bool {
+    answer_to(host, port, b"PING\r\n", deadline).is_ok_and(|first| b"+-".contains(&first[0]))
 }
 
 /// Whether a server answers a TLS hello with a handshake message or an alert.
-pub fn speaks_tls(host: &str, port: u16, by: Moment) -> bool {
-    let answer = hello().and_then(|hello| answer_to(host, port, &hello, by));
+pub fn speaks_tls(host: &str, port: u16, deadline: Moment) -> bool {
+    let answer = hello().and_then(|hello| answer_to(host, port, &hello, deadline));
     answer.is_ok_and(|first| matches!(first, [0x15 | 0x16, 3]))
 }
 
 /// The first bytes of a server's answer to these bytes.
-fn answer_to(host: &str, port: u16, said: &[u8], by: Moment) -> io::Result<[u8; 2]> {
-    let mut stream = Stream::Tcp(connected_to_any(&resolve(host, port, by)?, by)?);
-    let mut stream = Bounded { stream: &mut stream, by };
+fn answer_to(host: &str, port: u16, said: &[u8], deadline: Moment) -> io::Result<[u8; 2]> {
+    let mut stream = Stream::Tcp(connected_to_any(&resolve(host, port, deadline)?, deadline)?);
+    let mut stream = Bounded { stream: &mut stream, deadline };
     stream.write_all(said)?;
     let mut first = [0; 2];
     stream.read_exact(&mut first)?;
@@ -84,11 +84,11 @@ fn answer_to(host: &str, port: u16, said: &[u8], by: Moment) -> io::Result<[u8; 
 }
 
 /// Connects by TCP. The addresses share the time.
-fn connected_to_any(addresses: &[SocketAddr], by: Moment) -> io::Result<TcpStream> {
+fn connected_to_any(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpStream> {
     let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
     for (tried, address) in addresses.iter().enumerate() {
         let untried = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
-        let share = by.left() / untried;
+        let share = deadline.left() / untried;
         if share.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
@@ -159,7 +159,7 @@ fn connect_once(address: &SocketAddr, within: Duration) -> io::Result<TcpStream>
 
 /// A blocking connect to a Unix socket hangs, without a timeout, while a stopped server's backlog
 /// is full. So the socket is non-blocking.
-pub fn unix(path: &Path, by: Moment) -> io::Result<UnixStream> {
+pub fn unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     let address = SocketAddrUnix::new(path)?;
@@ -167,8 +167,8 @@ pub fn unix(path: &Path, by: Moment) -> io::Result<UnixStream> {
         match rustix::net::connect(&socket, &address) {
             Ok(()) => break,
             Err(Errno::NOENT) => return Err(io::Error::new(ErrorKind::NotFound, "there is no such socket")),
-            Err(Errno::AGAIN | Errno::INTR) if !by.passed() => {
-                interrupt::pause(BACKLOG_PAUSE.min(by.left()))?
+            Err(Errno::AGAIN | Errno::INTR) if !deadline.passed() => {
+                interrupt::pause(BACKLOG_PAUSE.min(deadline.left()))?
             }
             Err(Errno::AGAIN) => return Err(ErrorKind::TimedOut.into()),
             Err(errno) => return Err(errno.into()),
@@ -181,7 +181,7 @@ pub fn unix(path: &Path, by: Moment) -> io::Result<UnixStream> {
 
 /// Looks a name up on a thread of its own, which may be left behind: the name service has no
 /// deadline.
-fn resolve(host: &str, port: u16, by: Moment) -> io::Result<Vec<SocketAddr>> {
+fn resolve(host: &str, port: u16, deadline: Moment) -> io::Result<Vec<SocketAddr>> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }
@@ -191,7 +191,7 @@ fn resolve(host: &str, port: u16, by: Moment) -> io::Result<Vec<SocketAddr>> {
         let addresses = (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
         let _ = found.send(addresses);
     })?;
-    match interrupt::receive(&wait, by) {
+    match interrupt::receive(&wait, deadline) {
         Some(addresses) => addresses,
         None => Err(io::Error::new(ErrorKind::TimedOut, "the name could not be looked up in time")),
     }

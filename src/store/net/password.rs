@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A place to read a password from.
 pub trait Source: Send + Sync {
-    /// The current password, by `by`. The error says why there is none; the caller adds the store's
+    /// The current password, by `deadline`. The error says why there is none; the caller adds the store's
     /// name.
-    fn read(&self, by: Moment) -> Result<String, Error>;
+    fn read(&self, deadline: Moment) -> Result<String, Error>;
 
     /// The server has answered the last password; do not use it for another connection.
     fn used(&self) {}
@@ -98,7 +98,7 @@ impl Refusal for Error {
 pub fn log_in<T, E: Refusal>(
     store: &str,
     password: Option<&Password>,
-    by: Moment,
+    deadline: Moment,
     mut log_in: impl FnMut(Option<&str>) -> Result<T, E>,
 ) -> Result<T, E> {
     let changing = match password {
@@ -110,8 +110,9 @@ pub fn log_in<T, E: Refusal>(
         Some(Error::Denied(why)) => Some(why.clone()),
         _ => None,
     };
-    let read =
-        || changing.source.read(by).map_err(|error| E::from(error.map(|why| format!("{store}: {why}"))));
+    let read = || {
+        changing.source.read(deadline).map_err(|error| E::from(error.map(|why| format!("{store}: {why}"))))
+    };
     let mut show = |text: String| {
         let answer = log_in(Some(&text));
         if answer.as_ref().map_or_else(|error| denied(error).is_some(), |_| true) {
@@ -130,7 +131,7 @@ pub fn log_in<T, E: Refusal>(
     }
     let answer = match (read(), proven.clone()) {
         (Ok(first), _) => match show(first) {
-            Err(error) if denied(&error).is_some() && !by.passed() => read().and_then(&mut show),
+            Err(error) if denied(&error).is_some() && !deadline.passed() => read().and_then(&mut show),
             answer => answer,
         },
         // The source may be away, and the password still good.
@@ -167,10 +168,10 @@ mod tests {
 
     #[test]
     fn a_refused_password_is_read_again_and_after_a_success_is_an_outage() -> Result<(), Error> {
-        let by = || Moment::now().after(std::time::Duration::from_secs(60));
+        let deadline = || Moment::now().after(std::time::Duration::from_secs(60));
         let mut shown = Vec::new();
         let mut try_password = |password: &Password, good: &str| {
-            log_in("s", Some(password), by(), |text| {
+            log_in("s", Some(password), deadline(), |text| {
                 shown.push(text.unwrap_or_default().to_owned());
                 if text == Some(good) { Ok(()) } else { Err(Error::Denied("no".into())) }
             })
@@ -196,9 +197,9 @@ mod tests {
 
     #[test]
     fn the_last_accepted_password_is_sent_if_none_can_be_read() -> Result<(), Error> {
-        let by = || Moment::now().after(std::time::Duration::from_secs(60));
+        let deadline = || Moment::now().after(std::time::Duration::from_secs(60));
         let try_password = |password: &Password, good: &str| {
-            log_in("s", Some(password), by(), |text| {
+            log_in("s", Some(password), deadline(), |text| {
                 if text == Some(good) { Ok(()) } else { Err(Error::Denied("no".into())) }
             })
         };

@@ -145,12 +145,12 @@ impl AsFd for Stream {
 /// A stream whose reads and writes all end at one deadline.
 pub struct Bounded<'a> {
     pub stream: &'a mut Stream,
-    pub by: Moment,
+    pub deadline: Moment,
 }
 
 impl Bounded<'_> {
     fn left(&self) -> io::Result<Duration> {
-        let left = self.by.left();
+        let left = self.deadline.left();
         if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
     }
 }

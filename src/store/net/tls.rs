@@ -9,7 +9,8 @@
 //!
 //! Only the validity of certificates depends on this machine's wall clock.
 
-use super::failure::plain;
+mod trust;
+
 use crate::clock::Moment;
 use crate::store::Error;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -29,9 +30,6 @@ use std::time::Duration;
 /// Age after which certificates are read again before the next connection, because they are renewed
 /// while a job runs or waits.
 const FRESH: Duration = Duration::from_secs(60);
-/// Most names of a certificate that a message shows.
-const NAMES_SHOWN: usize = 5;
-
 #[derive(Debug, Clone, Default)]
 pub struct Files {
     /// Authorities to trust in place of the system's.
@@ -337,7 +335,7 @@ impl Session {
         let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
         Some(match error {
             rustls::Error::InvalidCertificate(flaw) => {
-                Error::Misnamed(format!("cannot trust {store}: {}", distrust(flaw, &self.files)))
+                Error::Misnamed(format!("cannot trust {store}: {}", trust::distrust(flaw, &self.files)))
             }
             rustls::Error::AlertReceived(alert) => self.alerted(store, *alert),
             rustls::Error::InvalidMessage(_) if self.connection.is_handshaking() => speaks_no_tls(store),
@@ -420,76 +418,6 @@ fn silent(store: &str, error: &io::Error) -> Error {
         _ => "the server closed the connection during the TLS handshake",
     };
     Error::Unreachable(format!("cannot reach {store}: {what}"))
-}
-
-/// Why a certificate is not trusted, and what to do.
-fn distrust(flaw: &CertificateError, files: &Files) -> String {
-    use CertificateError as Flaw;
-    match flaw {
-        Flaw::UnknownIssuer => match &files.ca {
-            Some(ca) => format!(
-                "no authority in {} issued its certificate; ca= names the authority that did",
-                ca.display()
-            ),
-            None => "no authority that this machine trusts issued its certificate; name the one that did with \
-                     ?ca=FILE"
-                .into(),
-        },
-        // An authority of the right name with another key: usually it was created again.
-        Flaw::BadSignature => match &files.ca {
-            Some(ca) => format!(
-                "its certificate was not issued by the authority in {}, but by another one of the same name; ca= must name the one that issued it, perhaps a new one",
-                ca.display()
-            ),
-            None => "its certificate was not issued by the authority of that name that this machine trusts; name the one \
-                     that did with ?ca=FILE"
-                .into(),
-        },
-        Flaw::ExpiredContext { not_after, .. } => {
-            format!("its certificate expired at {}; it must be renewed", date(*not_after))
-        }
-        Flaw::Expired => "its certificate expired; it must be renewed".into(),
-        Flaw::NotValidYetContext { not_before, time } => format!(
-            "its certificate is not valid before {}, and by this machine's clock it is {}",
-            date(*not_before),
-            date(*time)
-        ),
-        Flaw::NotValidYet => "its certificate is not valid yet; is this machine's clock right?".into(),
-        Flaw::NotValidForNameContext { expected, presented } if presented.is_empty() => format!(
-            "its certificate names no host at all, so not {} either; it must have subjectAltName",
-            expected.to_str()
-        ),
-        Flaw::NotValidForNameContext { expected, presented } => {
-            let names: Vec<_> = presented.iter().take(NAMES_SHOWN).map(|name| bare(name)).collect();
-            let more = if presented.len() > NAMES_SHOWN { ", …" } else { "" };
-            format!(
-                "its certificate is for {}{more} and not for {}; name the server as its certificate does",
-                names.join(", "),
-                expected.to_str()
-            )
-        }
-        Flaw::NotValidForName => "its certificate is for another host".into(),
-        Flaw::InvalidPurpose | Flaw::InvalidPurposeContext { .. } => {
-            "its certificate is not one for servers (extendedKeyUsage)".into()
-        }
-        // webpki's error, for which rustls has none of its own.
-        Flaw::Other(flaw) if flaw.to_string().contains("CaUsedAsEndEntity") => {
-            "its certificate is that of an authority (CA:TRUE), as most self-signed ones are; a server needs its own (CA:FALSE)"
-                .into()
-        }
-        flaw => format!("its certificate is not good: {}", plain(&flaw.to_string())),
-    }
-}
-
-/// `DnsName("a.example")` and `IpAddress(127.0.0.1)` without their wrapping, for a message.
-fn bare(name: &str) -> String {
-    let inside = name.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')')).unwrap_or(name);
-    plain(inside.trim_matches('"'))
-}
-
-fn date(time: UnixTime) -> String {
-    let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
-    jiff::Timestamp::from_second(seconds).map_or_else(|_| "another age".into(), |time| time.to_string())
 }
 
 #[cfg(test)]

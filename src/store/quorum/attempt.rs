@@ -1,20 +1,20 @@
-//! How a majority is won. One attempt: phase one takes the masters, phase two tells them the fence,
-//! and everything that does not become a majority in time is given back everywhere. A caller that
-//! does not wait also repeats the attempt here, within its time.
+//! Wins a majority. In one attempt, phase one takes the masters, and phase two tells them the
+//! fence. If that does not make a majority in time, everything is given back everywhere. A caller
+//! that does not wait also repeats the attempt here, within its time.
 
 use super::exchange::{Attempt, Blocked, Candidate, Leave};
-use super::masters::Order;
+use super::masters::{Answers, Order};
 use super::view::{Clock, Firmness, Joined, MasterView};
 use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, scripts};
 use crate::clock::{Moment, sleep_until};
-use crate::lock::{Fence, Name, Names, Token};
-use crate::rules::schedule::deadline;
+use crate::lock::{Fence, Name, Names};
+use crate::rules::schedule;
 use crate::rules::{Acquired, Ask, Done, End, Grant, Patience, Ran, Superseded, Terms, Waiting};
 use crate::store::Error;
 use crate::store::redis::argument;
 use std::time::Duration;
 
-/// Pause after an attempt in which nobody got a majority.
+/// Shortest and longest pause after an attempt in which nobody got a majority.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 /// Longest time to wait until a failed attempt is taken back.
 const TAKE_BACK: Duration = Duration::from_millis(250);
@@ -24,7 +24,7 @@ const TAKE_BACK: Duration = Duration::from_millis(250);
 /// both run, one after the other.
 const AGREED_WITHIN: Duration = Duration::from_secs(2);
 
-/// What nothing ran under.
+/// The end of a hold under which nothing ran.
 const NOT_RUN: End = End { ran: Ran::No, job: None, once_per: false };
 
 enum Tried {
@@ -39,20 +39,39 @@ enum Tried {
     },
 }
 
+/// One attempt.
+struct Try<'a> {
+    name: &'a Name,
+    /// As the masters are asked.
+    ask: Ask,
+    /// Later attempts on this machine have greater numbers.
+    number: String,
+    /// End of the lease, if the attempt wins.
+    end: Moment,
+    deadline: Moment,
+}
+
+impl Try<'_> {
+    fn argument(&self, fence: Option<u64>) -> Attempt<'_> {
+        Attempt { ask: &self.ask, attempt: &self.number, fence: fence.map(|fence| fence.to_string()) }
+    }
+}
+
 impl QuorumStore {
-    /// Repeats attempts until one wins, the lock is held by another, or the time of a caller that
-    /// does not wait is over.
-    pub(super) fn win(&mut self, names: &Names, ask: &Ask, by: Moment) -> Result<Acquired, Error> {
+    /// Makes one attempt for a caller that waits, which asks again by itself. For a caller that
+    /// does not wait, repeats the attempt until it wins, another holds the lock, or its time is
+    /// over.
+    pub(super) fn win(&mut self, names: &Names, ask: &Ask, deadline: Moment) -> Result<Acquired, Error> {
         let name = names.first();
-        let doubts_until = Moment::now().after(by.left() / 2);
+        let doubts_until = Moment::now().after(deadline.left() / 2);
         loop {
-            let (joined, ahead) = match self.attempt(name, ask, by)? {
+            let (joined, ahead) = match self.attempt(name, ask, deadline)? {
                 Tried::Won(grant) => return Ok(Acquired::Granted(grant)),
                 Tried::Done(done) => return Ok(Acquired::Done(done)),
                 Tried::Superseded(superseded) => {
-                    // A failure does no harm: the lease is short, and the token is refused wherever
-                    // this arrives.
-                    let _ = self.leave_as(&NOT_RUN, Some("superseded"), names, &ask.token, by);
+                    // It does no harm if this fails: the lease is short, and each master that hears
+                    // of it refuses the token from then on.
+                    let _ = self.leave_as(&NOT_RUN, Some("superseded"), names, &ask.token, deadline);
                     return Ok(Acquired::Superseded(superseded));
                 }
                 Tried::TokenEnded => return Ok(Acquired::TokenEnded),
@@ -64,7 +83,7 @@ impl QuorumStore {
             let is_held = match joined.firmness {
                 Firmness::Firm => true,
                 Firmness::Doubtful => ask.patience == Patience::Queue || doubts_until.passed(),
-                Firmness::Split => false,
+                Firmness::Unblocked => false,
             };
             let next = match is_held {
                 true => {
@@ -79,10 +98,10 @@ impl QuorumStore {
             }
             // A caller that does not wait also tries again if nobody got a majority; else all of
             // them might be refused.
-            if is_held || by.left() < next * 2 {
-                // A failure does no harm: what was not taken back ends with its lease, and the
-                // token is refused wherever this arrives.
-                let _ = self.leave_as(&NOT_RUN, Some("busy"), names, &ask.token, by);
+            if is_held || deadline.left() < next * 2 {
+                // It does no harm if this fails: what was not taken back ends with its lease, and
+                // each master that hears of it refuses the token from then on.
+                let _ = self.leave_as(&NOT_RUN, Some("busy"), names, &ask.token, deadline);
                 return Ok(Acquired::Busy(blocker));
             }
             sleep_until(Moment::now().after(next));
@@ -90,45 +109,45 @@ impl QuorumStore {
     }
 
     /// One attempt to get the lock. Everything that it took is given back unless it won.
-    fn attempt(&mut self, name: &Name, ask: &Ask, by: Moment) -> Result<Tried, Error> {
+    fn attempt(&mut self, name: &Name, ask: &Ask, deadline: Moment) -> Result<Tried, Error> {
         let sent = Moment::now();
-        let end = deadline(sent, ask.ttl);
         let began = match &self.asked {
             Some((token, began)) if *token == ask.token => *began,
             _ => sent,
         };
         self.asked = Some((ask.token.clone(), began));
-        // Later attempts on this machine have greater numbers.
-        let attempt = &*sent.since_boot().as_micros().to_string();
-        let waited = sent.since(began);
         let disputed =
             self.disputed.as_ref().filter(|(token, _)| *token == ask.token).map(|(_, since)| *since);
         let gives_in = disputed.is_some_and(|since| since.after(AGREED_WITHIN).passed());
         let terms = Terms { replaces: ask.terms.replaces && !gives_in, ..ask.terms.clone() };
-        let asked = Ask { waited, terms, ..ask.clone() };
-        let token = &ask.token;
-        let first = self.call(&scripts::ACQUIRE, name, &Attempt { ask: &asked, attempt, fence: None })?;
+        let this = &Try {
+            name,
+            ask: Ask { waited: sent.since(began), terms, ..ask.clone() },
+            number: sent.since_boot().as_micros().to_string(),
+            end: schedule::deadline(sent, ask.ttl),
+            deadline,
+        };
+        let first = self.call(&scripts::ACQUIRE, name, &this.argument(None))?;
         // A third of the time is left for phase two, or for giving back.
-        let first_by = sent.after((by.left() * 2 / 3).min(ask.ttl / 2));
+        let first_by = sent.after((deadline.left() * 2 / 3).min(ask.ttl / 2));
         let everybody = self.masters.everybody();
         let answers = self.ask(&everybody, &first, first_by, STRAGGLERS);
         if let Some(error) = self.misfit(&answers) {
-            self.take_back(name, token, attempt, &everybody, by);
+            self.take_back(this, &everybody);
             return Err(error);
         }
-        // One master that remembers the success is enough: the majority that was told has a master
-        // in common with every other majority.
+        // One master that remembers the success is enough: the success was told to a majority, and
+        // that has a master in common with every other majority.
         if let Some(done) = answers.read("done")?.pop() {
-            self.take_back(name, token, attempt, &everybody, by);
+            self.take_back(this, &everybody);
             return Ok(Tried::Done(done));
         }
         if answers.count("token-ended") > 0 {
             return Ok(Tried::TokenEnded);
         }
-        let majority = self.masters.majority();
-        // Each master orders two runs that came at the same time, and no two majorities can do so
-        // differently.
-        if answers.count("superseded") >= majority
+        // Masters may order two runs that came at the same time differently, but two majorities
+        // cannot.
+        if answers.count("superseded") >= self.masters.majority()
             && let Some(superseded) = answers.read("superseded")?.pop()
         {
             return Ok(Tried::Superseded(superseded));
@@ -137,41 +156,49 @@ impl QuorumStore {
             let disagree = answers.count("superseded") > 0;
             self.disputed = disagree.then(|| (ask.token.clone(), disputed.unwrap_or(sent)));
         }
-        if answers.count("granted") >= majority {
-            let fences = answers.read::<Candidate>("granted")?;
-            let fence = fences.iter().map(|granted| granted.fence.0).max().unwrap_or_default();
-            let confirm = Attempt { ask: &asked, attempt, fence: Some(fence.to_string()) };
-            let second = self.call(&scripts::CONFIRM, name, &confirm)?;
-            let told = self.decide(&second, by.min(end), |told| {
-                told.count("confirmed") >= majority || told.count("not-held") > everybody.len() - majority
-            });
-            if told.count("confirmed") >= majority && !end.passed() {
-                self.hold = Some(Held { token: ask.token.clone(), until: end, fence });
-                return Ok(Tried::Won(Grant { fence: Fence(fence), waited, slot: None }));
-            }
-            self.take_back(name, token, attempt, &everybody, by);
-            if told.count("confirmed") + told.count("not-held") < majority {
-                return Err(self.short(&told));
-            }
-            if end.passed() {
-                let text = format!(
-                    "{} answers too slowly for a lease of this length: give a longer --ttl",
-                    self.shown
-                );
-                return Err(Error::Unavailable(text));
-            }
-            // It was taken away between the two phases.
-            let joined = Joined { seen: MasterView::FREE, firmness: Firmness::Split };
-            return Ok(Tried::Blocked { joined: Box::new(joined), ahead: 0 });
+        if answers.count("granted") >= self.masters.majority() {
+            return self.confirm(this, &answers);
         }
+        self.give_up(this, &answers)
+    }
+
+    /// Phase two, after a majority has granted the lock: tells all masters the fence.
+    fn confirm(&mut self, this: &Try<'_>, granted: &Answers) -> Result<Tried, Error> {
+        let (everybody, majority) = (self.masters.everybody(), self.masters.majority());
+        let candidates = granted.read::<Candidate>("granted")?;
+        let fence = candidates.iter().map(|candidate| candidate.fence.0).max().unwrap_or_default();
+        let second = self.call(&scripts::CONFIRM, this.name, &this.argument(Some(fence)))?;
+        let told = self.decide(&second, this.deadline.min(this.end), |told| {
+            told.count("confirmed") >= majority || told.count("not-held") > everybody.len() - majority
+        });
+        if told.count("confirmed") >= majority && !this.end.passed() {
+            self.hold = Some(Held { token: this.ask.token.clone(), until: this.end, fence });
+            return Ok(Tried::Won(Grant { fence: Fence(fence), waited: this.ask.waited, slot: None }));
+        }
+        self.take_back(this, &everybody);
+        if told.count("confirmed") + told.count("not-held") < majority {
+            return Err(self.short(&told));
+        }
+        if this.end.passed() {
+            let why = "answers too slowly for a lease of this length: give a longer --ttl";
+            return Err(Error::Unavailable(format!("{} {why}", self.shown)));
+        }
+        // The masters were lost again between the two phases.
+        let joined = Joined { seen: MasterView::FREE, firmness: Firmness::Unblocked };
+        Ok(Tried::Blocked { joined: Box::new(joined), ahead: 0 })
+    }
+
+    /// Takes back what was granted without a majority, and finds out what blocks the caller.
+    fn give_up(&mut self, this: &Try<'_>, answers: &Answers) -> Result<Tried, Error> {
+        let (everybody, majority) = (self.masters.everybody(), self.masters.majority());
         let refused =
             |at: &usize| ["busy", "behind", "superseded"].iter().any(|what| answers.says(*at, what));
         let taken: Vec<_> = everybody.into_iter().filter(|at| !refused(at)).collect();
-        self.take_back(name, token, attempt, &taken, by);
+        self.take_back(this, &taken);
         // A caller that is superseded on some masters waits there for the newer run.
         let (busy, behind) = (answers.count("busy"), answers.count("behind") + answers.count("superseded"));
         if answers.count("granted") + busy + behind < majority {
-            return Err(self.short(&answers));
+            return Err(self.short(answers));
         }
         let (now, mut seen, mut ahead) = (answers.now(), Vec::new(), 0);
         for at in 0..self.masters.len() {
@@ -193,13 +220,14 @@ impl QuorumStore {
     }
 
     /// Gives back what an attempt took, also where no answer came.
-    fn take_back(&mut self, name: &Name, token: &Token, attempt: &str, from: &[usize], by: Moment) {
-        let argument =
-            Leave { end: argument::Leave::new(token, &NOT_RUN), counts: None, attempt: Some(attempt) };
-        let Ok(leave) = self.call(&scripts::LEAVE, name, &argument) else { return };
+    fn take_back(&mut self, this: &Try<'_>, from: &[usize]) {
+        let end = argument::Leave::new(&this.ask.token, &NOT_RUN);
+        let argument = Leave { end, counts: None, attempt: Some(&this.number) };
+        let Ok(leave) = self.call(&scripts::LEAVE, this.name, &argument) else { return };
         let now = Moment::now();
         let pending = self.masters.send(from, &leave, Order::TakingBack, now.after(self.request_time()));
-        let answers = self.masters.collect(pending, by.min(now.after(TAKE_BACK)), STRAGGLERS, |_| true);
+        let until = this.deadline.min(now.after(TAKE_BACK));
+        let answers = self.masters.collect(pending, until, STRAGGLERS, |_| true);
         self.listen(&answers);
     }
 }

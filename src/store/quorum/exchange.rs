@@ -1,5 +1,5 @@
-//! What the scripts of a master are asked and what they answer, as JSON, where a single server's
-//! scripts have other fields.
+//! The arguments and replies of a quorum's scripts, as JSON, where their fields differ from those
+//! of a single server's scripts.
 
 use super::view::MasterView;
 use crate::lock::{Fence, Token};
@@ -9,7 +9,7 @@ use crate::store::redis::reply::History;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The argument of a script, with the longest lease.
+/// The argument of a script, with the longest lease that any client may ask for.
 #[derive(Serialize)]
 pub struct Argument<'a, A> {
     #[serde(with = "ms")]
@@ -32,7 +32,7 @@ pub struct WinBack<'a> {
 pub struct Leave<'a> {
     #[serde(flatten)]
     pub end: argument::Leave<'a>,
-    /// The total that counts a caller that did not get the lock.
+    /// The total in which a caller that did not get the lock is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub counts: Option<&'static str>,
     /// The attempt that failed; none if the token leaves for good.
@@ -47,17 +47,17 @@ pub struct Vouched {
     pub held: Duration,
     #[serde(with = "ms")]
     pub cooling: Duration,
-    /// The owner, which is not looked into.
+    /// The owner, passed on unread.
     pub owner: serde_json::Value,
     /// Whether a run with `--replace` may not ask it to end.
     #[serde(default)]
-    pub stays: bool,
+    pub not_replaceable: bool,
 }
 
 /// The answer of a master that has renewed the hold.
 #[derive(Deserialize)]
 pub struct Renewed {
-    /// None if the master was not told yet.
+    /// None if the master does not know the fence yet.
     pub fence: Option<Fence>,
     pub asked: bool,
     #[serde(default)]
@@ -68,7 +68,7 @@ pub struct Renewed {
 
 #[derive(Deserialize)]
 pub struct Lease {
-    /// None if the master was not told yet.
+    /// None if the master does not know the fence yet.
     pub fence: Option<Fence>,
     #[serde(with = "ms")]
     pub lease: Duration,
@@ -85,7 +85,7 @@ pub struct TakenAway {
 #[derive(Deserialize)]
 pub struct Inspected {
     pub seen: MasterView,
-    /// Why this master does not count.
+    /// Why this master does not count; none if it does.
     pub unfit: Option<String>,
     #[serde(flatten)]
     pub history: History,
@@ -110,6 +110,6 @@ pub struct Candidate {
 pub struct Blocked {
     /// How many others have waited longer.
     pub ahead: u64,
-    /// None if only they are in the way.
+    /// None if nothing but those others blocks the caller.
     pub seen: Option<MasterView>,
 }

@@ -3,8 +3,9 @@
 //! they were made. The caller waits only as long as it needs the answers; later ones are dropped.
 //!
 //! A release does not queue behind a request without an answer, because dlock may be about to end.
-//! dlock waits until it is sent to distant masters as well, and requests that were not sent before
-//! it are not sent after it. What the answers mean is not known here.
+//! dlock waits until the release is sent to distant masters as well. Earlier requests that are
+//! still unsent are cancelled. This module counts the answers, and does not know what they
+//! mean.
 //!
 //! The threads start with the first request: before it, the process may still fork.
 
@@ -27,8 +28,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-/// When most have answered, the others get this many times the time that took: distant masters are
-/// all distant.
+/// When a majority has answered, the others get this many times the time that it took. If the
+/// majority was slow, the others are probably slow too, because all masters are distant.
 const STRAGGLERS_SHARE: u32 = 3;
 /// How long dlock, about to end, waits until a release is on its way to a master that must first be
 /// connected.
@@ -57,13 +58,13 @@ pub struct Masters {
 #[derive(Default)]
 struct Sent {
     asked: bool,
-    /// Whether anything was sent, by the last check.
+    /// Whether any request had been sent at the last check.
     anything: bool,
-    /// Requests that were not sent by then.
+    /// Requests that were still unsent at that check.
     waiting: Vec<Arc<Dispatch>>,
 }
 
-/// What has become of a request; empty while it waits to be sent.
+/// Whether a request was sent or cancelled; empty while it waits to be sent.
 #[derive(Default)]
 struct Dispatch(OnceLock<Fate>);
 
@@ -74,7 +75,8 @@ enum Fate {
 }
 
 impl Dispatch {
-    /// Whether it may be sent. True again for a request that is repeated.
+    /// Whether it may be sent; if so, marks it as sent. True again when the same request is
+    /// repeated.
     fn may_go(&self) -> bool {
         *self.0.get_or_init(|| Fate::Sent) == Fate::Sent
     }
@@ -113,7 +115,7 @@ pub struct Pending {
     began: Moment,
     news: Receiver<(usize, News)>,
     asked: Vec<usize>,
-    /// Masters that it must be sent to before dlock may end.
+    /// Masters to which the request must be sent before dlock may end.
     unsent: BTreeSet<usize>,
 }
 
@@ -125,7 +127,7 @@ enum News {
 struct Task {
     call: Call,
     order: Order,
-    by: Moment,
+    deadline: Moment,
     at: usize,
     dispatch: Arc<Dispatch>,
     news: Sender<(usize, News)>,
@@ -151,8 +153,8 @@ impl Masters {
         (0..self.len()).collect()
     }
 
-    /// Sends a request to these masters; each gives up at `by`.
-    pub fn send(&mut self, to: &[usize], call: &Call, order: Order, by: Moment) -> Pending {
+    /// Sends a request to these masters. Each master's thread gives up at `deadline`.
+    pub fn send(&mut self, to: &[usize], call: &Call, order: Order, deadline: Moment) -> Pending {
         let (sender, news) = channel();
         let mut unsent = BTreeSet::new();
         for &at in to {
@@ -180,7 +182,7 @@ impl Masters {
             if order == Order::Leaving && !is_idle {
                 unsent.insert(at);
             }
-            let task = Task { call: call.clone(), order, by, at, dispatch, news: sender.clone() };
+            let task = Task { call: call.clone(), order, deadline, at, dispatch, news: sender.clone() };
             if let Err(error) = self.enqueue(at, task) {
                 let _ = sender.send((at, News::Answered(Err(error))));
             }
@@ -223,7 +225,7 @@ impl Masters {
         }
     }
 
-    /// Why this master does not count, by what a script reports of it.
+    /// Why this master does not count, by the outcome that a script reports.
     pub fn why_unfit(&self, at: usize, what: &str, counts_in: Option<Duration>) -> Option<String> {
         let shown = &self.targets[at].shown;
         match what {
@@ -242,9 +244,10 @@ impl Masters {
         }
     }
 
-    /// Waits for answers until `until`, or until the rest are not worth waiting for: when a
+    /// Waits for answers until `until`, or until the rest are not worth waiting for: once a
     /// majority of counting masters has answered and `is_enough`, the others get `stragglers`, or
-    /// longer if those took long. A master without an answer has failed.
+    /// longer if the majority was slow. A release is then followed, for up to [`SENT_WITHIN`],
+    /// until it is sent to all. A master without an answer has failed.
     pub fn collect(
         &self,
         pending: Pending,
@@ -287,7 +290,7 @@ impl Masters {
     }
 }
 
-/// The answers of the masters, in their order. `None`: was not asked.
+/// The answers of the masters, in their order. `None` if a master was not asked.
 pub struct Answers(pub Vec<Option<Result<Answer, Error>>>);
 
 impl Answers {
@@ -299,8 +302,8 @@ impl Answers {
         self.of(at, what).is_some()
     }
 
-    /// How many gave this answer. Two masters that are one server count once. A master without a
-    /// run id counts by itself; that is safe only where nothing depends on it.
+    /// How many masters gave this answer. Two masters that are one server count once. A master
+    /// without a run id counts by itself; that is safe only where nothing depends on it.
     pub fn count(&self, what: &str) -> usize {
         let said = (0..self.0.len()).filter(|at| self.says(*at, what));
         said.map(|at| self.run_id(at).ok_or(at)).collect::<BTreeSet<_>>().len()
@@ -314,7 +317,7 @@ impl Answers {
         clocks.get(clocks.len() / 2).copied().unwrap_or_default()
     }
 
-    /// The run id of this master's server, if it told one.
+    /// The run id of this master's server, if it reported one.
     pub fn run_id(&self, at: usize) -> Option<&str> {
         self.get(at)?.head.run_id.as_deref()
     }
@@ -334,8 +337,9 @@ impl Answers {
 pub struct Master {
     target: Target,
     connection: Option<Connection>,
-    /// The last request may still be on its way, so the next one is sent with the script's text:
-    /// after a NOSCRIPT, nobody may be left to send it.
+    /// Whether the next request is sent with the script's text. The last request got no answer, so
+    /// the next one may be answered only after dlock has ended, and nobody could then react to a
+    /// NOSCRIPT.
     send_source_next: bool,
     /// Scripts that the server has run on this connection.
     known: Vec<&'static Code>,
@@ -354,11 +358,11 @@ impl Master {
     }
 
     fn work(&mut self, tasks: &Receiver<Task>, open: &AtomicUsize) {
-        for Task { call, order, by, at, dispatch, news } in tasks {
+        for Task { call, order, deadline, at, dispatch, news } in tasks {
             let heard = if order == Order::Behind { Heard::Surely } else { Heard::Perhaps };
             let answer = self.exchange(
                 &call,
-                by,
+                deadline,
                 heard,
                 || dispatch.may_go(),
                 // The receiver may be gone.
@@ -369,44 +373,44 @@ impl Master {
         }
     }
 
-    /// Sends one request, and returns its reply by `by`.
-    pub fn call(&mut self, call: &Call, by: Moment) -> Result<Answer, Error> {
-        self.exchange(call, by, Heard::Surely, || true, || ())
+    /// Sends one request, and returns its reply by `deadline`.
+    pub fn call(&mut self, call: &Call, deadline: Moment) -> Result<Answer, Error> {
+        self.exchange(call, deadline, Heard::Surely, || true, || ())
     }
 
     fn exchange(
         &mut self,
         call: &Call,
-        by: Moment,
+        deadline: Moment,
         heard: Heard,
         may_go: impl Fn() -> bool,
         is_sent: impl Fn(),
     ) -> Result<Answer, Error> {
         let target = &self.target;
-        if by.passed() {
+        if deadline.passed() {
             return Err(silent(&target.shown));
         }
         let mut connection = match self.connection.take().and_then(Connection::if_good) {
             Some(connection) => connection,
             None => {
                 self.known.clear();
-                Connection::dial(target, by)?
+                Connection::dial(target, deadline)?
             }
         };
         if !may_go() {
             self.connection = Some(connection);
             return Err(silent(&target.shown));
         }
-        let by = by.min(Moment::now().after(target.op_timeout));
+        let deadline = deadline.min(Moment::now().after(target.op_timeout));
         let text = || call.code.by_text(&call.keys, &call.argument);
         let is_known = self.known.iter().any(|known| std::ptr::eq(*known, call.code));
         let in_doubt = std::mem::replace(&mut self.send_source_next, true);
         let by_text = in_doubt || heard == Heard::Perhaps && !is_known;
         let first = if by_text { text() } else { call.code.by_hash(&call.keys, &call.argument) };
         let mut ask = |command| {
-            connection.send(vec![command], by)?;
+            connection.send(vec![command], deadline)?;
             is_sent();
-            connection.answer(by)
+            connection.answer(deadline)
         };
         let mut value = ask(first)?;
         if script::is_unknown(&value) {

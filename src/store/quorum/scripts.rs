@@ -1,17 +1,17 @@
 //! The Lua scripts of a quorum; each runs on one master. The records are those of a single server
-//! (`redis/scripts/record.lua`), with the additions of `scripts/master.lua`. What the replies mean
-//! together is not known here.
+//! (`redis/scripts/record.lua`), with the additions of `scripts/master.lua`. [`super::QuorumStore`]
+//! decides what the replies mean together.
 
 use crate::store::redis::script::{Code, LOOK, Layout, NOTE_REFUSAL, RECORD, TELL_REFUSALS, hashes};
 
-/// On a master of a quorum. Holds have a key kind of their own, so that those of a single server
-/// are not taken for them.
+/// The keys on a master of a quorum. Its holds have a key kind of their own, so that they are not
+/// mistaken for holds of a single server.
 pub const MASTER: Layout = Layout { kinds: &["quorum", "fence", "log", "stat"], exclusive_only: true };
 
 const START: &str = include_str!("scripts/master.lua");
 const TURN: &str = include_str!("scripts/turn.lua");
 
-/// A script with turns.
+/// A script that also needs `turn.lua`.
 macro_rules! turns {
     ($hash:ident, $body:literal) => {
         Code::new(hashes::$hash, &MASTER, &[RECORD, START, TURN, include_str!($body)])

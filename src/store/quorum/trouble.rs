@@ -1,11 +1,11 @@
-//! Turns the answers of the masters, and missing ones, into one error for people.
+//! Turns the answers of the masters, and missing answers, into one error for the user.
 
 use super::QuorumStore;
 use super::masters::Answers;
 use crate::store::Error;
 
 impl QuorumStore {
-    /// Why these masters are no quorum, whatever their records.
+    /// Why these masters are no quorum, whatever their records say.
     pub(super) fn misfit(&self, answers: &Answers) -> Option<Error> {
         let targets = &self.masters.targets;
         if let Some(at) = (0..targets.len()).find(|at| answers.says(*at, "replica")) {
@@ -24,7 +24,7 @@ impl QuorumStore {
         })
     }
 
-    /// The error if too few masters count.
+    /// The error if too few masters count, or if they do not agree.
     pub(super) fn short(&self, answers: &Answers) -> Error {
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let (mut reasons, mut errors) = (Vec::new(), Vec::new());

@@ -1,5 +1,5 @@
 //! Joins what each master has seen of a lock into what a majority confirms, for refused callers and
-//! for `status`. Asks nobody.
+//! for `status`. Sends no requests.
 
 use crate::lock::{Fence, Mode};
 use crate::rules::stat::{Histogram, Stat};
@@ -8,8 +8,8 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Clocks that differ by less than this, in milliseconds, count as equal: an answer may be under
-/// way as long.
+/// Clocks that differ by less than this, in milliseconds, count as equal, because an answer may
+/// take that long to arrive.
 const SET: u64 = 1000;
 
 /// The lock on one master, as its scripts answer.
@@ -17,7 +17,7 @@ const SET: u64 = 1000;
 pub struct MasterView {
     /// What the lock key says; a foreign value counts as held.
     pub state: State,
-    /// Time until that may end by itself.
+    /// Time until that state may end by itself.
     #[serde(default, with = "ms")]
     pub left: Option<Duration>,
     /// The holder's token; empty if unknown.
@@ -30,7 +30,7 @@ pub struct MasterView {
 }
 
 impl MasterView {
-    /// Nothing blocks a caller.
+    /// A master on which nothing blocks a caller.
     pub const FREE: Self = Self {
         state: State::Free,
         left: None,
@@ -76,7 +76,7 @@ impl Clock {
         pause
     }
 
-    /// Converts a time of this clock to the common clock.
+    /// Converts a time of this clock to the common clock, in place.
     const fn set(self, time: &mut u64) {
         *time = time.saturating_add_signed(self.behind_ms);
     }
@@ -103,36 +103,38 @@ impl Clock {
     }
 }
 
-/// How certain it is that the lock is held.
+/// How certain it is that a caller cannot get the lock now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Firmness {
-    /// The lock is held.
+    /// So many masters are blocked that no majority is left: the lock is held, cooling, revoked,
+    /// paused or foreign, or other callers have waited longer.
     Firm,
     /// The lock was held, and still is unless it was just given back: less than a majority has the
     /// hold, and another master does not answer.
     Doubtful,
-    /// Several attempts at the same time, and none has a majority.
-    Split,
+    /// No majority blocks the lock: it is free, or several attempts run at the same time and none
+    /// has a majority.
+    Unblocked,
 }
 
-/// What the masters have seen together.
+/// What the masters know together of one lock.
 #[derive(Debug, Clone)]
 pub struct Joined {
     /// What a majority confirms.
     pub seen: MasterView,
-    /// How certain it is that the lock is held.
+    /// How certain it is that `seen` blocks a caller.
     pub firmness: Firmness,
 }
 
 impl Joined {
     /// Joins the answers of some of `masters` masters.
     ///
-    /// A confirmed hold had a majority when it was confirmed. It has lost it if a majority is free
-    /// now. If two holds are confirmed, the later one counts: not every master of the earlier one
-    /// could be told that it is over.
+    /// A confirmed hold had a majority when it was confirmed. It has lost that majority if a
+    /// majority is free now. If two holds are confirmed, the later one counts: not every master of
+    /// the earlier one could be told that it is over.
     pub fn of(seen: &[MasterView], masters: usize) -> Self {
         let majority = masters / 2 + 1;
-        let split = |seen| Self { seen, firmness: Firmness::Split };
+        let split = |seen| Self { seen, firmness: Firmness::Unblocked };
         if seen.iter().filter(|seen| seen.state == State::Free).count() >= majority {
             return split(MasterView::FREE);
         }
@@ -176,7 +178,7 @@ impl Joined {
     }
 }
 
-/// One view for masters that agree: the one at whose end the majority ends.
+/// One view for masters that agree: that of the master at whose end no majority is left.
 fn represent(group: &[&MasterView], majority: usize) -> MasterView {
     let mut sorted = group.to_vec();
     sorted.sort_by_key(|seen| std::cmp::Reverse(seen.left.unwrap_or(Duration::MAX)));
@@ -272,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_majority_that_is_free_is_free_whatever_one_remembers() {
-        let free = (State::Free, Firmness::Split, String::new(), None);
+        let free = (State::Free, Firmness::Unblocked, String::new(), None);
         assert_eq!(joined(&[MasterView::FREE, MasterView::FREE, hold("a", 1, 5, true)]), free);
         assert_eq!(joined(&[MasterView::FREE, MasterView::FREE]), free);
     }
@@ -296,8 +298,11 @@ mod tests {
     #[test]
     fn attempts_without_a_majority_hold_nothing() {
         let seen = [hold("a", 1, 7, false), hold("b", 2, 5, false), hold("c", 2, 5, false)];
-        assert_eq!(joined(&seen).1, Firmness::Split);
-        assert_eq!(joined(&[hold("a", 1, 7, false), hold("b", 2, 5, false), cooling()]).1, Firmness::Split);
+        assert_eq!(joined(&seen).1, Firmness::Unblocked);
+        assert_eq!(
+            joined(&[hold("a", 1, 7, false), hold("b", 2, 5, false), cooling()]).1,
+            Firmness::Unblocked
+        );
         assert_eq!(joined(&[hold("a", 1, 7, false), hold("a", 2, 5, false), cooling()]).1, Firmness::Firm);
     }
 

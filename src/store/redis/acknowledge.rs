@@ -31,10 +31,10 @@ impl Acknowledge {
         script: Cmd,
         replicas: Replicas,
         replica_count: ReplicaCount,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<(Value, Result<(), Error>), Error> {
         let wanted = match (replicas, replica_count) {
-            (Replicas::None, _) => return Ok((connection.ask(script, by)?, Ok(()))),
+            (Replicas::None, _) => return Ok((connection.ask(script, deadline)?, Ok(()))),
             (Replicas::AtLeast(wanted), _) => wanted.get(),
             (Replicas::All, ReplicaCount::Known(known)) => known.max(self.counted).max(1),
             (Replicas::All, ReplicaCount::Connected | ReplicaCount::Nodes) => self.counted.max(1),
@@ -43,10 +43,10 @@ impl Acknowledge {
         if replicas == Replicas::All {
             commands.push(question(replica_count));
         }
-        commands.push(wait(wanted, by));
-        connection.send(commands, by)?;
-        let value = connection.answer(by)?;
-        let enough = self.count(connection, replicas, replica_count, wanted, by);
+        commands.push(wait(wanted, deadline));
+        connection.send(commands, deadline)?;
+        let value = connection.answer(deadline)?;
+        let enough = self.count(connection, replicas, replica_count, wanted, deadline);
         if matches!(enough, Err(Error::Unreachable(_))) {
             // The script was answered; the other replies may still come.
             connection.spoil();
@@ -63,19 +63,19 @@ impl Acknowledge {
         replicas: Replicas,
         replica_count: ReplicaCount,
         wanted: u32,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<(), Error> {
         let mut needed = wanted;
         if replicas == Replicas::All {
-            self.counted = counted(connection, replica_count, by)?;
+            self.counted = counted(connection, replica_count, deadline)?;
             needed = self.counted.max(1);
         }
-        let mut got = acknowledged(connection, by)?;
+        let mut got = acknowledged(connection, deadline)?;
         if got >= wanted && got < needed {
             // WAIT returned for the number of replicas before; sent again, it still counts the same
             // write.
-            connection.send(vec![wait(needed, by)], by)?;
-            got = acknowledged(connection, by)?;
+            connection.send(vec![wait(needed, deadline)], deadline)?;
+            got = acknowledged(connection, deadline)?;
         }
         let shown = &connection.target().shown;
         let too_few =
@@ -85,14 +85,14 @@ impl Acknowledge {
 }
 
 /// WAIT with less than the time left, because the server may be late in ending it.
-fn wait(wanted: u32, by: Moment) -> Cmd {
-    let left = by.left();
+fn wait(wanted: u32, deadline: Moment) -> Cmd {
+    let left = deadline.left();
     let time = (left - left / 4).as_millis().max(1);
     cmd("WAIT").arg(wanted).arg(u64::try_from(time).unwrap_or(u64::MAX)).take()
 }
 
-fn acknowledged(connection: &mut Connection, by: Moment) -> Result<u32, Error> {
-    let value = connection.reply(by)?;
+fn acknowledged(connection: &mut Connection, deadline: Moment) -> Result<u32, Error> {
+    let value = connection.reply(deadline)?;
     let store = &connection.target().shown;
     match value {
         Value::Int(number) => Ok(u32::try_from(number).unwrap_or(0)),
@@ -116,8 +116,8 @@ fn question(replica_count: ReplicaCount) -> Cmd {
 }
 
 /// Reads the number of a master's replicas.
-fn counted(connection: &mut Connection, replica_count: ReplicaCount, by: Moment) -> Result<u32, Error> {
-    let value = connection.reply(by)?;
+fn counted(connection: &mut Connection, replica_count: ReplicaCount, deadline: Moment) -> Result<u32, Error> {
+    let value = connection.reply(deadline)?;
     let count = match (&value, replica_count) {
         (Value::Array(role), ReplicaCount::Connected) => Some(connected(role)),
         (Value::Array(role), ReplicaCount::Known(known)) => Some(known.max(connected(role))),

@@ -108,9 +108,9 @@ impl Caller {
         code: &Code,
         names: &[Name],
         argument: &impl Serialize,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Reply, Error> {
-        self.run_once(&Request::new(code, names, argument)?, names, by)
+        self.run_once(&Request::new(code, names, argument)?, names, deadline)
     }
 
     /// Sends by hash what [`Caller::run`] would, and does not wait for the answer.
@@ -120,14 +120,14 @@ impl Caller {
         code: &Code,
         names: &[Name],
         argument: &impl Serialize,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<(), Error> {
         let Request { keys, argument, .. } = Request::new(code, names, argument)?;
-        connection.post(vec![code.by_hash(&keys, &argument)], by)
+        connection.post(vec![code.by_hash(&keys, &argument)], deadline)
     }
 
-    fn run_once(&mut self, request: &Request<'_>, names: &[Name], by: Moment) -> Result<Reply, Error> {
-        let said = self.call(request, names, by)?;
+    fn run_once(&mut self, request: &Request<'_>, names: &[Name], deadline: Moment) -> Result<Reply, Error> {
+        let said = self.call(request, names, deadline)?;
         Ok(Reply::new(said.value, &self.shown))
     }
 
@@ -140,11 +140,11 @@ impl Caller {
         names: &[Name],
         argument: &impl Serialize,
         limit: Limit,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Reply, Error> {
         let replicas = self.acknowledge.replicas;
         let request = Request { replicas, limit, ..Request::new(code, names, argument)? };
-        self.run_acknowledged(&request, names, by)
+        self.run_acknowledged(&request, names, deadline)
     }
 
     /// Runs `leave`. If replicas must acknowledge a grant, they must acknowledge its end.
@@ -153,37 +153,38 @@ impl Caller {
         code: &Code,
         names: &[Name],
         argument: &impl Serialize,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Reply, Error> {
         let in_doubt = self.send_source_next || self.lacked_script;
         let text = if in_doubt { Text::AtOnce } else { Text::IfWanted };
         let replicas = self.acknowledge.replicas;
         let request = Request { text, replicas, ..Request::new(code, names, argument)? };
         if replicas == Replicas::None {
-            return self.run_once(&request, names, by);
+            return self.run_once(&request, names, deadline);
         }
-        self.run_acknowledged(&request, names, by)
+        self.run_acknowledged(&request, names, deadline)
     }
 
     fn run_acknowledged(
         &mut self,
         request: &Request<'_>,
         names: &[Name],
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Reply, Error> {
         let began = Moment::now();
         self.route.ask_beside();
-        let mut said = self.call(request, names, by)?;
+        let mut said = self.call(request, names, deadline)?;
         // The sentinels were asked before the script was sent. Those that have not answered within
         // as long again are read the next time.
         let answered = Moment::now();
         let least = if request.replicas == Replicas::None { SENTINEL_WAIT } else { ALL_SENTINELS_WAIT };
-        let until = answered.after(answered.since(began).max(least)).min(by);
+        let until = answered.after(answered.since(began).max(least)).min(deadline);
         let is_late = request.replicas == Replicas::None && answered.since(began) > SLOW_ANSWER;
-        if self.route.is_superseded(until) || is_late && self.is_superseded_meanwhile(by) {
-            said = self.call(request, names, by)?;
+        if self.route.is_superseded(until) || is_late && self.is_superseded_meanwhile(deadline) {
+            said = self.call(request, names, deadline)?;
         }
-        let is_failing_over = request.replicas != Replicas::None && self.is_failing_over(began, answered, by);
+        let is_failing_over =
+            request.replicas != Replicas::None && self.is_failing_over(began, answered, deadline);
         // A signal also ends the wait for the sentinels, so a failover may be unnoticed.
         let is_unchecked = request.replicas != Replicas::None && interrupt::is_raised();
         let reply = Reply::new(said.value, &self.shown);
@@ -206,46 +207,47 @@ impl Caller {
     /// In a failover a replica that has left already does not get it, while another one
     /// acknowledges. The leading sentinel knows of the failover a tenth of a second before that
     /// replica leaves, so it must be asked shortly before the answer, or after it.
-    fn is_failing_over(&mut self, asked: Moment, answered: Moment, by: Moment) -> bool {
+    fn is_failing_over(&mut self, asked: Moment, answered: Moment, deadline: Moment) -> bool {
         if answered.since(asked) > FAILOVER_LEAD && !self.route.topology.fails_over() {
-            return self.is_superseded_meanwhile(by) || self.route.topology.fails_over();
+            return self.is_superseded_meanwhile(deadline) || self.route.topology.fails_over();
         }
         self.route.topology.fails_over()
     }
 
     /// Asks the sentinels once more after a slow answer: the server may have been replaced since
     /// they were asked first.
-    fn is_superseded_meanwhile(&mut self, by: Moment) -> bool {
-        let until = Moment::now().after(ALL_SENTINELS_WAIT).min(by);
+    fn is_superseded_meanwhile(&mut self, deadline: Moment) -> bool {
+        let until = Moment::now().after(ALL_SENTINELS_WAIT).min(deadline);
         self.route.ask_beside();
         self.route.is_superseded(until)
     }
 
-    fn call(&mut self, request: &Request<'_>, names: &[Name], by: Moment) -> Result<Said, Error> {
+    fn call(&mut self, request: &Request<'_>, names: &[Name], deadline: Moment) -> Result<Said, Error> {
         let Some(first) = names.first() else {
             return Err(Error::Unfit("there is no lock to ask for".into()));
         };
         let replica_count = match request.replicas {
-            Replicas::All => self.route.replica_count(Whom::Lock(first), by)?,
+            Replicas::All => self.route.replica_count(Whom::Lock(first), deadline)?,
             Replicas::None | Replicas::AtLeast(_) => ReplicaCount::Connected,
         };
         self.send_source_next = true;
         let Self { route, acknowledge, knows_scripts, lacked_script, .. } = self;
-        let exchanged = route.exchange_within(Whom::Lock(first), by, request.limit, |connection, by| {
-            let by_text = request.text == Text::AtOnce || !*knows_scripts;
-            let mut said = request.send(acknowledge, connection, replica_count, by_text, by)?;
-            if script::is_unknown(&said.0) {
-                *lacked_script = true;
-                said = request.send(acknowledge, connection, replica_count, true, by)?;
-            }
-            let (value, acknowledged) = said;
-            match &value {
-                Value::ServerError(error) if script::lacks_right(error) => {
-                    Err(lacking(&connection.target().shown, request.code, error))
+        let exchanged =
+            route.exchange_within(Whom::Lock(first), deadline, request.limit, |connection, deadline| {
+                let by_text = request.text == Text::AtOnce || !*knows_scripts;
+                let mut said = request.send(acknowledge, connection, replica_count, by_text, deadline)?;
+                if script::is_unknown(&said.0) {
+                    *lacked_script = true;
+                    said = request.send(acknowledge, connection, replica_count, true, deadline)?;
                 }
-                _ => Ok((value, acknowledged)),
-            }
-        });
+                let (value, acknowledged) = said;
+                match &value {
+                    Value::ServerError(error) if script::lacks_right(error) => {
+                        Err(lacking(&connection.target().shown, request.code, error))
+                    }
+                    _ => Ok((value, acknowledged)),
+                }
+            });
         let (value, acknowledged) = exchanged?;
         (self.send_source_next, self.knows_scripts) = (false, true);
         Ok(Said { value, acknowledged })
@@ -283,13 +285,13 @@ impl<'a> Request<'a> {
         connection: &mut Connection,
         replica_count: ReplicaCount,
         by_text: bool,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<(Value, Result<(), Error>), Error> {
         let call = match by_text {
             true => self.code.by_text(&self.keys, &self.argument),
             false => self.code.by_hash(&self.keys, &self.argument),
         };
-        acknowledge.ask(connection, call, self.replicas, replica_count, by)
+        acknowledge.ask(connection, call, self.replicas, replica_count, deadline)
     }
 }
 

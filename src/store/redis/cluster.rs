@@ -74,7 +74,7 @@ impl Nodes {
     }
 
     /// Some node that was not tried yet, with its share of the time.
-    fn guide(&mut self, by: Moment) -> Result<Hop, Error> {
+    fn guide(&mut self, deadline: Moment) -> Result<Hop, Error> {
         let tried = |address: &&Address| !self.redirects.failed.iter().any(|(failed, _)| failed == *address);
         let mut untried = self.known.iter().filter(tried);
         let Some(address) = untried.next() else {
@@ -83,7 +83,7 @@ impl Nodes {
                 Error::Unreachable(format!("cannot reach {}: it has no nodes", self.template.shown))
             }));
         };
-        let share = by.left() / u32::try_from(1 + untried.count()).unwrap_or(u32::MAX);
+        let share = deadline.left() / u32::try_from(1 + untried.count()).unwrap_or(u32::MAX);
         Ok(self.hop(address, Moment::now().after(share), Asking::No))
     }
 
@@ -127,24 +127,24 @@ impl Topology for Nodes {
         discovered.iter().for_each(|address| self.add(address));
     }
 
-    fn next_server(&mut self, whom: Whom<'_>, by: Moment) -> Result<Hop, Error> {
+    fn next_server(&mut self, whom: Whom<'_>, deadline: Moment) -> Result<Hop, Error> {
         let name = match whom {
             Whom::Server(address) => {
                 return match self.redirects.failed.pop() {
                     Some((_, error)) => Err(error),
-                    None => Ok(self.hop(address, by, Asking::No)),
+                    None => Ok(self.hop(address, deadline, Asking::No)),
                 };
             }
             Whom::Lock(name) => name,
         };
         let named =
             self.redirects.next.take().or_else(|| Some((self.owner(slot_of(name))?.clone(), Asking::No)));
-        let Some((address, asking)) = named else { return self.guide(by) };
+        let Some((address, asking)) = named else { return self.guide(deadline) };
         match self.redirects.failed.iter().find(|(failed, _)| *failed == address) {
             // The other nodes still name the dead one.
             Some((_, error)) if self.redirects.hops > 0 => Err(error.clone()),
-            Some(_) => self.guide(by),
-            None => Ok(self.hop(&address, by, asking)),
+            Some(_) => self.guide(deadline),
+            None => Ok(self.hop(&address, deadline, asking)),
         }
     }
 
@@ -219,10 +219,10 @@ impl Topology for Nodes {
         ReplicaCount::Nodes
     }
 
-    fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
+    fn masters(&mut self, deadline: Moment) -> Result<Vec<Target>, Error> {
         self.begin();
         while self.map.is_empty() {
-            let hop = self.guide(by)?;
+            let hop = self.guide(deadline)?;
             let (target, until) = (&hop.target, hop.until);
             let said = Connection::dial(target, until).and_then(|mut connection| {
                 connection.send(vec![cmd("CLUSTER").arg("SLOTS").take()], until)?;
@@ -248,7 +248,7 @@ impl Topology for Nodes {
                 seen.push(master.clone());
             }
         }
-        Ok(seen.iter().map(|address| self.hop(address, by, Asking::No).target).collect())
+        Ok(seen.iter().map(|address| self.hop(address, deadline, Asking::No).target).collect())
     }
 
     fn anew(&self) -> Box<dyn Topology> {

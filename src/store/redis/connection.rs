@@ -71,31 +71,34 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects by `by`, within the connect timeout once the password is known. AUTH and SELECT go
+    /// Connects by `deadline`, within the connect timeout once the password is known. AUTH and SELECT go
     /// out with the first command, in the same write. If the password may have changed, the answer
     /// to AUTH is awaited, so that a refused password is read again.
-    pub fn dial(target: &Target, by: Moment) -> Result<Self, Error> {
+    pub fn dial(target: &Target, deadline: Moment) -> Result<Self, Error> {
         let settles = target.password.as_ref().is_some_and(Password::may_change);
-        log_in(&target.shown, target.password.as_ref(), by, |password| {
-            let by = by.min(Moment::now().after(target.connect_timeout));
-            let mut connection = Self::open(target, password, by)?;
+        log_in(&target.shown, target.password.as_ref(), deadline, |password| {
+            let deadline = deadline.min(Moment::now().after(target.connect_timeout));
+            let mut connection = Self::open(target, password, deadline)?;
             if settles {
-                connection.send(Vec::new(), by)?;
+                connection.send(Vec::new(), deadline)?;
             }
             Ok(connection)
         })
     }
 
-    fn open(target: &Target, password: Option<&str>, by: Moment) -> Result<Self, Error> {
+    fn open(target: &Target, password: Option<&str>, deadline: Moment) -> Result<Self, Error> {
         let store = &target.shown;
-        let mut stream = dial::open(store, &target.address, target.tls.as_ref(), by)?;
+        let mut stream = dial::open(store, &target.address, target.tls.as_ref(), deadline)?;
         let tls = match (&target.tls, &target.address) {
             (Some(tls), Address::Tcp { host, port }) => {
                 // The rest of the time is for finding out what kind of server does not answer.
-                let most = Moment::now().after(by.left() * 7 / 8);
-                let begun = Session::begin(store, tls, host, &mut Bounded { stream: &mut stream, by: most });
+                let most = Moment::now().after(deadline.left() * 7 / 8);
+                let begun =
+                    Session::begin(store, tls, host, &mut Bounded { stream: &mut stream, deadline: most });
                 Some(begun.map_err(|error| match error {
-                    Error::Unreachable(_) if dial::speaks_redis(host, *port, by) => speaks_no_tls(store),
+                    Error::Unreachable(_) if dial::speaks_redis(host, *port, deadline) => {
+                        speaks_no_tls(store)
+                    }
                     error => error,
                 })?)
             }
@@ -128,10 +131,10 @@ impl Connection {
         !self.owed.is_empty()
     }
 
-    /// Waits for these replies until `by`.
-    pub fn settle(&mut self, by: Moment) -> Result<(), Error> {
+    /// Waits for these replies until `deadline`.
+    pub fn settle(&mut self, deadline: Moment) -> Result<(), Error> {
         while self.is_owed() {
-            self.settle_next(by)?;
+            self.settle_next(deadline)?;
         }
         Ok(())
     }
@@ -213,16 +216,16 @@ impl Connection {
 
     /// Sends commands in one write; before the first ones it sends the setup commands, and waits
     /// for their replies. Only the first command may need the slot.
-    pub fn send(&mut self, commands: Vec<Cmd>, by: Moment) -> Result<(), Error> {
-        self.post(commands, by)?;
+    pub fn send(&mut self, commands: Vec<Cmd>, deadline: Moment) -> Result<(), Error> {
+        self.post(commands, deadline)?;
         while self.owed.front() == Some(&Before::Greeting) {
-            self.settle_next(by)?;
+            self.settle_next(deadline)?;
         }
         Ok(())
     }
 
     /// Like [`Connection::send`], without waiting.
-    pub fn post(&mut self, commands: Vec<Cmd>, by: Moment) -> Result<(), Error> {
+    pub fn post(&mut self, commands: Vec<Cmd>, deadline: Moment) -> Result<(), Error> {
         let asking = (self.asking == Asking::Yes).then(|| (Before::Aside, cmd("ASKING")));
         let mut bytes = Vec::new();
         for (before, command) in std::mem::take(&mut self.preface).into_iter().chain(asking) {
@@ -232,17 +235,17 @@ impl Connection {
         for command in commands {
             command.write_packed_command(&mut bytes);
         }
-        let mut channel = self.channel(by);
+        let mut channel = self.channel(deadline);
         if let Err(error) = channel.write_all(&bytes).and_then(|()| channel.flush()) {
             let error = channel.last_words().unwrap_or(error);
-            return Err(self.failure(&error, by));
+            return Err(self.failure(&error, deadline));
         }
         Ok(())
     }
 
     /// Reads the next of the replies that precede the one to a command.
-    fn settle_next(&mut self, by: Moment) -> Result<(), Error> {
-        let value = self.parse(by)?;
+    fn settle_next(&mut self, deadline: Moment) -> Result<(), Error> {
+        let value = self.parse(deadline)?;
         match (self.owed.pop_front(), value) {
             (Some(Before::Greeting), value @ Value::ServerError(_)) => return Err(self.refused(value)),
             (Some(Before::Aside), value) => self.aside.push(value),
@@ -251,24 +254,24 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for the next reply until `by`, whatever it says.
-    pub fn reply(&mut self, by: Moment) -> Result<Value, Error> {
-        self.settle(by)?;
-        self.parse(by)
+    /// Waits for the next reply until `deadline`, whatever it says.
+    pub fn reply(&mut self, deadline: Moment) -> Result<Value, Error> {
+        self.settle(deadline)?;
+        self.parse(deadline)
     }
 
-    /// Waits for the next reply until `by`, and reads only its number of fields, if that has
+    /// Waits for the next reply until `deadline`, and reads only its number of fields, if that has
     /// arrived and the reply is an array.
-    pub fn fields_to_come(&mut self, by: Moment) -> Result<Option<usize>, Error> {
-        let channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
-        resp::length(&mut self.inbox, channel).map_err(|error| self.failure(&error, by))
+    pub fn fields_to_come(&mut self, deadline: Moment) -> Result<Option<usize>, Error> {
+        let channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
+        resp::length(&mut self.inbox, channel).map_err(|error| self.failure(&error, deadline))
     }
 
-    /// Waits for the next reply until `by`. An error reply is an `Err`, except if it tells what to
+    /// Waits for the next reply until `deadline`. An error reply is an `Err`, except if it tells what to
     /// do next, and if a permission is missing inside a script: only the caller knows what that
     /// means.
-    pub fn answer(&mut self, by: Moment) -> Result<Value, Error> {
-        let reply = self.reply(by)?;
+    pub fn answer(&mut self, deadline: Moment) -> Result<Value, Error> {
+        let reply = self.reply(deadline)?;
         self.checked(reply)
     }
 
@@ -284,10 +287,10 @@ impl Connection {
         }
     }
 
-    /// Sends a command and waits for its answer until `by`.
-    pub fn ask(&mut self, command: Cmd, by: Moment) -> Result<Value, Error> {
-        self.send(vec![command], by)?;
-        self.answer(by)
+    /// Sends a command and waits for its answer until `deadline`.
+    pub fn ask(&mut self, command: Cmd, deadline: Moment) -> Result<Value, Error> {
+        self.send(vec![command], deadline)?;
+        self.answer(deadline)
     }
 
     /// Sleeps until the server sends something (true) or until `until` (false). CLOCK_BOOTTIME: the
@@ -308,15 +311,15 @@ impl Connection {
         Ok(false)
     }
 
-    fn parse(&mut self, by: Moment) -> Result<Value, Error> {
+    fn parse(&mut self, deadline: Moment) -> Result<Value, Error> {
         let store = &self.target.shown;
-        let channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        let channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
         match resp::read(&mut self.inbox, channel) {
             Ok(value) => {
                 self.has_replied = true;
                 Ok(value)
             }
-            Err(Failure::Io(error)) => Err(self.failure(&error, by)),
+            Err(Failure::Io(error)) => Err(self.failure(&error, deadline)),
             Err(Failure::TooLong) => {
                 Err(Error::Garbled(format!("{store} sent an answer that is too long; is it a Redis server?")))
             }
@@ -326,14 +329,14 @@ impl Connection {
         }
     }
 
-    fn channel(&mut self, by: Moment) -> Channel<'_> {
-        Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } }
+    fn channel(&mut self, deadline: Moment) -> Channel<'_> {
+        Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } }
     }
 
     /// The error of this connection as a store error. If the server hung up before it sent
-    /// anything, it may want TLS. That is checked until `by`, because it is no outage, and waiting
+    /// anything, it may want TLS. That is checked until `deadline`, because it is no outage, and waiting
     /// does not help.
-    fn failure(&self, error: &io::Error, by: Moment) -> Error {
+    fn failure(&self, error: &io::Error, deadline: Moment) -> Error {
         let store = &self.target.shown;
         let explained = self.tls.as_ref().and_then(|session| session.explain(store, error));
         explained.unwrap_or_else(|| match &self.target.address {
@@ -341,7 +344,7 @@ impl Connection {
                 if self.tls.is_none()
                     && !self.has_replied
                     && is_end(error)
-                    && dial::speaks_tls(host, *port, by) =>
+                    && dial::speaks_tls(host, *port, deadline) =>
             {
                 Error::Misnamed(format!(
                     "cannot reach {store}: the server there wants TLS; with TLS the URL begins with rediss"

@@ -34,16 +34,16 @@ pub(super) struct Prefetch {
 
 impl RedisStore {
     /// Reads the first of these locks, and as many after it as one answer has.
-    pub(super) fn look(&mut self, names: &[Name], ends: usize, by: Moment) -> Result<Vec<View>, Error> {
+    pub(super) fn look(&mut self, names: &[Name], ends: usize, deadline: Moment) -> Result<Vec<View>, Error> {
         let mut some = self.together(names);
         if let Some(ahead) = self.ahead.take_if(|ahead| ahead.names == some && ahead.ends == ends)
-            && let Some((answer, ahead)) = self.read_prefetched(ahead, names, by)
+            && let Some((answer, ahead)) = self.read_prefetched(ahead, names, deadline)
         {
             return self.views(some, answer, ahead);
         }
         self.ahead = None;
         let (answer, ahead) = loop {
-            match self.read_some(some, names, ends, by) {
+            match self.read_some(some, names, ends, deadline) {
                 // The error may be about another lock than the first one.
                 Err(error) if some.len() > 1 && !error.is_transient() => some = &some[..some.len() / 2],
                 seen => break seen?,
@@ -65,13 +65,14 @@ impl RedisStore {
         some: &[Name],
         names: &[Name],
         ends: usize,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<(Answer, Option<Prefetch>), Error> {
-        let answer = self.caller.run(&script::INSPECT, some, &Look { ends }, by)?.locks()?;
+        let answer = self.caller.run(&script::INSPECT, some, &Look { ends }, deadline)?.locks()?;
         let next = self.next(names, answer.1.len());
-        let connection = next.first().and_then(|first| self.caller.route.give(Whom::Lock(first), by).ok());
+        let connection =
+            next.first().and_then(|first| self.caller.route.give(Whom::Lock(first), deadline).ok());
         let ahead = connection.and_then(|mut connection| {
-            self.post(&mut connection, next, ends, by)?;
+            self.post(&mut connection, next, ends, deadline)?;
             Some(Prefetch { connection, names: next.to_vec(), ends })
         });
         Ok((answer, ahead))
@@ -88,11 +89,11 @@ impl RedisStore {
     }
 
     /// Sends a request for these locks, if there are any, without waiting for the answer.
-    fn post(&self, connection: &mut Connection, names: &[Name], ends: usize, by: Moment) -> Option<()> {
+    fn post(&self, connection: &mut Connection, names: &[Name], ends: usize, deadline: Moment) -> Option<()> {
         if names.is_empty() {
             return Some(());
         }
-        self.caller.post(connection, &script::INSPECT, names, &Look { ends }, by).ok()
+        self.caller.post(connection, &script::INSPECT, names, &Look { ends }, deadline).ok()
     }
 
     /// Reads the answer to the prefetch request. The request for the next locks is sent before
@@ -101,17 +102,17 @@ impl RedisStore {
         &mut self,
         ahead: Prefetch,
         names: &[Name],
-        by: Moment,
+        deadline: Moment,
     ) -> Option<(Answer, Option<Prefetch>)> {
         let Prefetch { mut connection, ends, .. } = ahead;
-        let by = by.min(Moment::now().after(self.target.op_timeout));
-        let told = connection.fields_to_come(by).ok()??.saturating_sub(BEFORE_LOCKS);
+        let deadline = deadline.min(Moment::now().after(self.target.op_timeout));
+        let told = connection.fields_to_come(deadline).ok()??.saturating_sub(BEFORE_LOCKS);
         if told > self.together(names).len() {
             return None;
         }
         let next = self.next(names, told);
-        self.post(&mut connection, next, ends, by)?;
-        let value = connection.answer(by).ok()?;
+        self.post(&mut connection, next, ends, deadline)?;
+        let value = connection.answer(deadline).ok()?;
         let answer = Reply::new(value, &self.target.shown).locks().ok()?;
         if next.is_empty() {
             self.caller.route.take_back(connection);

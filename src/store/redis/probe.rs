@@ -88,9 +88,9 @@ impl Server {
 
     /// Measures round trips by TIME, which every user of dlock's may run.
     fn measure(&mut self) -> Result<(Vec<Duration>, Option<Offset>), Error> {
-        let by = Moment::now().after(self.op_timeout() * SAMPLES_WITHIN);
+        let deadline = Moment::now().after(self.op_timeout() * SAMPLES_WITHIN);
         let mut samples = Vec::new();
-        while samples.len() < SAMPLES && (samples.is_empty() || !by.passed()) {
+        while samples.len() < SAMPLES && (samples.is_empty() || !deadline.passed()) {
             let (began, here) = (Moment::now(), SystemTime::now());
             let there = self.ask(&["TIME"])?;
             let took = Moment::now().since(began);

@@ -72,8 +72,8 @@ pub trait Topology: Send {
     /// A call of [`Route::exchange`] begins.
     fn begin(&mut self) {}
 
-    /// The server to use. If it is not known, asks other servers until `by`.
-    fn next_server(&mut self, whom: Whom<'_>, by: Moment) -> Result<Hop, Error>;
+    /// The server to use. If it is not known, asks other servers until `deadline`.
+    fn next_server(&mut self, whom: Whom<'_>, deadline: Moment) -> Result<Hop, Error>;
 
     /// The first commands on a new connection.
     fn greet(&mut self, _connection: &mut Connection, _by: Moment) -> Result<(), Error> {
@@ -119,7 +119,7 @@ pub trait Topology: Send {
         ReplicaCount::Connected
     }
 
-    fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error>;
+    fn masters(&mut self, deadline: Moment) -> Result<Vec<Target>, Error>;
 
     /// A copy without connections, for a second attempt beside the first one.
     fn anew(&self) -> Box<dyn Topology>;
@@ -177,23 +177,23 @@ impl Route {
     pub fn exchange<T>(
         &mut self,
         whom: Whom<'_>,
-        by: Moment,
+        deadline: Moment,
         talk: impl FnMut(&mut Connection, Moment) -> Result<(Value, T), Error>,
     ) -> Result<(Value, T), Error> {
-        self.exchange_within(whom, by, Limit::OpTimeout, talk)
+        self.exchange_within(whom, deadline, Limit::OpTimeout, talk)
     }
 
     /// Like [`Route::exchange`], with this limit for each server.
     pub fn exchange_within<T>(
         &mut self,
         whom: Whom<'_>,
-        by: Moment,
+        deadline: Moment,
         limit: Limit,
         mut talk: impl FnMut(&mut Connection, Moment) -> Result<(Value, T), Error>,
     ) -> Result<(Value, T), Error> {
         self.topology.begin();
         loop {
-            let hop = self.topology.next_server(whom, by)?;
+            let hop = self.topology.next_server(whom, deadline)?;
             let address = hop.target.address.clone();
             let said = self.connection(&hop, limit).and_then(|mut connection| {
                 let (value, more) = talk(&mut connection, self.until(&hop, limit))?;
@@ -213,7 +213,9 @@ impl Route {
                     }
                     return Ok((value, more));
                 }
-                Ok((connection, Value::ServerError(error), _, Next::Again)) if by.left() < AGAIN_PAUSE => {
+                Ok((connection, Value::ServerError(error), _, Next::Again))
+                    if deadline.left() < AGAIN_PAUSE =>
+                {
                     return Err(refusal(&connection.target().shown, &error));
                 }
                 Ok((connection, _, _, next)) => {
@@ -225,7 +227,7 @@ impl Route {
                 }
                 Err(error) => match self.topology.failed(&address, &error) {
                     Next::Done => return Err(error),
-                    _ if by.passed() => return Err(error),
+                    _ if deadline.passed() => return Err(error),
                     next => next,
                 },
             };
@@ -242,18 +244,18 @@ impl Route {
     }
 
     /// The number of replicas of the lock's master, which is looked up if it is not known.
-    pub fn replica_count(&mut self, whom: Whom<'_>, by: Moment) -> Result<ReplicaCount, Error> {
+    pub fn replica_count(&mut self, whom: Whom<'_>, deadline: Moment) -> Result<ReplicaCount, Error> {
         if self.topology.known(whom).is_none() {
             self.topology.begin();
-            self.topology.next_server(whom, by)?;
+            self.topology.next_server(whom, deadline)?;
         }
         Ok(self.topology.replica_count())
     }
 
     /// A connection to the master of the lock, for the caller to keep: a waiter sleeps on it.
-    pub fn give(&mut self, whom: Whom<'_>, by: Moment) -> Result<Connection, Error> {
+    pub fn give(&mut self, whom: Whom<'_>, deadline: Moment) -> Result<Connection, Error> {
         self.topology.begin();
-        let hop = self.topology.next_server(whom, by)?;
+        let hop = self.topology.next_server(whom, deadline)?;
         let connection = self.connection(&hop, Limit::OpTimeout);
         connection.inspect_err(|error| {
             self.topology.failed(&hop.target.address, error);
@@ -334,8 +336,8 @@ impl Route {
 pub struct Server(pub Target);
 
 impl Topology for Server {
-    fn next_server(&mut self, _: Whom<'_>, by: Moment) -> Result<Hop, Error> {
-        Ok(Hop { target: self.0.clone(), until: by, asking: Asking::No })
+    fn next_server(&mut self, _: Whom<'_>, deadline: Moment) -> Result<Hop, Error> {
+        Ok(Hop { target: self.0.clone(), until: deadline, asking: Asking::No })
     }
 
     fn known(&self, _: Whom<'_>) -> Option<Address> {

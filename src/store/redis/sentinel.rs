@@ -122,7 +122,7 @@ impl Sentinels {
     /// Asks one sentinel. A failure is returned by the function that reads the answer.
     fn ask(&mut self, index: usize, asked: Moment) {
         let sentinel = &mut self.sentinels[index];
-        let by = asked.after(sentinel.target.connect_timeout + sentinel.target.op_timeout);
+        let deadline = asked.after(sentinel.target.connect_timeout + sentinel.target.op_timeout);
         let state = std::mem::replace(&mut sentinel.state, Contact::Away(asked));
         let connection = match state {
             Contact::Idle(connection) => connection.and_then(Connection::if_good),
@@ -133,7 +133,7 @@ impl Sentinels {
             }
         };
         if let Some(mut connection) = connection
-            && connection.send(questions(&self.service, self.asks), by).is_ok()
+            && connection.send(questions(&self.service, self.asks), deadline).is_ok()
         {
             sentinel.state = Contact::Asked(connection, asked);
             return;
@@ -142,9 +142,9 @@ impl Sentinels {
             (sentinel.target.clone(), self.service.clone(), self.replies.0.clone());
         let asks = self.asks;
         let dial = move || {
-            let said = Connection::dial(&target, by).and_then(|mut connection| {
-                connection.send(questions(&service, asks), by)?;
-                let found = answer(&mut connection, &service, asks, asked, by)?;
+            let said = Connection::dial(&target, deadline).and_then(|mut connection| {
+                connection.send(questions(&service, asks), deadline)?;
+                let found = answer(&mut connection, &service, asks, asked, deadline)?;
                 Ok((connection, found))
             });
             // The receiver is gone when the process is about to end.
@@ -168,8 +168,8 @@ impl Sentinels {
                         return None;
                     }
                     Ok(true) => {
-                        let by = until.max(Moment::now().after(SLICE));
-                        answer(&mut connection, &self.service, self.asks, asked, by)
+                        let deadline = until.max(Moment::now().after(SLICE));
+                        answer(&mut connection, &self.service, self.asks, asked, deadline)
                     }
                     Err(error) => Err(error),
                 };
@@ -211,7 +211,7 @@ impl Sentinels {
 
     /// Asks the sentinels in turn until one names a master. A sentinel that does not answer costs
     /// one slice of the time; its answer may still come while the next one is asked.
-    fn discover(&mut self, by: Moment) -> Result<Found, Error> {
+    fn discover(&mut self, deadline: Moment) -> Result<Found, Error> {
         let count = self.sentinels.len();
         let mut worst: Option<Error> = None;
         for asked in 0..count {
@@ -220,7 +220,7 @@ impl Sentinels {
             self.drop_unanswered(index);
             self.ask(index, Moment::now());
             let untried = u32::try_from(count - asked).unwrap_or(u32::MAX);
-            let slice = if untried == 1 { by.left() } else { SLICE.min(by.left() / untried) };
+            let slice = if untried == 1 { deadline.left() } else { SLICE.min(deadline.left() / untried) };
             match self.read_answer(index, Moment::now().after(slice)) {
                 Some(Ok(found)) => return Ok(found),
                 Some(Err(error)) => worst = Some(worse(worst, error)),
@@ -231,7 +231,7 @@ impl Sentinels {
         while let Some(index) =
             self.sentinels.iter().position(|sentinel| matches!(sentinel.state, Contact::Away(_)))
         {
-            match self.read_answer(index, by) {
+            match self.read_answer(index, deadline) {
                 Some(Ok(found)) => return Ok(found),
                 Some(Err(error)) => worst = Some(worse(worst, error)),
                 None => break,
@@ -294,7 +294,7 @@ impl Topology for Sentinels {
         self.last = None;
     }
 
-    fn next_server(&mut self, _: Whom<'_>, by: Moment) -> Result<Hop, Error> {
+    fn next_server(&mut self, _: Whom<'_>, deadline: Moment) -> Result<Hop, Error> {
         while self.found.is_none() {
             if self.left_to_ask == 0 {
                 return Err(self.last.take().unwrap_or_else(|| {
@@ -302,7 +302,7 @@ impl Topology for Sentinels {
                 }));
             }
             self.left_to_ask -= 1;
-            let found = match self.discover(by) {
+            let found = match self.discover(deadline) {
                 Ok(found) => found,
                 // Why the named master failed says more.
                 Err(error) => return Err(self.last.take().unwrap_or(error)),
@@ -312,14 +312,14 @@ impl Topology for Sentinels {
             }
         }
         let address = self.found.as_ref().map_or(&self.master.address, |found| &found.address);
-        Ok(Hop { target: self.target(address), until: by, asking: Asking::No })
+        Ok(Hop { target: self.target(address), until: deadline, asking: Asking::No })
     }
 
     /// Checks the server's own ROLE: a sentinel may be late, and a server may have come back in its
     /// old role.
-    fn greet(&mut self, connection: &mut Connection, by: Moment) -> Result<(), Error> {
+    fn greet(&mut self, connection: &mut Connection, deadline: Moment) -> Result<(), Error> {
         let shown = connection.target().shown.clone();
-        match connection.ask(cmd("ROLE"), by)? {
+        match connection.ask(cmd("ROLE"), deadline)? {
             Value::Array(role) => match role.first() {
                 Some(Value::BulkString(role)) if role == b"master" => Ok(()),
                 _ => Err(Error::Unavailable(format!(
@@ -413,10 +413,10 @@ impl Topology for Sentinels {
         Box::new(Self::new(sentinels, self.service.clone(), self.master.clone()))
     }
 
-    fn masters(&mut self, by: Moment) -> Result<Vec<Target>, Error> {
+    fn masters(&mut self, deadline: Moment) -> Result<Vec<Target>, Error> {
         let address = match &self.found {
             Some(found) => found.address.clone(),
-            None => self.discover(by)?.address,
+            None => self.discover(deadline)?.address,
         };
         Ok(vec![self.target(&address)])
     }
@@ -436,10 +436,10 @@ fn answer(
     service: &str,
     asks: Asks,
     asked: Moment,
-    by: Moment,
+    deadline: Moment,
 ) -> Result<Found, Error> {
     let shown = &connection.target().shown.clone();
-    let address = match connection.reply(by)? {
+    let address = match connection.reply(deadline)? {
         Value::ServerError(error) if error.code() == "NOAUTH" => {
             return Err(Error::Denied(format!(
                 "{shown} wants a password of its own: ?sentinel-password-file=FILE in the URL, and perhaps \
@@ -462,7 +462,7 @@ fn answer(
     let group =
         match asks {
             Asks::Address => None,
-            Asks::Group => match connection.reply(by)? {
+            Asks::Group => match connection.reply(deadline)? {
                 Value::ServerError(error) => return Err(refusal(shown, &error)),
                 value => Some(group(value, &address).ok_or_else(|| {
                     Error::Garbled(format!("{shown} does not say which replicas there are"))

@@ -37,19 +37,19 @@ impl Subscription {
         let target =
             self.place.get().ok_or_else(|| Error::Unavailable("nothing was asked for yet".into()))?;
         // The setup commands may wait for the server; a renewal must not wait for them.
-        let by = || Moment::now().after(target.op_timeout).min(until);
+        let deadline = || Moment::now().after(target.op_timeout).min(until);
         let mut connection =
             match self.connection.take().filter(|connection| connection.target().address == target.address) {
                 Some(connection) => connection,
                 None => {
                     let mut connection = Connection::dial(&target, until)?;
-                    connection.send(vec![self.pop()], by())?;
+                    connection.send(vec![self.pop()], deadline())?;
                     connection
                 }
             };
         let heard = connection.listen(until)?;
         if heard {
-            let reply = match connection.reply(by()) {
+            let reply = match connection.reply(deadline()) {
                 // Another client floods the list, so it does not tell which lock changed.
                 Err(Error::Garbled(_)) => {
                     self.about = None;
@@ -62,7 +62,7 @@ impl Subscription {
                 value @ Value::ServerError(_) => return Err(connection.refused(value)),
                 value => self.about = self.of(value),
             }
-            connection.send(vec![self.pop()], by())?;
+            connection.send(vec![self.pop()], deadline())?;
         }
         self.connection = Some(connection);
         Ok(heard)

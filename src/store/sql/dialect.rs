@@ -1,4 +1,4 @@
-//! The SQL that all databases share, and what each statement of a dialect must do. Everything that
+//! What the SQL of each database must do. Its text is in `postgres` and `mysql`. Everything that
 //! comes from a user goes into a statement as hexadecimal digits, so none of it can be taken for
 //! SQL.
 
@@ -85,7 +85,7 @@ impl Write {
 /// The SQL of one kind of database. Each method returns one statement, or several to be sent
 /// together. `names` is a [list](Dialect::list) of names.
 pub trait Dialect: Send + Sync {
-    fn connect(&self, target: &Target, server: &Address, by: Moment) -> Result<Box<dyn Link>, Error>;
+    fn connect(&self, target: &Target, server: &Address, deadline: Moment) -> Result<Box<dyn Link>, Error>;
 
     /// Create the tables if they are missing.
     fn tables(&self) -> &'static [&'static str];

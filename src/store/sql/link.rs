@@ -40,12 +40,12 @@ impl Target {
 pub(super) trait Link: Send {
     /// Sends the statements together, and returns the result of each. If one fails, the others
     /// still run; the first error is returned.
-    fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure>;
+    fn ask(&mut self, statements: &[String], deadline: Moment) -> Result<Vec<Answer>, Failure>;
 
     /// Sends a statement whose answer nobody needs, without waiting for it where that is possible.
     /// Later statements run after it.
-    fn tell(&mut self, statement: String, by: Moment) -> Result<(), Failure> {
-        self.ask(&[statement], by).map(drop)
+    fn tell(&mut self, statement: String, deadline: Moment) -> Result<(), Failure> {
+        self.ask(&[statement], deadline).map(drop)
     }
 
     /// Sleeps until a notification arrives (true) or until `until` (false).

@@ -15,8 +15,8 @@
 //!
 //! Needs only what MySQL 8.0 and MariaDB 10.6 have.
 
+use super::dialect::{self, Dialect, RESERVED, RESERVED_MOST, Write, join};
 use super::row::hex;
-use super::statement::{self, Dialect, RESERVED, RESERVED_MOST, Write, join};
 use super::{Answer, Failure, Link, Target};
 use crate::clock::Moment;
 use crate::lock::Token;
@@ -77,8 +77,8 @@ fn settings(target: &Target) -> String {
 }
 
 impl Dialect for Mysql {
-    fn connect(&self, target: &Target, server: &Address, by: Moment) -> Result<Box<dyn Link>, Error> {
-        Ok(Box::new(Connection::begin(target, server, &settings(target), by)?))
+    fn connect(&self, target: &Target, server: &Address, deadline: Moment) -> Result<Box<dyn Link>, Error> {
+        Ok(Box::new(Connection::begin(target, server, &settings(target), deadline)?))
     }
 
     fn tables(&self) -> &'static [&'static str] {
@@ -296,7 +296,7 @@ fn is_open() -> String {
 }
 
 fn advisory_lock(token: &Token) -> String {
-    format!("dlock:{}", hex(&statement::advisory_lock(token)))
+    format!("dlock:{}", hex(&dialect::advisory_lock(token)))
 }
 
 /// What a server error means for a lock.

@@ -41,10 +41,10 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// Connects by `by`, without TLS. The connect timeout covers reaching the server. The login may
-    /// take until `by`, because another connection would be no faster.
-    pub fn open(target: &Target, server: &Address, by: Moment) -> Result<Self, Error> {
-        let reached = by.min(Moment::now().after(target.connect_timeout));
+    /// Connects by `deadline`, without TLS. The connect timeout covers reaching the server. The login may
+    /// take until `deadline`, because another connection would be no faster.
+    pub fn open(target: &Target, server: &Address, deadline: Moment) -> Result<Self, Error> {
+        let reached = deadline.min(Moment::now().after(target.connect_timeout));
         let store = target.shown_at(server);
         let stream = dial::open(&store, server, target.tls.as_ref(), reached)?;
         Ok(Self {
@@ -77,7 +77,7 @@ impl Pipe {
     }
 
     /// Waits for more bytes. An answer that is too long is an error.
-    pub fn fill(&mut self, by: Moment) -> io::Result<()> {
+    pub fn fill(&mut self, deadline: Moment) -> io::Result<()> {
         if self.come > ANSWER_MOST {
             return Err(endless());
         }
@@ -85,7 +85,8 @@ impl Pipe {
         self.taken = 0;
         let length = self.inbox.len();
         self.inbox.resize(length + READ_SIZE, 0);
-        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        let mut channel =
+            Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
         let read = channel.read(&mut self.inbox[length..]);
         let count = *read.as_ref().unwrap_or(&0);
         self.inbox.truncate(length + count);
@@ -104,9 +105,10 @@ impl Pipe {
     }
 
     /// Sends all bytes.
-    pub fn send(&mut self, bytes: &[u8], by: Moment) -> io::Result<()> {
+    pub fn send(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {
         (self.come, self.values) = (0, 0);
-        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        let mut channel =
+            Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
         channel.write_all(bytes).and_then(|()| channel.flush())
     }
 
@@ -145,11 +147,11 @@ impl Drop for Pipe {
         if self.farewell.is_empty() || self.process != std::process::id() {
             return;
         }
-        let by = Moment::now().after(FAREWELL);
-        if self.send(self.farewell, by).is_ok()
+        let deadline = Moment::now().after(FAREWELL);
+        if self.send(self.farewell, deadline).is_ok()
             && let Some(session) = &mut self.tls
         {
-            session.close(&mut Bounded { stream: &mut self.stream, by });
+            session.close(&mut Bounded { stream: &mut self.stream, deadline });
         }
     }
 }

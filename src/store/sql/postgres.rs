@@ -4,8 +4,8 @@
 //! between. The `statement_timestamp` of a simple query is the time of its arrival, before any row
 //! is read.
 
+use super::dialect::{self, Dialect, NewLock, RESERVED, RESERVED_MOST, Write, join};
 use super::row::hex;
-use super::statement::{self, Dialect, NewLock, RESERVED, RESERVED_MOST, Write, join};
 use super::{Answer, Failure, Link, Target};
 use crate::clock::Moment;
 use crate::lock::Token;
@@ -44,8 +44,8 @@ const SLEEP_PART: Duration = Duration::from_millis(900);
 pub struct Postgres;
 
 impl Dialect for Postgres {
-    fn connect(&self, target: &Target, server: &Address, by: Moment) -> Result<Box<dyn Link>, Error> {
-        Ok(Box::new(Connection::begin(target, server, by)?))
+    fn connect(&self, target: &Target, server: &Address, deadline: Moment) -> Result<Box<dyn Link>, Error> {
+        Ok(Box::new(Connection::begin(target, server, deadline)?))
     }
 
     fn tables(&self) -> &'static [&'static str] {
@@ -303,7 +303,7 @@ fn is_open() -> String {
 }
 
 fn advisory_lock(token: &Token) -> i64 {
-    i64::from_be_bytes(statement::advisory_lock(token))
+    i64::from_be_bytes(dialect::advisory_lock(token))
 }
 
 fn channel(token: &Token) -> String {

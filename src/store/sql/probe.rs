@@ -1,7 +1,7 @@
 //! Checks whether this database can hold locks, for `dlock doctor`. It reads the server's version
 //! and settings, and writes a temporary lock with a waiter, which it removes again.
 
-use super::statement::{NewLock, Write};
+use super::dialect::{NewLock, Write};
 use super::{Again, Failure, SqlStore, Tables};
 use crate::clock::Moment;
 use crate::lock::Token;
@@ -20,15 +20,15 @@ const WITHIN: Duration = Duration::from_secs(1);
 
 impl SqlStore {
     /// Checks the database.
-    pub fn probe(self, by: Moment) -> Result<Database, Error> {
+    pub fn probe(self, deadline: Moment) -> Result<Database, Error> {
         let mut tables = self.coordinator;
-        let [version, standby, forgets, rights] = tables.survey(by)?;
-        let tried = tables.try_tables(by);
-        let (round_trips, clock) = tables.round_trips(by)?;
+        let [version, standby, forgets, rights] = tables.survey(deadline)?;
+        let tried = tables.try_tables(deadline);
+        let (round_trips, clock) = tables.round_trips(deadline)?;
         let is_direct = tables.line.as_ref().is_some_and(|line| line.is_direct == Some(true));
         let wake_up = match is_direct {
             false => WakeUp::Pooled,
-            true if tables.tries_advisory_locks(by)? => WakeUp::Works,
+            true if tables.tries_advisory_locks(deadline)? => WakeUp::Works,
             true => WakeUp::Refused,
         };
         Ok(Database {
@@ -36,9 +36,9 @@ impl SqlStore {
             round_trips,
             clock,
             version,
-            standbys: tables.standbys(by)?,
+            standbys: tables.standbys(deadline)?,
             role: if standby == "1" { Role::Replica } else { Role::Master },
-            forgets_by: Some(forgets).filter(|by| !by.is_empty()).into_iter().collect(),
+            forgets_by: Some(forgets).filter(|deadline| !deadline.is_empty()).into_iter().collect(),
             tried,
             wake_up,
             almighty: Some(rights).filter(|rights| !rights.is_empty()),
@@ -47,8 +47,8 @@ impl SqlStore {
 }
 
 impl Tables {
-    fn survey(&mut self, by: Moment) -> Result<[String; 4], Error> {
-        let mut answers = self.ask(&[self.dialect.survey()], Again::Yes, by)?;
+    fn survey(&mut self, deadline: Moment) -> Result<[String; 4], Error> {
+        let mut answers = self.ask(&[self.dialect.survey()], Again::Yes, deadline)?;
         let row = answers[0].rows.pop().unwrap_or_default();
         let mut texts =
             row.into_iter().map(|text| String::from_utf8_lossy(&text.unwrap_or_default()).into_owned());
@@ -56,11 +56,11 @@ impl Tables {
     }
 
     /// Whether a failover can lose commits, if the URL names several servers.
-    fn standbys(&mut self, by: Moment) -> Result<Option<Standbys>, Error> {
+    fn standbys(&mut self, deadline: Moment) -> Result<Option<Standbys>, Error> {
         if !self.target.has_standbys() {
             return Ok(None);
         }
-        let answers = self.ask(&[self.dialect.acknowledgement()], Again::Yes, by)?;
+        let answers = self.ask(&[self.dialect.acknowledgement()], Again::Yes, deadline)?;
         let text = |column: &Option<Vec<u8>>| {
             String::from_utf8_lossy(column.as_deref().unwrap_or_default()).into_owned()
         };
@@ -73,12 +73,12 @@ impl Tables {
     }
 
     /// Returns the round trips, fastest first, and the offset of the server's clock by the fastest.
-    fn round_trips(&mut self, by: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
+    fn round_trips(&mut self, deadline: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
         let (mut round_trips, mut clock) = (Vec::new(), None);
         let end = Moment::now().after(WITHIN);
         while round_trips.is_empty() || (round_trips.len() < ASKED && !end.passed()) {
             let sent = Moment::now();
-            let answers = self.ask(&[self.dialect.time()], Again::Yes, by)?;
+            let answers = self.ask(&[self.dialect.time()], Again::Yes, deadline)?;
             let took = Moment::now().since(sent);
             if round_trips.iter().all(|before| took < *before) {
                 let text = answers[0].rows.first().and_then(|row| row.first()?.clone()).unwrap_or_default();
@@ -94,25 +94,25 @@ impl Tables {
     }
 
     /// Whether the server allows advisory locks.
-    fn tries_advisory_locks(&mut self, by: Moment) -> Result<bool, Error> {
+    fn tries_advisory_locks(&mut self, deadline: Moment) -> Result<bool, Error> {
         let (token, dialect) = (probe_token()?, self.dialect);
         // After a query that does not need the tables, because they may be missing.
         let asked = [dialect.take_advisory_lock(&token), dialect.drop_advisory_lock()]
             .map(|sql| format!("{}; {sql}", dialect.time()));
-        Ok(self.ask(&asked, Again::Yes, by).is_ok())
+        Ok(self.ask(&asked, Again::Yes, deadline).is_ok())
     }
 
     /// Writes a lock with a waiter and an end, and removes it. Does not create the tables: they
     /// would belong to the user who runs the doctor.
-    fn try_tables(&mut self, by: Moment) -> Result<Tried, Error> {
-        match self.ask(&[self.dialect.names()], Again::Yes, by) {
+    fn try_tables(&mut self, deadline: Moment) -> Result<Tried, Error> {
+        match self.ask(&[self.dialect.names()], Again::Yes, deadline) {
             Err(Failure::NoTables(_)) => return Ok(Tried::NoTables),
             answer => drop(answer?),
         }
         let token = probe_token()?;
         let name = format!("dlock.probe:{}", token.secret());
         let (names, purpose) = ([name.clone()].into(), Purpose::Change);
-        let read = self.read(&Reading { names: &names, me: None, lease: None, purpose, by })?;
+        let read = self.read(&Reading { names: &names, me: None, lease: None, purpose, deadline })?;
         let version = read.locks.first().map_or(0, |lock| lock.version);
         let value = || b"{}".to_vec();
         let waiters = vec![WaiterPart { token: token.clone(), is_queued: true, value: value() }];
@@ -129,7 +129,7 @@ impl Tables {
         let mut statements: Vec<String> = self.dialect.wake_channel(&token).into_iter().collect();
         statements.push(self.dialect.write(&write));
         statements.extend(self.dialect.remove(&list));
-        self.ask(&statements, Again::No, by)?;
+        self.ask(&statements, Again::No, deadline)?;
         Ok(Tried::Done)
     }
 }

@@ -20,7 +20,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Parses the answer to [`super::statement::Dialect::read`].
+    /// Parses the answer to [`super::dialect::Dialect::read`].
     pub fn parse(rows: &[Row], names: &BTreeSet<String>, shown: &str) -> Result<Self, Error> {
         let of = |kind: &'static [u8]| {
             rows.iter().map(|row| Columns(row)).filter(move |row| row.bytes(0) == Some(kind))
@@ -98,11 +98,11 @@ impl Columns<'_> {
     fn add_waiter(&self, lock: &mut StoredLock) -> Result<(), &'static str> {
         let text = self.bytes(2).and_then(|bytes| std::str::from_utf8(bytes).ok());
         let token = text.and_then(|text| Token::parse(text).ok()).ok_or("a token is invalid")?;
-        let silent = self.number(3)?;
+        let stale_at = self.number(3)?;
         lock.add_waiter(token.clone(), &self.binary(4).unwrap_or_default())?;
-        let heard = silent.saturating_sub(millis(SILENCE));
+        let heard = stale_at.saturating_sub(millis(SILENCE));
         if let Some(waiter) = lock.record.waiters.get_mut(&token) {
-            waiter.silent = waiter.silent.max(Due(silent));
+            waiter.stale_at = waiter.stale_at.max(Due(stale_at));
             waiter.forget = waiter.forget.max(Due(heard.saturating_add(millis(TICKET_KEPT))));
         }
         let absence = &mut lock.record.absence;

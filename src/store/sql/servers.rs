@@ -55,16 +55,16 @@ impl Tables {
         &mut self,
         statements: &[String],
         again: Again,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Vec<Answer>, Failure> {
         let (mut broken, mut round) = (0, Round::default());
         loop {
             let (is_new, (mut line, until)) = match self.line.take() {
-                Some(line) => (false, (line, by)),
+                Some(line) => (false, (line, deadline)),
                 None => {
                     // It may lead to a server with other data.
                     self.remembered = None;
-                    (true, self.connect(&mut round, by).map_err(Failure::Refused)?)
+                    (true, self.connect(&mut round, deadline).map_err(Failure::Refused)?)
                 }
             };
             let answer = line.link.ask(statements, until);
@@ -81,11 +81,13 @@ impl Tables {
                     }
                     self.pass(line.server, failure, &mut round);
                 }
-                Err(Failure::Broken(_)) if again == Again::Yes && broken < BROKEN_MOST && !by.passed() => {
+                Err(Failure::Broken(_))
+                    if again == Again::Yes && broken < BROKEN_MOST && !deadline.passed() =>
+                {
                     broken += 1;
                 }
                 // Another client changed the rows or created the tables at the same time.
-                Err(Failure::Conflict) if again == Again::Yes && !by.passed() => {
+                Err(Failure::Conflict) if again == Again::Yes && !deadline.passed() => {
                     self.line = Some(line);
                     thread::sleep(CONFLICT);
                 }
@@ -100,24 +102,24 @@ impl Tables {
     }
 
     /// Sends a statement that may run some time after a write, on the same connection.
-    pub(super) fn tell(&mut self, statement: String, by: Moment) {
-        if self.line.as_mut().is_some_and(|line| line.link.tell(statement, by).is_err()) {
+    pub(super) fn tell(&mut self, statement: String, deadline: Moment) {
+        if self.line.as_mut().is_some_and(|line| line.link.tell(statement, deadline).is_err()) {
             self.line = None;
         }
     }
 
     /// Connects to the next server that can be reached. Returns the connection and the deadline for
     /// its first answer, which shows whether the server can write.
-    fn connect(&self, round: &mut Round, by: Moment) -> Result<(Line, Moment), Error> {
+    fn connect(&self, round: &mut Round, deadline: Moment) -> Result<(Line, Moment), Error> {
         let target = &self.target;
         let (count, each) = (target.servers.len(), target.connect_timeout + target.op_timeout);
         while round.found.len() < count {
-            let by = turn(count, count - round.found.len(), each, by);
+            let deadline = turn(count, count - round.found.len(), each, deadline);
             let server = self.server.load(Ordering::Relaxed) % count;
-            match self.dialect.connect(target, &target.servers[server], by) {
+            match self.dialect.connect(target, &target.servers[server], deadline) {
                 Ok(link) => {
                     let (listens, has_advisory_lock, is_direct) = Default::default();
-                    return Ok((Line { server, link, listens, has_advisory_lock, is_direct }, by));
+                    return Ok((Line { server, link, listens, has_advisory_lock, is_direct }, deadline));
                 }
                 // A server that refuses the connection may be a standby that admits no clients.
                 Err(error) if target.has_standbys() && !interrupt::is_raised() => {

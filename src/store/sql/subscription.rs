@@ -42,14 +42,14 @@ impl RequestSubscription {
     }
 
     fn wait(&mut self, until: Moment) -> Result<bool, Error> {
-        let by = self.tables.soon().min(until);
+        let deadline = self.tables.soon().min(until);
         if self.tables.line.is_none() {
             // The first read shows whether there is a pooler in between.
             let (names, me, purpose) = (&self.names, Some(&self.token), Purpose::Look);
-            self.tables.read(&Reading { names, me, lease: None, purpose, by })?;
-            self.tables.listen(&self.token, by)?;
+            self.tables.read(&Reading { names, me, lease: None, purpose, deadline })?;
+            self.tables.listen(&self.token, deadline)?;
             // A later change sends a notification or changes a version.
-            self.has_changed(by)?;
+            self.has_changed(deadline)?;
             return Ok(true);
         }
         let Some(line) = &mut self.tables.line else { return Ok(false) };
@@ -57,15 +57,15 @@ impl RequestSubscription {
             return Ok(line.link.listen(until)?);
         }
         line.link.listen(Moment::now().after(WATCHER_POLLS).min(until))?;
-        let by = self.tables.soon().min(until);
-        Ok(!until.passed() && self.has_changed(by)?)
+        let deadline = self.tables.soon().min(until);
+        Ok(!until.passed() && self.has_changed(deadline)?)
     }
 
     /// Whether a version has changed since the last call.
-    fn has_changed(&mut self, by: Moment) -> Result<bool, Error> {
+    fn has_changed(&mut self, deadline: Moment) -> Result<bool, Error> {
         let dialect = self.tables.dialect;
         let asked = dialect.versions(&dialect.list(&mut self.names.iter().map(String::as_str)));
-        let now = self.tables.ask(&[asked], Again::Yes, by)?.pop().unwrap_or_default().rows;
+        let now = self.tables.ask(&[asked], Again::Yes, deadline)?.pop().unwrap_or_default().rows;
         Ok(std::mem::replace(&mut self.seen, now.clone()) != now)
     }
 }
@@ -137,9 +137,10 @@ impl Tables {
                 return Ok(false);
             }
         }
-        let (names, by) =
+        let (names, deadline) =
             (names.iter().map(|name| name.as_str().to_owned()).collect(), self.soon().min(until));
-        let reading = Reading { names: &names, me: Some(token), lease: None, purpose: Purpose::Look, by };
+        let reading =
+            Reading { names: &names, me: Some(token), lease: None, purpose: Purpose::Look, deadline };
         let read = self.read(&reading)?;
         let hold =
             |lock: &StoredLock| lock.record.holds.get(token).map(|hold| (hold.phase, hold.asked.is_some()));

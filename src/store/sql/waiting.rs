@@ -28,12 +28,12 @@ impl Tables {
     }
 
     /// Subscribes this connection to the notifications of `token`. Returns whether that is new.
-    pub(super) fn listen(&mut self, token: &Token, by: Moment) -> Result<bool, Failure> {
+    pub(super) fn listen(&mut self, token: &Token, deadline: Moment) -> Result<bool, Failure> {
         if self.line.as_ref().is_some_and(|line| line.listens || line.is_direct != Some(true)) {
             return Ok(false);
         }
         let Some(wake_channel) = self.dialect.wake_channel(token) else { return Ok(false) };
-        self.ask(&[wake_channel], Again::Yes, by)?;
+        self.ask(&[wake_channel], Again::Yes, deadline)?;
         if let Some(line) = &mut self.line {
             line.listens = true;
         }
@@ -59,14 +59,14 @@ impl Tables {
         statement: String,
         wants: Option<bool>,
         again: Again,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Vec<Answer>, Failure> {
         let sql = wants.and_then(|is_wanted| self.advisory_lock(is_wanted));
-        let Some(sql) = sql else { return self.ask(&[statement], again, by) };
-        match self.ask(&[sql + &statement], again, by) {
+        let Some(sql) = sql else { return self.ask(&[statement], again, deadline) };
+        match self.ask(&[sql + &statement], again, deadline) {
             // Other failures are not due to the advisory lock, and would only happen again.
             Err(Failure::Refused(Error::Garbled(_) | Error::Denied(_))) => {
-                let answers = self.ask(&[statement], again, by);
+                let answers = self.ask(&[statement], again, deadline);
                 // If the statement alone fails too, advisory locks are not the cause.
                 self.has_advisory_locks = matches!(answers, Err(Failure::Refused(_)));
                 answers

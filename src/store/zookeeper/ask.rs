@@ -24,13 +24,15 @@ impl Znodes {
         &mut self,
         asks: &[Ask],
         again: Again,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Vec<Result<Answer, Code>>, Failure> {
         let mut broken = 0;
         loop {
             let sent = Moment::now();
-            match self.session.ask(asks, by) {
-                Err(Failure::Broken(_)) if again == Again::Yes && broken < BROKEN_MOST && !by.passed() => {
+            match self.session.ask(asks, deadline) {
+                Err(Failure::Broken(_))
+                    if again == Again::Yes && broken < BROKEN_MOST && !deadline.passed() =>
+                {
                     broken += 1;
                 }
                 Err(failure) => return Err(failure),

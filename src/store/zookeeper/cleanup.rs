@@ -12,11 +12,11 @@ const CLEANS_UP_MOST: usize = 64;
 
 impl Znodes {
     /// Removes locks that have been unused for twice [`HISTORY_KEPT`](crate::rules::HISTORY_KEPT).
-    pub(super) fn sweep(&mut self, by: Moment) -> Result<(), Failure> {
+    pub(super) fn sweep(&mut self, deadline: Moment) -> Result<(), Failure> {
         let Some(stamp) = self.stamp else { return Ok(()) };
         let now = Time(stamp.at.saturating_mul(1000));
         let old = (stamp.at).saturating_sub(2 * millis(crate::rules::HISTORY_KEPT));
-        let mut names = match self.ask(&[Ask::List { path: self.locks() }], Again::No, by)?.pop() {
+        let mut names = match self.ask(&[Ask::List { path: self.locks() }], Again::No, deadline)?.pop() {
             Some(Ok(Answer::Names(names, _))) => names,
             _ => return Ok(()),
         };
@@ -26,7 +26,7 @@ impl Znodes {
         let paths: Vec<String> = names.iter().map(|name| format!("{}/{name}", self.locks())).collect();
         let both = |path: &String| [Ask::Get { path: path.clone() }, Ask::List { path: path.clone() }];
         let asks: Vec<Ask> = paths.iter().flat_map(both).collect();
-        for (path, answers) in paths.iter().zip(self.ask(&asks, Again::No, by)?.chunks(2)) {
+        for (path, answers) in paths.iter().zip(self.ask(&asks, Again::No, deadline)?.chunks(2)) {
             let [Ok(Answer::Data(body, read)), Ok(Answer::Names(children, stat))] = answers else { continue };
             let is_vacant = StoredLock::parse(body, 0).is_ok_and(|(kept, _)| kept.record.is_vacant(now));
             // A waiter in the queues of several locks may wait for another one.
@@ -37,7 +37,7 @@ impl Znodes {
             let mut all = vec![Ask::Check { path: path.clone(), version: Some(stat.version) }];
             all.extend(children.iter().map(|child| Ask::Delete { path: format!("{path}/{child}") }));
             all.push(Ask::Delete { path: path.clone() });
-            drop(self.ask(&[Ask::All(all)], Again::No, by)?);
+            drop(self.ask(&[Ask::All(all)], Again::No, deadline)?);
         }
         Ok(())
     }

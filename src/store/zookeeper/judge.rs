@@ -66,7 +66,7 @@ impl Seen {
                 continue;
             }
             let heard = self.heard.get(token).map_or(self.now, |heard| Time(heard.saturating_mul(1000)));
-            (waiter.silent, waiter.forget) = (Due::after(heard, SILENCE), Due::after(heard, TICKET_KEPT));
+            (waiter.stale_at, waiter.forget) = (Due::after(heard, SILENCE), Due::after(heard, TICKET_KEPT));
         }
         if absence.heard.0 > 0 {
             let heard = waiters.keys().filter_map(|token| self.heard.get(token).copied()).max();
@@ -78,7 +78,7 @@ impl Seen {
     pub(super) fn is_one_heard(&self, lock: &StoredLock, first: usize) -> bool {
         let mut first = lock.record.queue.iter().take(first);
         first.any(|(_, token)| {
-            lock.record.waiters.get(token).is_some_and(|waiter| !waiter.silent.passed(self.now))
+            lock.record.waiters.get(token).is_some_and(|waiter| !waiter.stale_at.passed(self.now))
         })
     }
 }

@@ -25,12 +25,12 @@ pub(super) struct Life {
 
 impl Znodes {
     /// Makes sure that there is a session, and the session node if this process wants a lease.
-    pub(super) fn ensure(&mut self, by: Moment) -> Result<(), Error> {
+    pub(super) fn ensure(&mut self, deadline: Moment) -> Result<(), Error> {
         let mut has_base = false;
         let mut broken = 0;
         loop {
-            match self.session.connect(by) {
-                Err(Failure::Broken(_)) if broken < BROKEN_MOST && !by.passed() => {
+            match self.session.connect(deadline) {
+                Err(Failure::Broken(_)) if broken < BROKEN_MOST && !deadline.passed() => {
                     broken += 1;
                     continue;
                 }
@@ -44,22 +44,22 @@ impl Znodes {
             let path = self.life_path(mine);
             let asks =
                 [Ask::CreateForSession { path: path.clone() }, Ask::Look { path: path.clone(), watch: true }];
-            let mut answers = self.ask(&asks, Again::Yes, by)?.into_iter();
+            let mut answers = self.ask(&asks, Again::Yes, deadline)?.into_iter();
             match (answers.next(), answers.next()) {
                 (Some(Err(Code::NO_NODE)), _) if !has_base => {
-                    self.make_base(by)?;
+                    self.make_base(deadline)?;
                     has_base = true;
                 }
                 // Left by a session that has ended.
                 (Some(Err(Code::NODE_EXISTS)), Some(Ok(Answer::Stat(stat)))) if stat.owner != id => {
-                    drop(self.ask(&[Ask::Delete { path }], Again::Yes, by)?);
+                    drop(self.ask(&[Ask::Delete { path }], Again::Yes, deadline)?);
                 }
                 (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(Answer::Stat(stat)))) if stat.owner == id => {
                     self.life = Some(Life { turn, dial, was_ended: false, holds: false });
                     return Ok(());
                 }
                 (Some(Err(code)), _) if code != Code::NODE_EXISTS => return Err(self.refused(code)),
-                _ if by.passed() => {
+                _ if deadline.passed() => {
                     return Err(Error::Unavailable(format!(
                         "{}: other clients keep deleting the session node of this process",
                         self.shown()

@@ -218,8 +218,9 @@ mod tests {
         let mut kept = StoredLock::absent("k");
         for (ticket, token) in (1..).zip(tokens) {
             let (names, owner, terms) = (vec!["k".into()], Default::default(), Terms::default());
-            let (since, silent, forget) = (Time(1), Due(2), Due(3));
-            let waiter = Waiter { ticket, since, silent, forget, mode: Mode::Exclusive, names, owner, terms };
+            let (since, stale_at, forget) = (Time(1), Due(2), Due(3));
+            let waiter =
+                Waiter { ticket, since, stale_at, forget, mode: Mode::Exclusive, names, owner, terms };
             kept.record.queue.insert((ticket, (*token).clone()));
             kept.record.waiters.insert((*token).clone(), waiter);
         }
@@ -247,11 +248,11 @@ mod tests {
             believed: BTreeMap::new(),
         };
         seen.apply_heartbeats(&mut kept, &node(&[stopped, unseen, ended]));
-        let silent = |token: &Token| kept.record.waiters[token].silent;
-        assert_eq!(silent(stopped), Due(heard + SILENCE.as_millis() as u64));
-        assert!(silent(stopped).passed(NOW));
-        assert_eq!(silent(unseen), Due::after(NOW, SILENCE));
-        assert_eq!((silent(gone), silent(ended)), (Due(2), Due(2)));
+        let stale_at = |token: &Token| kept.record.waiters[token].stale_at;
+        assert_eq!(stale_at(stopped), Due(heard + SILENCE.as_millis() as u64));
+        assert!(stale_at(stopped).passed(NOW));
+        assert_eq!(stale_at(unseen), Due::after(NOW, SILENCE));
+        assert_eq!((stale_at(gone), stale_at(ended)), (Due(2), Due(2)));
     }
 
     fn written(node: LockNode, before: &StoredLock, after: StoredLock, me: &Token) -> Vec<String> {

@@ -33,14 +33,14 @@ impl Znodes {
     }
 
     /// Creates the nodes above all locks. Existing ones stay as they are.
-    pub(super) fn make_base(&mut self, by: Moment) -> Result<(), Error> {
+    pub(super) fn make_base(&mut self, deadline: Moment) -> Result<(), Error> {
         let (base, mut paths) = (self.base(), Vec::new());
         for (at, _) in base.match_indices('/').skip(1) {
             paths.push(base[..at].to_owned());
         }
         paths.extend([base.clone(), self.locks(), format!("{base}/lives"), self.clock()]);
         let asks: Vec<Ask> = paths.into_iter().map(|path| Ask::Create { path, data: Vec::new() }).collect();
-        let answers = self.ask(&asks, Again::Yes, by)?;
+        let answers = self.ask(&asks, Again::Yes, deadline)?;
         // A node above may exist although this user may not create it. Only the last one must be
         // there.
         let refused = answers.iter().filter_map(|answer| answer.as_ref().err());

@@ -18,19 +18,19 @@ const WITHIN: Duration = Duration::from_secs(1);
 
 impl ZooKeeperStore {
     /// Examines the ensemble.
-    pub fn probe(mut self, by: Moment) -> Ensemble {
-        let members = self.coordinator.members(by);
-        let tried = self.coordinator.tried(by);
-        let answers = self.coordinator.round_trips(by);
+    pub fn probe(mut self, deadline: Moment) -> Ensemble {
+        let members = self.coordinator.members(deadline);
+        let tried = self.coordinator.tried(deadline);
+        let answers = self.coordinator.round_trips(deadline);
         Ensemble { members, answers, tried }
     }
 }
 
 impl Znodes {
-    fn members(&self, by: Moment) -> Vec<(String, Result<Member, Error>)> {
+    fn members(&self, deadline: Moment) -> Vec<(String, Result<Member, Error>)> {
         let target = &*self.target;
         let ask = |server: &crate::store::net::Address| {
-            let within = self.target.connect_timeout.min(by.left());
+            let within = self.target.connect_timeout.min(deadline.left());
             let said =
                 say(&server.to_string(), server, target.tls.as_ref(), "srvr", Moment::now().after(within))?;
             let line = |begin: &str| {
@@ -43,19 +43,19 @@ impl Znodes {
     }
 
     /// Round trips, fastest first, and the offset of the leader's clock by the last write.
-    fn round_trips(&mut self, by: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
+    fn round_trips(&mut self, deadline: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
         let mut round_trips = Vec::new();
         let end = Moment::now().after(WITHIN);
         while round_trips.len() < ASKED && (round_trips.is_empty() || !end.passed()) {
             let began = Moment::now();
-            drop(self.ask(&[Ask::Look { path: self.base(), watch: false }], Again::Yes, by)?);
+            drop(self.ask(&[Ask::Look { path: self.base(), watch: false }], Again::Yes, deadline)?);
             round_trips.push(Moment::now().since(began));
         }
         round_trips.sort_unstable();
         Ok((round_trips, self.stamp.and_then(offset)))
     }
 
-    fn tried(&mut self, by: Moment) -> Result<Option<()>, Error> {
+    fn tried(&mut self, deadline: Moment) -> Result<Option<()>, Error> {
         let token = Token::random()
             .map_err(|error| Error::Unavailable(format!("the system gave no random bytes: {error}")))?;
         let path = self.lock_path(&format!("dlock.probe:{}", token.secret()));
@@ -75,7 +75,7 @@ impl Znodes {
             Ask::Delete { path: self.life_path(&token) },
             Ask::touch(self.clock()),
         ];
-        let answers = self.ask(&asks, Again::No, by)?;
+        let answers = self.ask(&asks, Again::No, deadline)?;
         if answers.iter().all(|answer| matches!(answer, Err(Code::NO_NODE))) {
             return Ok(None);
         }

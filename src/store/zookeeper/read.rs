@@ -44,9 +44,9 @@ impl Znodes {
         let dial = self.session.dial();
         let stamps = !self.stamp.is_some_and(|stamp| stamp.is_good(began, dial));
         let (asks, first) = self.asks(reading, stamps);
-        let mut answers = self.ask(&asks, Again::Yes, reading.by)?;
+        let mut answers = self.ask(&asks, Again::Yes, reading.deadline)?;
         if stamps && answers.first() == Some(&Err(Code::NO_NODE)) {
-            self.make_base(reading.by)?;
+            self.make_base(reading.deadline)?;
             return Ok(None);
         }
         let of_locks = answers.split_off(first.min(answers.len()));
@@ -61,7 +61,7 @@ impl Znodes {
         let Some(mut locks) = self.parse(reading, of_locks, &mut seen)? else { return Ok(None) };
         self.look_up(&mut locks, &mut seen, reading)?;
         if reading.purpose == Purpose::LookAtAll {
-            self.read_ends(&mut locks, &seen.nodes, reading.by)?;
+            self.read_ends(&mut locks, &seen.nodes, reading.deadline)?;
         }
         self.judge(&mut locks, &mut seen, reading);
         Ok(Some(Snapshot { locks, now: seen.now, seen }))
@@ -181,7 +181,8 @@ impl Znodes {
             for (at, (lock, node)) in locks.iter().zip(&seen.nodes).enumerate() {
                 lives.extend(holders(lock, shows_all, seen.now));
                 if !is_confirming(lock, reading) {
-                    let left = lock.record.spent.keys().filter(|token| lock.tracked.contains_key(*token));
+                    let left =
+                        lock.record.tombstones.keys().filter(|token| lock.tracked.contains_key(*token));
                     // A waiter that only looks watches its predecessor, and its own heartbeats
                     // decide nothing.
                     let me = reading.me.filter(|_| reading.purpose != Purpose::Look);
@@ -221,7 +222,7 @@ impl Znodes {
         if asks.is_empty() {
             return Ok(());
         }
-        let mut answers = self.ask(&asks, Again::Yes, reading.by)?.into_iter();
+        let mut answers = self.ask(&asks, Again::Yes, reading.deadline)?.into_iter();
         for (token, answer) in lives.into_iter().zip(&mut answers) {
             seen.lives.insert(token, self.found(answer)?.is_some());
         }
@@ -249,10 +250,15 @@ impl Znodes {
         }
     }
 
-    fn read_ends(&mut self, locks: &mut [StoredLock], nodes: &[LockNode], by: Moment) -> Result<(), Error> {
+    fn read_ends(
+        &mut self,
+        locks: &mut [StoredLock],
+        nodes: &[LockNode],
+        deadline: Moment,
+    ) -> Result<(), Error> {
         for (lock, node) in locks.iter_mut().zip(nodes) {
             let asks: Vec<Ask> = node.end_paths(lock.ends).map(|path| Ask::Get { path }).collect();
-            for answer in self.ask(&asks, Again::Yes, by)? {
+            for answer in self.ask(&asks, Again::Yes, deadline)? {
                 if let Ok(Answer::Data(value, _)) = answer {
                     lock.add_end(&value);
                 }

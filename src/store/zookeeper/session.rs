@@ -143,7 +143,7 @@ impl Session {
     }
 
     /// Connects, if it is not connected.
-    pub fn connect(&mut self, by: Moment) -> Result<(), Failure> {
+    pub fn connect(&mut self, deadline: Moment) -> Result<(), Failure> {
         if self.connection.is_some() {
             return Ok(());
         }
@@ -151,18 +151,18 @@ impl Session {
         let (mut untried, mut pause) = (count, PAUSE);
         loop {
             let each = self.target.connect_timeout + self.target.op_timeout;
-            match self.try_next(net::turn(count, untried, each, by)) {
+            match self.try_next(net::turn(count, untried, each, deadline)) {
                 Ok(()) => return Ok(()),
                 Err(Failure::Refused(error)) => return Err(Failure::Refused(error)),
                 Err(failure) => {
                     untried -= 1;
                     if untried == 0 {
-                        if count == 1 || by.left() <= PAUSE || interrupt::pause(pause).is_err() {
+                        if count == 1 || deadline.left() <= PAUSE || interrupt::pause(pause).is_err() {
                             return Err(failure);
                         }
                         // During an election, servers close each new connection at once, so the
                         // pause grows.
-                        pause = (pause * 2).min(PAUSE_MOST).min(by.left() / 8).max(PAUSE);
+                        pause = (pause * 2).min(PAUSE_MOST).min(deadline.left() / 8).max(PAUSE);
                         untried = count;
                     }
                 }
@@ -171,7 +171,7 @@ impl Session {
     }
 
     /// Tries the next server.
-    fn try_next(&mut self, by: Moment) -> Result<(), Failure> {
+    fn try_next(&mut self, deadline: Moment) -> Result<(), Failure> {
         let target = Arc::clone(&self.target);
         let server = &target.servers[self.next % target.servers.len()];
         self.next = (self.next + 1) % target.servers.len();
@@ -187,7 +187,7 @@ impl Session {
         loop {
             let wanted_ms = i32::try_from(millis(wanted)).unwrap_or(i32::MAX);
             let hello = hello(self.seen, wanted_ms, self.id, &self.password);
-            let reached = Moment::now().after(target.connect_timeout).min(by);
+            let reached = Moment::now().after(target.connect_timeout).min(deadline);
             let (mut connection, welcome) = Connection::begin(
                 &shown,
                 server,
@@ -195,7 +195,7 @@ impl Session {
                 target.access(),
                 &hello,
                 self.number,
-                (reached, by),
+                (reached, deadline),
             )?;
             let Some(timeout) = welcome.timeout else {
                 if self.id == 0 {
@@ -221,8 +221,8 @@ impl Session {
                 return Err(Failure::Refused(unfit_ttl(&target.shown, ttl, self.timeout)));
             }
             if let Some((user, password)) = &target.login {
-                password::log_in(&shown, Some(password), by, |text| {
-                    connection.log_in(format!("{user}:{}", text.unwrap_or_default()).into_bytes(), by)
+                password::log_in(&shown, Some(password), deadline, |text| {
+                    connection.log_in(format!("{user}:{}", text.unwrap_or_default()).into_bytes(), deadline)
                 })?;
             }
             self.connection = Some(connection);
@@ -232,10 +232,10 @@ impl Session {
     }
 
     /// One round trip. Connects first, if it is not connected.
-    pub fn ask(&mut self, asks: &[Ask], by: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
-        self.connect(by)?;
+    pub fn ask(&mut self, asks: &[Ask], deadline: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
+        self.connect(deadline)?;
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
-        let answers = connection.ask(asks, by);
+        let answers = connection.ask(asks, deadline);
         self.seen = self.seen.max(connection.seen());
         self.number = connection.number();
         if answers.is_err() {

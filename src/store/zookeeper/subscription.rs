@@ -43,8 +43,8 @@ impl RequestSubscription {
         let asks: Vec<Ask> =
             self.watched.iter().map(|path| Ask::Look { path: path.clone(), watch: true }).collect();
         drop(self.nodes.session.events());
-        let by = self.nodes.soon();
-        let answers = self.nodes.ask(&asks, Again::Yes, by)?;
+        let deadline = self.nodes.soon();
+        let answers = self.nodes.ask(&asks, Again::Yes, deadline)?;
         let version = |answer: Result<Answer, Code>| match answer {
             Ok(Answer::Stat(stat)) => Some(stat.version),
             _ => None,

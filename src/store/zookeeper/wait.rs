@@ -19,15 +19,15 @@ impl Znodes {
     /// Sets the watches again after a reconnect. Returns whether one of the nodes has gone
     /// meanwhile.
     fn arm(&mut self, watches: &[&Watch]) -> Result<bool, Failure> {
-        let by = self.soon();
-        self.session.connect(by)?;
+        let deadline = self.soon();
+        self.session.connect(deadline)?;
         let dial = self.session.dial();
         let unarmed: Vec<&&Watch> = watches.iter().filter(|watch| watch.dial.get() != dial).collect();
         if unarmed.is_empty() {
             return Ok(false);
         }
         let asks: Vec<Ask> = unarmed.iter().map(|watch| Ask::WatchEnd { path: watch.path.clone() }).collect();
-        let answers = self.ask(&asks, Again::No, by)?;
+        let answers = self.ask(&asks, Again::No, deadline)?;
         for watch in &unarmed {
             watch.dial.set(dial);
         }
@@ -69,10 +69,10 @@ impl Znodes {
 
     /// Writes a heartbeat in each of these locks. Returns whether all heartbeat nodes are still
     /// there and no watch has reported anything.
-    pub(super) fn beat(&mut self, names: &Names, token: &Token, by: Moment) -> Result<bool, Failure> {
+    pub(super) fn beat(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<bool, Failure> {
         let paths = names.iter().map(|name| node::beat_path(&self.lock_path(name.as_str()), token));
         let asks: Vec<Ask> = paths.map(Ask::touch).collect();
-        let answers = self.ask(&asks, Again::No, by)?;
+        let answers = self.ask(&asks, Again::No, deadline)?;
         Ok(answers.iter().all(Result::is_ok) && self.is_watched() && self.session.events().is_empty())
     }
 }

@@ -91,10 +91,10 @@ pub fn say(
     address: &Address,
     tls: Option<&Tls>,
     word: &str,
-    by: Moment,
+    deadline: Moment,
 ) -> Result<String, Error> {
-    let mut stream = dial::open(store, address, tls, by)?;
-    let mut raw = Bounded { stream: &mut stream, by };
+    let mut stream = dial::open(store, address, tls, deadline)?;
+    let mut raw = Bounded { stream: &mut stream, deadline };
     let mut session = match (tls, address) {
         (Some(tls), Address::Tcp { host, .. }) => Some(TlsSession::begin(store, tls, host, &mut raw)?),
         _ => None,
@@ -113,7 +113,7 @@ pub fn say(
 }
 
 impl Connection {
-    /// Connects by `reached`, and begins the session by `by`. `number` is the last xid of the
+    /// Connects by `reached`, and begins the session by `deadline`. `number` is the last xid of the
     /// session, over all its connections.
     pub fn begin(
         store: &str,
@@ -122,12 +122,12 @@ impl Connection {
         access: Access,
         hello: &[u8],
         number: i32,
-        (reached, by): (Moment, Moment),
+        (reached, deadline): (Moment, Moment),
     ) -> Result<(Self, Welcome), Failure> {
         let mut stream = dial::open(store, address, tls, reached).map_err(Failure::Broken)?;
         let tls = match (tls, address) {
             (Some(tls), Address::Tcp { host, .. }) => {
-                let mut raw = Bounded { stream: &mut stream, by };
+                let mut raw = Bounded { stream: &mut stream, deadline };
                 Some(TlsSession::begin(store, tls, host, &mut raw).map_err(Failure::Broken)?)
             }
             _ => None,
@@ -147,8 +147,8 @@ impl Connection {
             sent: Moment::now(),
             is_pinged: false,
         };
-        connection.send(hello, by)?;
-        let frame = connection.frame(by)?;
+        connection.send(hello, deadline)?;
+        let frame = connection.frame(deadline)?;
         let welcome = Welcome::parse(&frame).ok_or_else(|| connection.not_zookeeper())?;
         connection.is_zookeeper = true;
         Ok((connection, welcome))
@@ -156,11 +156,11 @@ impl Connection {
 
     /// Logs in with the scheme `digest`. The server does not check the password: user and password
     /// together are the identity.
-    pub fn log_in(&mut self, secret: Vec<u8>, by: Moment) -> Result<(), Failure> {
+    pub fn log_in(&mut self, secret: Vec<u8>, deadline: Moment) -> Result<(), Failure> {
         let bytes = Ask::Login { secret }.framed(jute::LOGIN, self.access);
-        self.send(&bytes, by)?;
+        self.send(&bytes, deadline)?;
         loop {
-            let frame = self.frame(by)?;
+            let frame = self.frame(deadline)?;
             match self.sort(&frame)? {
                 Some((Head { number: jute::LOGIN, code: Code(0), .. }, _)) => return Ok(()),
                 Some((Head { number: jute::LOGIN, .. }, _)) => {
@@ -176,15 +176,15 @@ impl Connection {
     }
 
     /// Sends requests in one batch and returns their answers in order.
-    pub fn ask(&mut self, asks: &[Ask], by: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
+    pub fn ask(&mut self, asks: &[Ask], deadline: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
         self.received = 0;
         let (mut bytes, mut numbers) = (Vec::new(), Vec::with_capacity(asks.len()));
         for ask in asks {
             numbers.push(self.next_number());
             bytes.extend(ask.framed(self.number, self.access));
         }
-        self.send(&bytes, by)?;
-        asks.iter().zip(numbers).map(|(ask, number)| self.answer(ask, number, by)).collect()
+        self.send(&bytes, deadline)?;
+        asks.iter().zip(numbers).map(|(ask, number)| self.answer(ask, number, deadline)).collect()
     }
 
     fn next_number(&mut self) -> i32 {
@@ -192,9 +192,9 @@ impl Connection {
         self.number
     }
 
-    fn answer(&mut self, ask: &Ask, number: i32, by: Moment) -> Result<Result<Answer, Code>, Failure> {
+    fn answer(&mut self, ask: &Ask, number: i32, deadline: Moment) -> Result<Result<Answer, Code>, Failure> {
         loop {
-            let frame = self.asked_frame(by)?;
+            let frame = self.asked_frame(deadline)?;
             let Some((head, rest)) = self.sort(&frame)? else { continue };
             if head.number != number {
                 return Err(self.not_zookeeper());
@@ -294,26 +294,27 @@ impl Connection {
         if is_more { self.fill(Moment::now().after(REST_WITHIN)) } else { Ok(()) }
     }
 
-    fn send(&mut self, bytes: &[u8], by: Moment) -> Result<(), Failure> {
-        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+    fn send(&mut self, bytes: &[u8], deadline: Moment) -> Result<(), Failure> {
+        let mut channel =
+            Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
         let sent = channel.write_all(bytes).and_then(|()| channel.flush());
         self.sent = Moment::now();
         sent.map_err(|error| self.failure(&error))
     }
 
     /// Waits for the next frame during an exchange, and counts its bytes.
-    fn asked_frame(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
-        let frame = self.frame(by)?;
+    fn asked_frame(&mut self, deadline: Moment) -> Result<Vec<u8>, Failure> {
+        let frame = self.frame(deadline)?;
         self.received += frame.len();
         if self.received > ANSWER_MOST { Err(self.too_long()) } else { Ok(frame) }
     }
 
-    fn frame(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
+    fn frame(&mut self, deadline: Moment) -> Result<Vec<u8>, Failure> {
         loop {
             if let Some(frame) = self.take()? {
                 return Ok(frame);
             }
-            self.fill(by).map_err(|error| self.failure(&error))?;
+            self.fill(deadline).map_err(|error| self.failure(&error))?;
         }
     }
 
@@ -331,12 +332,13 @@ impl Connection {
         Ok(Some(frame))
     }
 
-    fn fill(&mut self, by: Moment) -> io::Result<()> {
+    fn fill(&mut self, deadline: Moment) -> io::Result<()> {
         self.inbox.drain(..self.taken);
         self.taken = 0;
         let length = self.inbox.len();
         self.inbox.resize(length + READ_SIZE, 0);
-        let mut channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, by } };
+        let mut channel =
+            Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
         let read = channel.read(&mut self.inbox[length..]);
         self.inbox.truncate(length + *read.as_ref().unwrap_or(&0));
         match read {

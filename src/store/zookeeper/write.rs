@@ -54,7 +54,7 @@ impl Znodes {
         }
         let mut asks = vec![all];
         asks.extend(after.into_iter().map(wake));
-        let answer = match self.ask(&asks, Again::No, batch.by) {
+        let answer = match self.ask(&asks, Again::No, batch.deadline) {
             Ok(answers) => answers.into_iter().next(),
             // The write may have been done. If it was, the retry finds other versions.
             Err(Failure::Broken(_)) => return Ok(self.conflict()),
@@ -69,7 +69,7 @@ impl Znodes {
             }
             Some(Err(code @ (Code::BAD_VERSION | Code::NODE_EXISTS | Code::NO_NODE | Code::NOT_EMPTY))) => {
                 if code == Code::NO_NODE && has_new {
-                    self.make_base(batch.by)?;
+                    self.make_base(batch.deadline)?;
                 }
                 Ok(self.conflict())
             }

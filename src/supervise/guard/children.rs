@@ -57,15 +57,16 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         let event = if stopped { Event::Stopped { signal: raw >> 8 & 0xff } } else { Event::Continued };
         let woken = cmd.was_stopped && !stopped;
         cmd.was_stopped = stopped;
-        // These two may repeat without end while a stopped dlock does not read.
+        // Not if something is unsent: these two events may repeat without end while a stopped dlock
+        // does not read.
         if self.unsent.is_empty() {
             self.send_event(&event);
         }
         let caller_lives =
             rustix::process::getppid().is_some_and(|parent| parent.as_raw_pid() == self.setup.caller);
         if woken && self.setup.group == Group::Caller && caller_lives {
-            // dlock stopped itself along with CMD. If somebody continues CMD alone, dlock must
-            // renew again.
+            // dlock stopped itself along with CMD. If another process continues CMD alone, dlock
+            // must renew again.
             let _ = sys::kill(self.setup.caller, libc::SIGCONT);
         }
     }

@@ -35,8 +35,8 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
     }
 
     /// When TERM is due by the limits: earlier than `term_at` if this job takes long to kill. The
-    /// cost is measured only when it could matter; until then this returns the moment to measure
-    /// it.
+    /// cost is measured only when it could matter; until then this returns the moment at which to
+    /// measure it.
     fn term_due(&mut self, limits: Limits, now: Moment) -> Option<Moment> {
         if !self.obeys_limits() {
             return None;
@@ -143,7 +143,7 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
                 other.into_iter().chain([stop.wake(bound)]).min()
             }
         };
-        // A moment that has passed is set again: that first makes the timer unreadable.
+        // A moment that has passed is set again, because setting makes the timer unreadable first.
         if at != self.armed || at.is_some_and(Moment::passed) {
             self.timer.set(at)?;
             self.armed = at;
@@ -153,7 +153,8 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
 }
 
 impl StopReason {
-    /// Whether the lock is still held, so that a loss may still replace this reason.
+    /// Whether the lock is still held, so that its loss, or the end of dlock, may replace this
+    /// reason.
     fn is_unhurried(self) -> bool {
         matches!(self, Self::MaxRun | Self::Asked)
     }

@@ -68,8 +68,8 @@ impl<F: FnMut(Orphaned)> Watcher<F> {
         }
     }
 
-    /// The slack is for a script that exec hands to /bin/sh: the C library builds a second argv on
-    /// the stack.
+    /// A stack with room for a second argv: the C library builds that on the stack for a script
+    /// that exec hands to /bin/sh.
     fn new_stack(&self) -> Stack {
         Stack::new((self.setup.argv.len() + 8) * size_of::<usize>())
     }

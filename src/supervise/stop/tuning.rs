@@ -1,10 +1,10 @@
 //! The tuning constants of a stop in one table, each with its unit in the type and its reason. They
-//! share out the time until the KILL. When that is due follows from the lease and from the job.
+//! divide the time until the KILL. The lease and the job decide when the KILL is due.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// One part in this many of a time.
+/// A fraction of a time: one part of this many.
 #[derive(Debug, Clone, Copy)]
 pub struct OneIn(u32);
 
@@ -34,17 +34,17 @@ const fn millis(count: u64) -> Duration {
 
 // TERM: how much of the time is for the job to end by itself.
 
-/// The grace is shortened for a job that takes long to kill, but this part is left.
+/// Part of the grace that is left to a job even if it takes long to kill.
 pub const GRACE_KEPT: OneIn = OneIn(4);
 /// After a late TERM, a large job keeps this part of the time left. A small job, which is killed in
-/// no time, keeps as much of it as of the grace.
+/// no time, keeps [`GRACE_KEPT`] of it.
 pub const LATE_KEPT: OneIn = OneIn(16);
 /// Largest small job, in processes. It gets TERM however late that is, which costs next to nothing.
 pub const SMALL: usize = 32;
 
 // Moving the job into a control group, which one write kills.
 
-/// A process that obeys has ended this long after TERM. The others are moved.
+/// Time after TERM in which a process that obeys has ended. The others are then moved.
 pub const ENDS_WITHIN: Duration = millis(20);
 /// Least time left for moving processes: the kernel takes several ms for the first one.
 pub const GATHERING: Duration = millis(100);
@@ -53,7 +53,7 @@ pub const STEP: Duration = millis(2);
 
 // KILL, again and again.
 
-/// Longest pass of a kill that finds ever more processes. Then the guard sees to its other duties.
+/// Longest pass of a kill that finds ever more processes. After that the guard does its other work.
 pub const BURST: Duration = millis(100);
 /// Pause after a pass, as a multiple of its time, within the bounds of [`PAUSES`].
 pub const PAUSE: Times = Times(2);
@@ -74,5 +74,5 @@ pub const PAUSE_OF_ALL: Times = Times(4);
 
 // Foreign processes, whose children and ends the kernel does not report.
 
-/// Shortest pause between two looks at them; [`PAUSE_OF_ALL`], if that is longer.
+/// Shortest pause between two looks at foreign processes. [`PAUSE_OF_ALL`] applies if it is longer.
 pub const FOREIGN: Duration = millis(20);

@@ -103,8 +103,8 @@ impl Comparison<'_> {
                 let (token, mode, names) = self.person(who);
                 let (ttl, min_hold) = (ms(ttl), ms(min_hold));
                 let patience = if self.is_quorum() { Patience::None } else { patience };
-                let Want { replaces, stays, .. } = self.people[who].1;
-                let terms = Terms { once_per: once_per.map(ms), replaces, stays };
+                let Want { replaces, not_replaceable, .. } = self.people[who].1;
+                let terms = Terms { once_per: once_per.map(ms), replaces, not_replaceable };
                 // Waiters of a quorum measure their waiting time themselves.
                 let waited = if self.is_quorum() { Duration::ZERO } else { ms(waited) };
                 let ask = Ask {

@@ -13,7 +13,7 @@ pub struct Want {
     pub locks: Vec<usize>,
     pub mode: Mode,
     pub replaces: bool,
-    pub stays: bool,
+    pub not_replaceable: bool,
 }
 
 /// One step of a history. Clients are numbered; each has one token and one wish until it is reborn
@@ -75,7 +75,12 @@ fn wants() -> impl Strategy<Value = Want> {
         3 => Just(Mode::Slots(2)),
         1 => Just(Mode::Slots(3)),
     ];
-    (locks, mode, flags()).prop_map(|(locks, mode, (replaces, stays))| Want { locks, mode, replaces, stays })
+    (locks, mode, flags()).prop_map(|(locks, mode, (replaces, not_replaceable))| Want {
+        locks,
+        mode,
+        replaces,
+        not_replaceable,
+    })
 }
 
 pub fn flags() -> impl Strategy<Value = (bool, bool)> + Clone {

@@ -1,10 +1,11 @@
 //! The runs of a night: real runs of dlock of every kind, on all hosts. Each is known while it
 //! lives, so that the nemesis can hit it.
 
+mod keys;
 mod wishes;
 
-use super::check::{Hit, Kind, Outcome, Run, SECOND, Time};
 use super::hosts::Host;
+use super::judge::{Hit, Kind, Outcome, Run, SECOND, Time};
 use super::lives::Book;
 use super::peers::Tool;
 use super::tasks::TaskLimits;
@@ -13,6 +14,8 @@ use crate::support::proc;
 use crate::support::storm::Dice;
 use crate::support::world::World;
 use dlock::lock::Mode;
+pub use keys::REGISTERS;
+use keys::{GROUPS, key, register};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,33 +29,6 @@ use std::time::Duration;
 use wishes::{EXCLUSIVE_WISHES, LONG, PLAIN_WISHES, WISHES, Wish};
 
 const LONG_TTL_MS: u64 = 3000;
-
-/// Number of keys of each letter. Most runs want the first one.
-const GROUPS: usize = 4;
-/// The letters in the order of their registers. Each slot has a register, so the last letter has
-/// three.
-const LETTERS: &str = "abcdsmoxerln";
-const REGISTERS_EACH: usize = 14;
-/// Number of registers.
-pub const REGISTERS: usize = GROUPS * REGISTERS_EACH;
-
-/// The key of a letter. The keys of one wish lie in one slot of a cluster.
-fn key(letter: char, group: usize) -> &'static str {
-    static KEYS: OnceLock<BTreeMap<(char, usize), String>> = OnceLock::new();
-    let keys = KEYS.get_or_init(|| {
-        let all = LETTERS.chars().flat_map(|letter| (0..GROUPS).map(move |group| (letter, group)));
-        all.map(|(letter, group)| match letter {
-            'a'..='d' => ((letter, group), format!("{{{group}}}{letter}")),
-            _ => ((letter, group), format!("{letter}{group}")),
-        })
-        .collect()
-    });
-    &keys[&(letter, group)]
-}
-
-fn register(letter: char, group: usize) -> usize {
-    group * REGISTERS_EACH + LETTERS.find(letter).expect("a letter of ours")
-}
 
 /// A script that acquires and releases the lock.
 const SCRIPT: &str = r#"

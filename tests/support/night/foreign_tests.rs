@@ -1,9 +1,9 @@
 //! Does the foreign judge find what is wrong? Histories made by hand, rounds into which faults were planted, and random
 //! histories for which the cut into pieces must change no verdict.
 
-use super::check::{Hit, Kind, Outcome, Round, Time, judge as judge_by_ours};
 use super::foreign::{Hold, Piece, judge, pieces};
 use super::history::{self, Event, Step, edn, json_lines, parse};
+use super::judge::{Hit, Kind, Outcome, Round, Time, judge as judge_by_ours};
 use super::planted::{MS, round, trouble};
 use crate::support::storm::Dice;
 

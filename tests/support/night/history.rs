@@ -6,7 +6,7 @@
 //! Renewals are not seen from outside, and no token is known here: a process number stands for it.
 
 use super::Plan;
-use super::check::{Hit, Kind, Outcome, Round, Run, Time, Trouble, lived};
+use super::judge::{Hit, Kind, Outcome, Round, Run, Time, Trouble, lived};
 use super::lives::Life;
 use dlock::lock::Mode;
 use serde::{Deserialize, Serialize};

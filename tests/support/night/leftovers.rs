@@ -1,8 +1,8 @@
 //! What must be gone when a round is over: jobs, waiters, keys, files.
 
-use super::check::{Hit, Run};
 use super::crowd::Crowd;
 use super::groups::Groups;
+use super::judge::{Hit, Run};
 use super::nemesis::belongs;
 use super::site::{StoreSide, on_disk};
 use super::{Arrangement, FORGOTTEN};

@@ -5,9 +5,9 @@
 mod processes;
 mod servers;
 
-use super::check::{Hit, SECOND, Time, Trouble};
 use super::crowd::{Crowd, now};
 use super::hosts::Host;
+use super::judge::{Hit, SECOND, Time, Trouble};
 use super::network::{Link, Weather};
 use super::site::{Arrangement, StoreSide};
 use crate::support::proc;

@@ -1,7 +1,7 @@
 //! The same night for other tools and libraries with the same purpose as dlock, with one store
 //! each, and the counts of their nights.
 
-use super::check::{Outcome, Round, Time, exclude, lived, seconds};
+use super::judge::{Outcome, Round, Time, exclude, lived, seconds};
 use super::site::Arrangement;
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -1,6 +1,6 @@
 //! Tests of the judge: histories with one planted fault each.
 
-use super::check::{
+use super::judge::{
     BUSY, BUSY_AROUND, Ended, FULL_DIRECTORY, Fault, Hit, Kind, Outcome, Round, Run, SECOND, Sighting, Time,
     Told, Trouble, judge,
 };

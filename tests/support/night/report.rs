@@ -1,7 +1,7 @@
 //! The result of a night: counts, faults, and the printed summary.
 
 use super::Played;
-use super::check::{Verdict, seconds};
+use super::judge::{Verdict, seconds};
 use super::{Arrangement, Profile};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

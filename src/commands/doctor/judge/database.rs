@@ -14,7 +14,7 @@ fn of_version(Database { version, members, .. }: &Database) -> Finding {
     warn("version", found, "use etcd 3.4.31, 3.5.13 or later (etcd issue 15247; docs/stores.md)")
 }
 
-/// Fixed in etcd 3.4.31, 3.5.13 and 3.6.0.
+/// Whether this version of etcd has issue 15247, which is fixed in 3.4.31, 3.5.13 and 3.6.0.
 fn may_end_live_leases(version: &str) -> bool {
     let Some(numbers) = version.strip_prefix("etcd ") else { return false };
     let numbers: Vec<u32> = numbers.split('.').map_while(|number| number.parse().ok()).collect();

@@ -7,7 +7,7 @@ use crate::output::doctor::{Finding, Verdict};
 use crate::store::probe::{Info, Node, Role};
 use std::time::Duration;
 
-/// A server reports its uptime in whole seconds, which may be one too many.
+/// A server reports its uptime in whole seconds, up to one second too much.
 const UPTIME_CUT: Duration = Duration::from_secs(1);
 
 /// Whether a master counts for locks.
@@ -29,7 +29,7 @@ pub(super) fn of_masters(nodes: &[Node], criteria: &Criteria) -> Vec<Finding> {
         sound += usize::from(is_sound);
         findings.extend(of_master);
     }
-    // With a sound majority, faults of the others refuse no lock.
+    // With a sound majority, no lock fails because of the other masters' faults.
     let worst = if sound > nodes.len() / 2 { Verdict::Warn } else { Verdict::Bad };
     findings.iter_mut().for_each(|finding| finding.verdict = finding.verdict.min(worst));
     findings

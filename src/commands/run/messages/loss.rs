@@ -36,7 +36,7 @@ impl Messages<'_> {
 
     pub fn lost(&self, how: Loss, fate: &Fate, on_lost: OnLost) {
         if how == Loss::Deadline && on_lost == OnLost::Stop {
-            // The guard has reported the stop, and the message about that says it.
+            // `stopping` prints this loss.
             return;
         }
         let lock = self.lock();

@@ -50,8 +50,8 @@ impl Session<'_> {
             Report::Lost { how, kill_by } => self.lose(lease, how, kill_by)?,
             Report::Asked(asker) => {
                 self.asked_by = asker;
-                // A hold reports who asked before the watcher is stopped, which closes stdout. A
-                // job is stopped first.
+                // For a hold, print who asked before the guard stops the watcher, because that
+                // closes stdout. For a job, stop it first: asking the store takes time.
                 let is_hold = self.is_hold();
                 if is_hold {
                     self.report.fate = self.fate(lease);
@@ -67,7 +67,7 @@ impl Session<'_> {
                 self.messages.trouble(&error, until.left(), self.run.on_lost);
             }
             Report::Recovered => {
-                // The lock key was there all the time, or the renewal would have failed.
+                // The hold was in the store all the time, or the renewal would have failed.
                 self.report.lost = None;
                 self.tell(&HoldEvent::Recovered);
                 self.messages.recovered();
@@ -82,7 +82,7 @@ impl Session<'_> {
         self.report.lost = Some(how);
         if how != Loss::Deadline {
             self.guard.lost(kill_by)?;
-            // Only after the guard was told, so that a slow store does not delay the stop.
+            // After the order to the guard, so that a slow store does not delay the stop.
             self.report.fate = self.fate(lease);
         }
         self.messages.lost(how, &self.report.fate, self.run.on_lost);
@@ -128,7 +128,7 @@ impl Session<'_> {
     fn over(&mut self, status: Option<Ended>, reason: Option<StopReason>) -> Over {
         let loss = match reason {
             Some(StopReason::Asked) => Some(Loss::Asked(self.asked_by)),
-            // The guard acts by its own timer, and may be ahead of the thread that renews.
+            // The guard acts by its own timer, perhaps before the lease thread reports the loss.
             Some(StopReason::LeaseRanOut) => Some(Loss::Deadline),
             _ => None,
         };

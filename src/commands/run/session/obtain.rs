@@ -2,8 +2,8 @@
 
 use super::{News, Own, Session};
 use crate::clock::Moment;
-use crate::commands::env::environment;
 use crate::commands::held::{By, Held};
+use crate::commands::job_env::environment;
 use crate::commands::run::Work;
 use crate::error::Error;
 use crate::lease::{self, Report};
@@ -143,7 +143,7 @@ impl Session<'_> {
         let _ = own.lease.give_back(&end);
     }
 
-    /// How long it has asked for the lock.
+    /// How long this run has asked for the lock.
     fn waited(&self) -> Duration {
         self.report.asked.map(|asked| Moment::now().since(asked)).unwrap_or_default()
     }

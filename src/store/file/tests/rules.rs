@@ -17,7 +17,7 @@ struct Want {
     keys: Vec<&'static str>,
     mode: Mode,
     replaces: bool,
-    stays: bool,
+    not_replaceable: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -40,11 +40,11 @@ fn wants() -> impl Strategy<Value = Want> {
         2 => Just(Mode::Slots(2)),
     ];
     let flag = || prop_oneof![2 => Just(false), 1 => Just(true)];
-    (keys, mode, flag(), flag()).prop_map(|(keys, mode, replaces, stays)| Want {
+    (keys, mode, flag(), flag()).prop_map(|(keys, mode, replaces, not_replaceable)| Want {
         keys,
         mode,
         replaces,
-        stays,
+        not_replaceable,
     })
 }
 
@@ -139,10 +139,10 @@ impl<'a> Sides<'a> {
         let ms = Duration::from_millis;
         match *event {
             Event::Acquire { who, patience, ttl, min_hold, once_per, waited } => {
-                let Want { replaces, stays, .. } = self.wants[who];
+                let Want { replaces, not_replaceable, .. } = self.wants[who];
                 let process = &mut self.people[who];
                 let owner = Owner { pid: u32::try_from(who)?, ..Owner::default() };
-                let terms = Terms { once_per: once_per.map(ms), replaces, stays };
+                let terms = Terms { once_per: once_per.map(ms), replaces, not_replaceable };
                 let (ttl, min_hold, waited) = (ms(ttl), ms(min_hold), ms(waited));
                 let ask = Ask { ttl, min_hold, owner, terms, waited, ..process.ask(patience) };
                 let answer = process.store.acquire(&process.names, &ask, by())?;
@@ -263,7 +263,7 @@ proptest! {
     /// So many waiters for one lock that the rules see only a few of them.
     #[test]
     fn a_long_queue_answers_as_the_rules_do(events in prop::collection::vec(event(), 20..80)) {
-        let want = |who| Want { keys: vec!["a"], mode: Mode::Exclusive, replaces: who % 3 == 0, stays: who % 2 == 0 };
+        let want = |who| Want { keys: vec!["a"], mode: Mode::Exclusive, replaces: who % 3 == 0, not_replaceable: who % 2 == 0 };
         let wants: Vec<_> = (0..PEOPLE).map(want).collect();
         answers_as_the_rules_do(&wants, &events).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
     }
@@ -274,7 +274,7 @@ proptest! {
 #[test]
 fn the_lease_of_a_holder_is_no_heartbeat() -> Result<()> {
     let place = Place::new()?;
-    let want = Want { keys: vec!["a"], mode: Mode::Exclusive, replaces: false, stays: false };
+    let want = Want { keys: vec!["a"], mode: Mode::Exclusive, replaces: false, not_replaceable: false };
     let wants = vec![want; PEOPLE];
     let mut sides = Sides::new(&place, &wants)?;
     let ask =

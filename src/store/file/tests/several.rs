@@ -2,6 +2,7 @@
 //! several: shared locks, slots, and locks that are taken together.
 
 use super::*;
+use std::sync::Mutex as Shared;
 
 fn slot(process: &mut Process) -> Result<Option<u32>> {
     match process.acquire(Patience::Queue)? {

@@ -52,7 +52,7 @@ end
 if is_free then
   lock.kind, lock.token = 'exclusive', token
   lock.holds[token] = { phase = 'held', cool = 0, confirmed = false, attempt = '0', waited = 0, owner = owner,
-    stays = arg.terms.stays }
+    not_replaceable = arg.terms.not_replaceable }
 end
 local hold = hold_of(lock, token)
 if not hold.confirmed then

@@ -21,7 +21,7 @@ if not hold.confirmed then
   -- was counted.
   if arg.min_hold > 0 then hold.cool = ms + arg.min_hold end
   -- A newer run may have come before this hold was confirmed, and so did not ask it to end.
-  local newest = arg.terms.replaces and not hold.stays and newest_of(lock)
+  local newest = arg.terms.replaces and not hold.not_replaceable and newest_of(lock)
   if newest and newest.token ~= token then hold.asked, hold.superseded = newest.owner, true end
 end
 -- Not the candidate of this master: that may be greater, if this master was not counted.

@@ -1,7 +1,7 @@
 -- renew.lua: extends the lease of the token that the lock key names, and of no other.
 -- Argument: token, ttl (ms), fence (none: the recorded one).
 -- Replies: renewed {fence (none: not told yet), held, cooling (left, ms), owner, asked (whether it is
---        asked to end), superseded, stays} · missing: this master is free, and was granted to
+--        asked to end), superseded, not_replaceable} · missing: this master is free, and was granted to
 --        nobody after that fence, so it may be won back · not-held · revoked, and those of
 --        acquire.lua for a master that does not count.
 -- Why atomic: compare and extend. A master whose answers came too late to be counted at the grant
@@ -20,7 +20,7 @@ if is_held_by(lock, token) then
   hold['until'] = ms + arg.ttl
   save(lock, token, hold)
   return answer('renewed', { fence = agreed(hold), held = shown(hold).held, cooling = left(hold.cool), owner = hold.owner,
-    asked = hold.asked ~= nil, superseded = hold.superseded, stays = hold.stays })
+    asked = hold.asked ~= nil, superseded = hold.superseded, not_replaceable = hold.not_replaceable })
 end
 if is_revoked_from(lock, token) then return answer('revoked') end
 local is_spent = redis.call('EXISTS', spent_key(lock, token)) == 1

@@ -1,7 +1,7 @@
 -- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (rules:
 -- LockTable::acquire).
 -- Argument: token, ttl, min_hold, owner, mode, patience ('none' or 'queue'), terms {once_per,
---        replaces, stays}, waited (how long it has asked), connection (to wake), again (whether it
+--        replaces, not_replaceable}, waited (how long it has asked), connection (to wake), again (whether it
 --        has asked before), has_waited (whether it has had a place in the queue), queue_max (most waiters of a lock), prefix of the locks' names. Times in
 --        ms.
 -- Replies: granted {fence, waited, slot} · waiting {ahead, next, blocker} · busy {at, queue_full (how
@@ -50,7 +50,7 @@ local function record_heartbeat(locks, came, ticket, since)
     ticket, since = int(last), int(came)
     for _, lock in ipairs(locks) do lock.changed = true end
   end
-  local waiter = cjson.encode({ ticket = ticket, since = since, silent = ms + SILENCE, mode = mode, names = worklist(locks),
+  local waiter = cjson.encode({ ticket = ticket, since = since, stale_at = ms + SILENCE, mode = mode, names = worklist(locks),
     owner = owner, terms = terms, connection = arg.connection })
   for _, lock in ipairs(locks) do
     write_absence(lock, ms)
@@ -83,7 +83,7 @@ local function place(locks)
     if rank > 0 then
       local before = redis.call('ZRANGE', lock.QUEUE, rank - 1, rank - 1)[1]
       local w = waiter_of(lock, before)
-      next = math.min(next, w and left(silent_at(lock, w.silent)) or 0)
+      next = math.min(next, w and left(stale_at(lock, w.stale_at)) or 0)
     elseif lock.kind == 'foreign' then
       next = math.min(next, FOREIGN_LOOK)
     -- A lock that admits the waiter may lack a slot in common with its other locks.
@@ -221,7 +221,7 @@ if alone then
   local skipped = skip_if_done(locks)
   if skipped then return skipped end
   local hold = { slot = slot_for(locks, mode), ['until'] = ms + arg.ttl, cool = cool_from(us), confirmed = true,
-    waited = 0, owner = owner, stays = terms.stays }
+    waited = 0, owner = owner, not_replaceable = terms.not_replaceable }
   grant(locks, mode, token, hold)
   for _, lock in ipairs(locks) do confirm(lock, hold) end
   tell()
@@ -271,7 +271,7 @@ if not held_everywhere(locks, token) then
   if admitted then slot = slot_for(locks, mode) end
   if slot ~= nil then
     grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
-      waited = 0, owner = owner, stays = terms.stays })
+      waited = 0, owner = owner, not_replaceable = terms.not_replaceable })
   end
   if terms.replaces and not held_everywhere(locks, token) then replace(locks, came) end
   for _, lock in ipairs(news) do wake_head(lock) end

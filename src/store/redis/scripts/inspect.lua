@@ -38,8 +38,8 @@ local function seen(lock)
     if view.state == 'free' and view.paused then view.state, view.left = 'paused', left(view.paused['until']) end
     for _, token in ipairs(redis.call('ZRANGE', lock.QUEUE, 0, -1)) do
       local w = object_at(waiter_key(lock, token)) or {}
-      local since, silent = number_in(w.since), number_in(w.silent)
-      if since and silent and type(w.owner) == 'table' and ms < silent_at(lock, silent) then
+      local since, stale = number_in(w.since), number_in(w.stale_at)
+      if since and stale and type(w.owner) == 'table' and ms < stale_at(lock, stale) then
         local waiting, replaces = math.max(ms - math.floor(since / 1000), 0), type(w.terms) == 'table' and w.terms.replaces == true
         waiters[#waiters + 1] = { owner = w.owner, mode = mode_to(w.mode), replaces = replaces, waiting = waiting }
       end

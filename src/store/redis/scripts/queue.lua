@@ -1,6 +1,6 @@
 -- queue.lua: the second part of each script that changes something on a single server: the queue,
--- and `grant_next`, which each of them runs at its end. A Lua port of src/rules.rs, with mostly the
--- same names. record.lua describes the keys.
+-- and `grant_next`, which each of them runs at its end. A Lua port of src/rules/queue.rs and
+-- src/rules/grant.rs, with mostly the same names. record.lua describes the keys.
 --
 -- Why in the same script: the decision, the next grant and its wake are one atomic operation (I3,
 -- I9).
@@ -88,7 +88,7 @@ end
 local function waiter_of(lock, token)
   local w = object_at(waiter_key(lock, token))
   if not w or type(w.names) ~= 'table' or type(w.owner) ~= 'table' or type(w.terms) ~= 'table' then return nil end
-  w.since, w.silent, w.connection = number_in(w.since), number_in(w.silent), number_in(w.connection)
+  w.since, w.stale_at, w.connection = number_in(w.since), number_in(w.stale_at), number_in(w.connection)
   w.terms.once_per = number_in(w.terms.once_per)
   local is_mode = w.mode == 'exclusive' or w.mode == 'shared' or slots_of(w.mode)
   local waits_here = false
@@ -96,7 +96,7 @@ local function waiter_of(lock, token)
     if not is_rest(rest) then return nil end
     waits_here = waits_here or rest == lock.rest
   end
-  return waits_here and is_mode and w.since and w.silent and w or nil
+  return waits_here and is_mode and w.since and w.stale_at and w or nil
 end
 
 -- Wakes the head, because the lock will be free earlier than it knows, or because it has just
@@ -119,7 +119,7 @@ end
 local function heard(lock, token)
   if absence(lock).is_news then write_absence(lock, lock.absence.last) end
   local w = waiter_of(lock, token)
-  return w and silent_at(lock, w.silent) > ms and w or nil
+  return w and stale_at(lock, w.stale_at) > ms and w or nil
 end
 
 -- Takes a waiter out of all its queues, and retains its ticket. Its other locks go on the worklist.
@@ -194,7 +194,7 @@ local function grant_head(at, token, w, work, caller)
     if lock ~= at then work[#work + 1] = lock.rest end
   end
   grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
-    waited = gone_by(w.since), owner = w.owner, stays = w.terms.stays })
+    waited = gone_by(w.since), owner = w.owner, not_replaceable = w.terms.not_replaceable })
   if token ~= caller then wake(names[1], token, w.connection) end
   return true
 end

@@ -21,7 +21,7 @@
 --                                 dlock/revoked:<until>
 --   dlock.hold:{tag}:L *  HASH    token -> JSON {phase, fence, since (us), until, cool, confirmed,
 --                                 waited, owner}, and where it applies {slot, asked, superseded,
---                                 stays}. On a master of a quorum it is dlock.quorum:{tag}:L, and
+--                                 not_replaceable}. On a master of a quorum it is dlock.quorum:{tag}:L, and
 --                                 has {attempt}.
 --                                 #<slot> -> token, if the lock has slots
 --   dlock.due:{tag}:L     ZSET    shared, slots: the tokens that hold, by their end
@@ -38,7 +38,7 @@
 --                                 JSON {owner, fence, since, ended}
 --   dlock.pause:{tag}:L   STRING  the pause: JSON {by, since, until}
 --   dlock.newest:{tag}:L  STRING  the newest caller with --replace: JSON {owner, came (us), token}
---   dlock.waiter:{tag}:L:<token>  STRING  JSON {ticket, since (us), silent, mode, names, owner,
+--   dlock.waiter:{tag}:L:<token>  STRING  JSON {ticket, since (us), stale_at, mode, names, owner,
 --                                 terms, connection}
 --   dlock.spent:{tag}:L:<token>   STRING
 --   dlock.wake:{tag}:L:<token>:<connection>  LIST, for the first of the locks
@@ -133,7 +133,7 @@ local function decoded(json)
   return { phase = h.phase, fence = h.fence, since = h.since, ['until'] = due, cool = cool, confirmed = h.confirmed == true,
     waited = waited, owner = h.owner, slot = number_in(h.slot), attempt = number_in(h.attempt) and h.attempt,
     asked = type(h.asked) == 'table' and h.asked or nil, superseded = h.superseded == true or nil,
-    stays = h.stays == true or nil }
+    not_replaceable = h.not_replaceable == true or nil }
 end
 
 -- Sorts holds by their end.
@@ -234,14 +234,14 @@ local function absence(lock)
   return a
 end
 
--- When a waiter becomes stale; `silent` is the time in its record. A waiter that was not stale when
+-- When a waiter becomes stale; `recorded` is the time in its record. A waiter that was not stale when
 -- a gap began, and sent no heartbeat since, has a whole SILENCE from the end of the gap. Not if its
 -- ticket is forgotten before, nor if it sent no heartbeat since the gap before that one either.
-local function silent_at(lock, silent)
+local function stale_at(lock, recorded)
   local a = absence(lock)
-  local heard, again = silent - SILENCE, a.back + SILENCE
-  local was_heard = silent > a.from and heard <= a.from and heard >= a.before
-  return was_heard and again <= heard + TICKET_KEPT and math.max(silent, again) or silent
+  local last_seen, again = recorded - SILENCE, a.back + SILENCE
+  local was_seen = recorded > a.from and last_seen <= a.from and last_seen >= a.before
+  return was_seen and again <= last_seen + TICKET_KEPT and math.max(recorded, again) or recorded
 end
 
 -- The lock whose keys begin at this index.
@@ -595,7 +595,7 @@ end
 -- future was made before the clock was set back, so it counts as older.
 local function is_replaced(hold, came)
   local since = tonumber(hold.since)
-  return hold.phase == 'held' and not hold.stays and (since < came or since > us) and not hold.asked
+  return hold.phase == 'held' and not hold.not_replaceable and (since < came or since > us) and not hold.asked
 end
 
 -- A hold as it is in a reply (rules: Hold::shown).

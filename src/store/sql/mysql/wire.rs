@@ -98,10 +98,10 @@ struct Greeting {
 }
 
 impl Connection {
-    /// Connects and logs in by `by`. `settings` are statements, each with its semicolon.
-    pub fn begin(target: &Target, server: &Address, settings: &str, by: Moment) -> Result<Self, Error> {
-        log_in(&target.shown_at(server), target.password.as_ref(), by, |password| {
-            Self::begin_as(target, server, password, settings.into(), by)
+    /// Connects and logs in by `deadline`. `settings` are statements, each with its semicolon.
+    pub fn begin(target: &Target, server: &Address, settings: &str, deadline: Moment) -> Result<Self, Error> {
+        log_in(&target.shown_at(server), target.password.as_ref(), deadline, |password| {
+            Self::begin_as(target, server, password, settings.into(), deadline)
         })
     }
 
@@ -110,13 +110,13 @@ impl Connection {
         server: &Address,
         password: Option<&str>,
         settings: String,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Self, Error> {
-        let (pipe, has_password) = (Pipe::open(target, server, by)?, password.is_some());
+        let (pipe, has_password) = (Pipe::open(target, server, deadline)?, password.is_some());
         let role = if target.has_standbys() { format!("SELECT {IS_READ_ONLY}; ") } else { String::new() };
         let mut connection =
             Self { pipe, sequence: 0, has_password, process: 0, settings, role, is_owed: false };
-        connection.log_in(target, server, password.unwrap_or_default(), by).map_err(Error::from)?;
+        connection.log_in(target, server, password.unwrap_or_default(), deadline).map_err(Error::from)?;
         connection.pipe.farewell = QUIT;
         Ok(connection)
     }
@@ -126,9 +126,9 @@ impl Connection {
         target: &Target,
         server: &Address,
         password: &str,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<(), Failure> {
-        let packet = self.packet(by)?;
+        let packet = self.packet(deadline)?;
         let greeting = Greeting::parse(&packet).ok_or_else(|| self.not_mysql())?;
         self.process = greeting.process;
         let mut can = can::ALL;
@@ -141,9 +141,9 @@ impl Connection {
                 ))));
             }
             can |= can::SSL;
-            self.send(&hello(can), by)?;
+            self.send(&hello(can), deadline)?;
             let Pipe { store, stream, .. } = &mut self.pipe;
-            let session = Session::begin(store, tls, host, &mut Bounded { stream, by });
+            let session = Session::begin(store, tls, host, &mut Bounded { stream, deadline });
             self.pipe.tls = Some(session.map_err(Failure::Refused)?);
         }
         let known = ["caching_sha2_password", "mysql_native_password"].contains(&greeting.plugin.as_str());
@@ -154,9 +154,9 @@ impl Connection {
             [target.user.as_bytes(), b"\0", &[u8::try_from(proof.len()).unwrap_or(0)], &proof].concat(),
         );
         answer.extend([target.database.as_bytes(), b"\0", plugin.as_bytes(), b"\0"].concat());
-        self.send(&answer, by)?;
+        self.send(&answer, deadline)?;
         for _ in 0..PROOFS_MOST {
-            let packet = self.packet(by)?;
+            let packet = self.packet(deadline)?;
             match packet.split_first() {
                 Some((0, _)) => return Ok(()),
                 Some((0xfe, rest)) => {
@@ -165,13 +165,13 @@ impl Connection {
                     let nonce = parts.next().unwrap_or_default();
                     let nonce = nonce.strip_suffix(b"\0").unwrap_or(nonce);
                     let proof = self.prove(&plugin, nonce, password)?;
-                    self.send(&proof, by)?;
+                    self.send(&proof, deadline)?;
                 }
                 // The server accepted the proof from its cache.
                 Some((1, [3])) => {}
                 Some((1, [4])) if plugin == "caching_sha2_password" => {
                     let clear = self.in_clear(password)?;
-                    self.send(&clear, by)?;
+                    self.send(&clear, deadline)?;
                 }
                 _ => return Err(self.not_mysql()),
             }
@@ -214,7 +214,7 @@ impl Connection {
         Failure::Refused(Error::Denied(format!("{} {why}", self.pipe.store)))
     }
 
-    fn send(&mut self, body: &[u8], by: Moment) -> Result<(), Failure> {
+    fn send(&mut self, body: &[u8], deadline: Moment) -> Result<(), Failure> {
         let mut bytes = Vec::with_capacity(body.len() + 4);
         let mut parts = body.chunks(PACKET_MOST);
         loop {
@@ -227,10 +227,10 @@ impl Connection {
                 break;
             }
         }
-        match self.pipe.send(&bytes, by) {
+        match self.pipe.send(&bytes, deadline) {
             Ok(()) => Ok(()),
             // The error that the server sent before it closed is more useful.
-            Err(error) => match self.packet(by) {
+            Err(error) => match self.packet(deadline) {
                 Err(failure @ Failure::Refused(_)) => Err(failure),
                 _ => Err(self.pipe.failure(&error)),
             },
@@ -238,17 +238,17 @@ impl Connection {
     }
 
     /// Waits for the next packet. A server error is returned as an error.
-    fn packet(&mut self, by: Moment) -> Result<Vec<u8>, Failure> {
+    fn packet(&mut self, deadline: Moment) -> Result<Vec<u8>, Failure> {
         let mut packet = Vec::new();
         loop {
-            let head = self.filled(4, by)?;
+            let head = self.filled(4, deadline)?;
             let length = usize::from(head[0]) | usize::from(head[1]) << 8 | usize::from(head[2]) << 16;
             let number = head[3];
             self.sequence = number.wrapping_add(1);
             if packet.len() + length > ANSWER_MOST {
                 return Err(self.not_mysql());
             }
-            packet.extend_from_slice(&self.filled(4 + length, by)?[4..4 + length]);
+            packet.extend_from_slice(&self.filled(4 + length, deadline)?[4..4 + length]);
             self.pipe.take(4 + length);
             if length < PACKET_MOST {
                 break;
@@ -261,9 +261,9 @@ impl Connection {
     }
 
     /// The received bytes, once there are this many.
-    fn filled(&mut self, length: usize, by: Moment) -> Result<&[u8], Failure> {
+    fn filled(&mut self, length: usize, deadline: Moment) -> Result<&[u8], Failure> {
         while self.pipe.rest().len() < length {
-            self.pipe.fill(by).map_err(|error| self.pipe.failure(&error))?;
+            self.pipe.fill(deadline).map_err(|error| self.pipe.failure(&error))?;
         }
         Ok(self.pipe.rest())
     }
@@ -285,9 +285,9 @@ impl Connection {
     }
 
     /// Waits for the results of the statements of one text.
-    fn answer(&mut self, by: Moment) -> Result<Answer, Failure> {
+    fn answer(&mut self, deadline: Moment) -> Result<Answer, Failure> {
         let mut answer = Answer::default();
-        let done = self.results(&mut answer, by);
+        let done = self.results(&mut answer, deadline);
         let role = (!self.role.is_empty() && !answer.rows.is_empty()).then(|| answer.rows.remove(0));
         let is_read_only = role.is_some_and(|row| row.first() == Some(&Some(b"1".to_vec())));
         match done {
@@ -300,9 +300,9 @@ impl Connection {
     }
 
     /// The count of changed rows is that of the last statement that changes rows.
-    fn results(&mut self, answer: &mut Answer, by: Moment) -> Result<(), Failure> {
+    fn results(&mut self, answer: &mut Answer, deadline: Moment) -> Result<(), Failure> {
         loop {
-            let packet = self.packet(by)?;
+            let packet = self.packet(deadline)?;
             let status = match packet.split_first() {
                 Some((0, rest)) => {
                     let (changed, rest) = length_encoded(rest).ok_or_else(|| self.not_mysql())?;
@@ -311,7 +311,7 @@ impl Connection {
                     rest.first_chunk().copied()
                 }
                 // With 0xfb the server asks for a file of this machine.
-                Some((1..=0xfa, _)) => Some(self.rows(&packet, answer, by)?),
+                Some((1..=0xfa, _)) => Some(self.rows(&packet, answer, deadline)?),
                 _ => None,
             };
             let status = status.ok_or_else(|| self.not_mysql())?;
@@ -323,12 +323,12 @@ impl Connection {
     }
 
     /// Reads the rows after the packet with the number of columns. Returns the status at their end.
-    fn rows(&mut self, first: &[u8], answer: &mut Answer, by: Moment) -> Result<[u8; 2], Failure> {
+    fn rows(&mut self, first: &[u8], answer: &mut Answer, deadline: Moment) -> Result<[u8; 2], Failure> {
         let is_end = |packet: &[u8]| packet.first() == Some(&0xfe) && packet.len() < 9;
         let columns = length_encoded(first).map_or(0, |(count, _)| count);
-        while !is_end(&self.packet(by)?) {}
+        while !is_end(&self.packet(deadline)?) {}
         loop {
-            let packet = self.packet(by)?;
+            let packet = self.packet(deadline)?;
             if is_end(&packet) {
                 return packet.last_chunk().copied().ok_or_else(|| self.not_mysql());
             }
@@ -340,15 +340,15 @@ impl Connection {
         }
     }
 
-    fn send_statement(&mut self, statement: &str, by: Moment) -> Result<(), Failure> {
+    fn send_statement(&mut self, statement: &str, deadline: Moment) -> Result<(), Failure> {
         self.sequence = 0;
         let text = [b"\x03", self.settings.as_bytes(), self.role.as_bytes(), statement.as_bytes()];
-        self.send(&text.concat(), by)
+        self.send(&text.concat(), deadline)
     }
 
     /// Waits for the answer that nobody has waited for. A refusal does not matter.
-    fn settle(&mut self, by: Moment) -> Result<(), Failure> {
-        match std::mem::take(&mut self.is_owed).then(|| self.answer(by)) {
+    fn settle(&mut self, deadline: Moment) -> Result<(), Failure> {
+        match std::mem::take(&mut self.is_owed).then(|| self.answer(deadline)) {
             Some(Err(failure @ (Failure::Broken(_) | Failure::Silent(_) | Failure::ReadOnly(_)))) => {
                 Err(failure)
             }
@@ -358,19 +358,19 @@ impl Connection {
 }
 
 impl Link for Connection {
-    fn tell(&mut self, statement: String, by: Moment) -> Result<(), Failure> {
-        self.settle(by)?;
-        self.send_statement(&statement, by)?;
+    fn tell(&mut self, statement: String, deadline: Moment) -> Result<(), Failure> {
+        self.settle(deadline)?;
+        self.send_statement(&statement, deadline)?;
         self.is_owed = true;
         Ok(())
     }
 
-    fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure> {
-        self.settle(by)?;
+    fn ask(&mut self, statements: &[String], deadline: Moment) -> Result<Vec<Answer>, Failure> {
+        self.settle(deadline)?;
         let (mut answers, mut failed) = (Vec::with_capacity(statements.len()), None);
         for statement in statements {
-            self.send_statement(statement, by)?;
-            match self.answer(by) {
+            self.send_statement(statement, deadline)?;
+            match self.answer(deadline) {
                 Err(failure @ (Failure::Broken(_) | Failure::Silent(_) | Failure::ReadOnly(_))) => {
                     return Err(failure);
                 }

@@ -72,32 +72,34 @@ struct Message {
 }
 
 impl Connection {
-    /// Connects and logs in by `by`.
-    pub fn begin(target: &Target, server: &Address, by: Moment) -> Result<Self, Error> {
+    /// Connects and logs in by `deadline`.
+    pub fn begin(target: &Target, server: &Address, deadline: Moment) -> Result<Self, Error> {
         let shown = target.shown_at(server);
-        log_in(&shown, target.password.as_ref(), by, |password| Self::begin_as(target, server, password, by))
+        log_in(&shown, target.password.as_ref(), deadline, |password| {
+            Self::begin_as(target, server, password, deadline)
+        })
     }
 
     fn begin_as(
         target: &Target,
         server: &Address,
         password: Option<&str>,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<Self, Error> {
-        let mut pipe = Pipe::open(target, server, by)?;
+        let mut pipe = Pipe::open(target, server, deadline)?;
         if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, server) {
-            let mut raw = Bounded { stream: &mut pipe.stream, by };
+            let mut raw = Bounded { stream: &mut pipe.stream, deadline };
             ask_for_tls(&pipe.store, &mut raw)?;
             pipe.tls = Some(Session::begin(&pipe.store, tls, host, &mut raw)?);
         }
         let (asks_role, guard) = (target.has_standbys(), Guard::default());
         let mut connection = Self { pipe, process: 0, is_notified: false, asks_role, guard };
-        connection.log_in(target, password, by).map_err(Error::from)?;
+        connection.log_in(target, password, deadline).map_err(Error::from)?;
         connection.pipe.farewell = TERMINATE;
         Ok(connection)
     }
 
-    fn log_in(&mut self, target: &Target, password: Option<&str>, by: Moment) -> Result<(), Failure> {
+    fn log_in(&mut self, target: &Target, password: Option<&str>, deadline: Moment) -> Result<(), Failure> {
         let mut startup = vec![0, 3, 0, 0];
         let parameters = [
             ("user", target.user.as_str()),
@@ -112,12 +114,12 @@ impl Connection {
             }
         }
         startup.push(0);
-        self.send(&framed(None, &startup), by)?;
+        self.send(&framed(None, &startup), deadline)?;
         let mut proof = Proof { password, ..Proof::default() };
         loop {
-            let message = self.message(by)?;
+            let message = self.message(deadline)?;
             match message.kind {
-                b'R' => self.prove(&message.body, target, &mut proof, by)?,
+                b'R' => self.prove(&message.body, target, &mut proof, deadline)?,
                 b'K' => {
                     self.process = message.body.first_chunk().map_or(0, |id| u32::from_be_bytes(*id).into())
                 }
@@ -136,7 +138,7 @@ impl Connection {
         asked: &[u8],
         target: &Target,
         proof: &mut Proof<'_>,
-        by: Moment,
+        deadline: Moment,
     ) -> Result<(), Failure> {
         let store = self.pipe.store.clone();
         let denied = |why: &str| Failure::Refused(Error::Denied(format!("{store} {why}")));
@@ -194,14 +196,14 @@ impl Connection {
                 ));
             }
         };
-        self.send(&framed(Some(b'p'), &answer), by)
+        self.send(&framed(Some(b'p'), &answer), deadline)
     }
 
-    fn send(&mut self, bytes: &[u8], by: Moment) -> Result<(), Failure> {
-        match self.pipe.send(bytes, by) {
+    fn send(&mut self, bytes: &[u8], deadline: Moment) -> Result<(), Failure> {
+        match self.pipe.send(bytes, deadline) {
             Ok(()) => Ok(()),
             // The error that the server sent before it closed is more useful.
-            Err(error) => match self.message(by) {
+            Err(error) => match self.message(deadline) {
                 Ok(Message { kind: b'E', body }) => Err(self.error(&body)),
                 _ => Err(self.pipe.failure(&error)),
             },
@@ -209,7 +211,7 @@ impl Connection {
     }
 
     /// Waits for the next message. Skips notices, and notes notifications.
-    fn message(&mut self, by: Moment) -> Result<Message, Failure> {
+    fn message(&mut self, deadline: Moment) -> Result<Message, Failure> {
         loop {
             while let Some(message) = self.take()? {
                 match message.kind {
@@ -218,7 +220,7 @@ impl Connection {
                     _ => return Ok(message),
                 }
             }
-            self.pipe.fill(by).map_err(|error| self.pipe.failure(&error))?;
+            self.pipe.fill(deadline).map_err(|error| self.pipe.failure(&error))?;
         }
     }
 
@@ -251,12 +253,16 @@ impl Connection {
     }
 
     /// Waits for the results of a text and its preamble.
-    fn answer(&mut self, preamble: &Preamble, by: Moment) -> Result<(Answer, Option<Failure>), Failure> {
+    fn answer(
+        &mut self,
+        preamble: &Preamble,
+        deadline: Moment,
+    ) -> Result<(Answer, Option<Failure>), Failure> {
         let (mut answer, mut failure) = (Answer::default(), None);
         let role = usize::from(self.asks_role);
         let (mut left, mut facts) = (preamble.statements + role, Vec::new());
         loop {
-            let message = self.message(by)?;
+            let message = self.message(deadline)?;
             match message.kind {
                 b'D' => {
                     let columns = message.body.first_chunk().map_or(0, |count| u16::from_be_bytes(*count));
@@ -295,8 +301,8 @@ impl Connection {
     /// The message that runs a text after its preamble. It sets a lock timeout: while a server
     /// waits for rows that another client keeps locked, it does not notice that its own client has
     /// gone, and each attempt would leave a process behind.
-    fn query(&self, preamble: &Preamble, text: &str, by: Moment) -> Vec<u8> {
-        let millis = by.left().as_millis().clamp(1, 1 << 30);
+    fn query(&self, preamble: &Preamble, text: &str, deadline: Moment) -> Vec<u8> {
+        let millis = deadline.left().as_millis().clamp(1, 1 << 30);
         let role = if self.asks_role { IS_READ_ONLY } else { "" };
         let preamble = &preamble.text;
         framed(Some(b'Q'), format!("SET LOCAL lock_timeout = {millis}; {role}{preamble}{text}\0").as_bytes())
@@ -325,14 +331,15 @@ impl Connection {
 }
 
 impl Link for Connection {
-    fn ask(&mut self, statements: &[String], by: Moment) -> Result<Vec<Answer>, Failure> {
+    fn ask(&mut self, statements: &[String], deadline: Moment) -> Result<Vec<Answer>, Failure> {
         let preambles: Vec<_> = statements.iter().map(|text| self.guard.preamble(text)).collect();
         let texts = preambles.iter().zip(statements);
-        let bytes: Vec<u8> = texts.flat_map(|(preamble, text)| self.query(preamble, text, by)).collect();
-        self.send(&bytes, by)?;
+        let bytes: Vec<u8> =
+            texts.flat_map(|(preamble, text)| self.query(preamble, text, deadline)).collect();
+        self.send(&bytes, deadline)?;
         let (mut answers, mut failed) = (Vec::with_capacity(statements.len()), None);
         for preamble in &preambles {
-            let (answer, failure) = self.answer(preamble, by)?;
+            let (answer, failure) = self.answer(preamble, deadline)?;
             answers.push(answer);
             failed = failed.or(failure);
         }

@@ -1,6 +1,6 @@
 //! The locks that the runs of a night ask for.
 
-use super::super::check::{Kind, SECOND};
+use super::super::judge::{Kind, SECOND};
 use dlock::lock::Mode;
 
 /// The keys of a run, as letters, and how it takes them.

@@ -1,7 +1,7 @@
 //! Faults of processes: kills, stops and other signals to dlock, its guard and the job.
 
-use super::super::check::{Hit, Kind, Trouble};
 use super::super::crowd::{Crowd, now};
+use super::super::judge::{Hit, Kind, Trouble};
 use super::super::site::Arrangement;
 use super::{Heal, LOCKERS, Nemesis, Outages, Profile};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};

@@ -1,7 +1,7 @@
 //! Faults of servers: kills, stops, restarts, failovers, full disks, and slots that move.
 
-use super::super::check::FULL_DIRECTORY;
 use super::super::crowd::now;
+use super::super::judge::FULL_DIRECTORY;
 use super::super::site::{Arrangement, set_clock};
 use super::{HOST, Heal, Nemesis, Profile, SENTINEL};
 use crate::support::cluster;

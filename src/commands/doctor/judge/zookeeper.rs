@@ -5,7 +5,8 @@ use super::{Criteria, bad, of_clock, of_round_trips, ok, unreachable, warn};
 use crate::output::doctor::Finding;
 use crate::store::probe::{Ensemble, Member};
 
-/// The lease of a run is its session, which no wall clock ends. A script's hold has no session.
+/// A run's hold lasts at least as long as its session, which no wall clock ends. A script's hold
+/// has no session: only its end in the record counts.
 const CLOCK_EFFECT: &str = "locks of `dlock run` are not affected; those of `dlock acquire` are, and fences after a change of the leader";
 
 pub(super) fn of_ensemble(ensemble: &Ensemble, criteria: &Criteria) -> Vec<Finding> {
@@ -49,8 +50,8 @@ fn of_member(name: &str, member: &Member) -> Finding {
     ok("server", found)
 }
 
-/// Several servers of this version can lose writes: ZOOKEEPER-4785, fixed in 3.8.5 and 3.9.2, and
-/// ZOOKEEPER-4925 in 3.9.3.
+/// Whether an ensemble of this version can lose writes: ZOOKEEPER-4785 is fixed in 3.8.5 and 3.9.2,
+/// ZOOKEEPER-4925, which 3.9.3 has, in 3.9.4.
 fn may_forget(version: &str) -> bool {
     let numbers: Vec<u32> = version.split('.').map_while(|number| number.parse().ok()).collect();
     let [major, minor, patch] = numbers[..] else { return false };

@@ -29,7 +29,7 @@ pub struct Race {
     running: [Option<Running>; ATTEMPTS],
     results: Receiver<Outcome>,
     say: Sender<Outcome>,
-    /// The error of a cancelled attempt.
+    /// The error for an attempt that is cancelled or takes too long.
     late: Error,
 }
 
@@ -85,7 +85,8 @@ impl Race {
 }
 
 impl Keeper {
-    /// Renews the lease. Returns on success, when no attempt is left, or when the lock is lost.
+    /// Renews the lease. Returns when an attempt has succeeded, when none is left, or when the lock
+    /// is lost or being given back.
     pub fn renew_beside(self: &Arc<Self>, race: &mut Race, keeping: &mut Keeping) -> Kept {
         let schedule = self.request.schedule;
         let began = Moment::now();
@@ -142,7 +143,7 @@ impl Keeper {
     }
 
     /// Begins an attempt on a store that is free, if there is one.
-    fn begin(self: &Arc<Self>, race: &mut Race, by: Moment) -> io::Result<()> {
+    fn begin(self: &Arc<Self>, race: &mut Race, deadline: Moment) -> io::Result<()> {
         let Some(index) = race.free(self.stores.current()) else { return Ok(()) };
         let (began, cancel) = (Moment::now(), Arc::new(EventFd::new()?));
         let (keeper, interrupt, say, late) =
@@ -150,7 +151,7 @@ impl Keeper {
         thread::Builder::new().name("dlock-renewal".into()).spawn(move || {
             let (names, ask) = (&keeper.request.names, &keeper.request.ask);
             let mut store = keeper.stores.lock_at(index);
-            let renew = || store.renew(names, &ask.token, ask.ttl, by);
+            let renew = || store.renew(names, &ask.token, ask.ttl, deadline);
             let answer = interrupt::unless(interrupt.as_fd(), renew).unwrap_or(Err(late));
             if answer.is_err() {
                 store.reset();

@@ -1,5 +1,5 @@
 //! The messages of etcd's JSON gateway. 64-bit numbers are strings; keys and values are base64.
-//! Here only the form of an answer is checked.
+//! This module checks only the form of an answer.
 
 use base64::display::Base64Display;
 use base64::engine::{Engine as _, general_purpose::STANDARD};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use std::borrow::Cow;
 
-/// A key or a value, in base64.
+/// A key or a value; in JSON it is base64.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub Vec<u8>);
 
@@ -103,14 +103,15 @@ pub struct Txn {
     pub success: Vec<Act>,
 }
 
-/// Most operations, and most conditions, of a transaction, by etcd's default (--max-txn-ops). The
-/// limit includes nested ones: n outer and m inner need n + m ≤ 128. The touch of a waiter is itself
-/// a transaction of one operation.
+/// Most operations, and most conditions, of a transaction: etcd's default of --max-txn-ops. The
+/// limit includes nested ones: n outer and m inner need n + m ≤ 128. The touch of a waiter is
+/// itself a transaction of one operation.
 const OPERATIONS_MOST: usize = 128;
 /// Most operations in a nested transaction.
 const WITHIN_MOST: usize = 63;
 
-/// Operations of a transaction with this many conditions, nested as etcd's limit demands.
+/// Splits the operations of a transaction with this many conditions into nested transactions, as
+/// etcd's limit demands.
 pub fn bundled(acts: Vec<Act>, conditions: usize) -> Vec<Act> {
     if acts.len() < OPERATIONS_MOST && conditions < OPERATIONS_MOST {
         return acts;
@@ -224,7 +225,7 @@ pub struct LeaseAnswer {
 #[derive(Debug, Deserialize)]
 pub struct Streamed<T> {
     pub result: Option<T>,
-    pub error: Option<Said>,
+    pub error: Option<ServerError>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -243,13 +244,13 @@ pub struct Event {
 /// An error of etcd.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Said {
+pub struct ServerError {
     #[serde(alias = "grpc_code")]
     pub code: u16,
     pub message: String,
 }
 
-impl Said {
+impl ServerError {
     /// Whether the request exceeded `--max-request-bytes`, or the transport's limit.
     pub fn is_too_large(&self) -> bool {
         ["request is too large", "message larger than max"].iter().any(|why| self.message.contains(why))

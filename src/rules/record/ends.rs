@@ -1,0 +1,183 @@
+//! How a hold ends: its lease runs out, it is given back, or its process is dead; and how its
+//! min-hold begins.
+
+use super::{Hold, Lock, Phase, Record, Tombstone};
+use crate::exit::Ended;
+use crate::lock::{Fence, Owner, PAUSE_MOST, Token};
+use crate::rules::LOG_KEPT;
+use crate::rules::answer::{Left, LoggedEnd, Outcome, Pause, Success};
+use crate::rules::operation::End;
+use crate::rules::time::{Due, Time, millis};
+use std::time::Duration;
+
+impl Record {
+    /// Ends what has run out, and what the lock key contradicts.
+    pub(in crate::rules) fn expire(&mut self, now: Time) {
+        let over = match &self.lock {
+            Lock::Free => false,
+            Lock::Exclusive { until, .. }
+            | Lock::Shared { until }
+            | Lock::Slots { until, .. }
+            | Lock::Cooling { until }
+            | Lock::Revoked { until } => until.passed(now),
+            Lock::Foreign { until } => until.is_some_and(|until| until.is_expired_in_redis(now)),
+        };
+        if over {
+            self.lock = Lock::Free;
+        }
+        // A pause that ends later than the longest one allowed was made by a wrong clock, and would
+        // never end.
+        let is_in_force =
+            |pause: &Pause| (1..=millis(PAUSE_MOST)).contains(&pause.until.saturating_sub(now.millis()));
+        self.paused.take_if(|pause| !is_in_force(pause));
+        let mut ended: Vec<(Due, Token)> = self
+            .holds
+            .iter()
+            .filter(|(token, hold)| !self.lock_confirms(now, token, hold))
+            .map(|(token, hold)| (hold.due(), token.clone()))
+            .collect();
+        ended.sort();
+        for (due, token) in &ended {
+            let outcome = if due.passed(now) { Outcome::Expired } else { Outcome::Lost };
+            self.end(now, token, outcome, None, None);
+        }
+        if !ended.is_empty() {
+            self.free_if_empty();
+        }
+    }
+
+    pub(super) fn lock_confirms(&self, now: Time, token: &Token, hold: &Hold) -> bool {
+        match &self.lock {
+            Lock::Exclusive { token: holder, .. } => holder == token,
+            Lock::Revoked { .. } => hold.phase == Phase::Revoked,
+            Lock::Shared { .. } | Lock::Slots { .. } => !hold.due().passed(now),
+            Lock::Free | Lock::Cooling { .. } | Lock::Foreign { .. } => false,
+        }
+    }
+
+    /// A shared lock or one with slots is free once its last hold is gone.
+    pub(super) fn free_if_empty(&mut self) {
+        if self.holds.is_empty() && matches!(self.lock, Lock::Shared { .. } | Lock::Slots { .. }) {
+            self.lock = Lock::Free;
+        }
+    }
+
+    /// Gives back a hold. Returns the rest of its min-hold.
+    pub(in crate::rules) fn release(&mut self, now: Time, token: &Token, end: &End) -> Duration {
+        match end.ran.outcome() {
+            Some(outcome) => {
+                if end.once_per && outcome == Outcome::Released && end.job == Some(Ended::Code(0)) {
+                    self.remember_success(now, token);
+                }
+                self.close(now, token, outcome, end.job)
+            }
+            None => {
+                self.drop_hold(token);
+                Duration::ZERO
+            }
+        }
+    }
+
+    /// Records a success for `--once-per`. If several hold the lock together, the one that was
+    /// granted last counts.
+    pub(super) fn remember_success(&mut self, now: Time, token: &Token) {
+        let Some(hold) = self.holds.get(token).filter(|hold| hold.must_be_logged()) else { return };
+        let is_many = matches!(self.lock, Lock::Shared { .. } | Lock::Slots { .. });
+        let (since, owner, fence) = (hold.since.millis(), hold.owner.clone(), Fence(hold.fence));
+        self.success.take_if(|last| !is_many || last.since <= since);
+        self.success.get_or_insert(Success { owner, fence, since, ended: now.millis() });
+    }
+
+    /// Ends a hold, but not its min-hold. Returns the rest of the min-hold.
+    pub(super) fn close(
+        &mut self,
+        now: Time,
+        token: &Token,
+        outcome: Outcome,
+        job: Option<Ended>,
+    ) -> Duration {
+        let kept = self.holds.get(token).filter(|hold| !hold.cool.passed(now)).cloned();
+        let exclusive = matches!(self.lock, Lock::Exclusive { .. });
+        self.end(now, token, outcome, job, None);
+        let Some(hold) = kept else {
+            self.drop_hold(token);
+            return Duration::ZERO;
+        };
+        let cool = hold.cool;
+        if exclusive {
+            self.lock = Lock::Cooling { until: cool };
+        } else {
+            self.holds.insert(token.clone(), Hold { phase: Phase::Cooling, owner: Owner::default(), ..hold });
+        }
+        cool.left(now)
+    }
+
+    /// Removes a hold, if there is one, without logging it.
+    pub(in crate::rules) fn drop_hold_of(&mut self, token: &Token) {
+        if self.holds.contains_key(token) {
+            self.drop_hold(token);
+        }
+    }
+
+    /// Removes a hold, and frees the lock if it was the only one.
+    pub(in crate::rules) fn drop_hold(&mut self, token: &Token) {
+        self.holds.remove(token);
+        match &self.lock {
+            Lock::Exclusive { token: holder, .. } if holder == token => self.lock = Lock::Free,
+            Lock::Revoked { .. } => self.lock = Lock::Free,
+            _ => self.free_if_empty(),
+        }
+    }
+
+    /// Removes a hold and logs its end, once. An unconfirmed grant leaves no trace.
+    pub(in crate::rules) fn end(
+        &mut self,
+        now: Time,
+        token: &Token,
+        outcome: Outcome,
+        job: Option<Ended>,
+        by: Option<Owner>,
+    ) {
+        let Some(hold) = self.holds.remove(token) else { return };
+        if !hold.must_be_logged() {
+            return;
+        }
+        let since = hold.since.millis();
+        let ended = if outcome == Outcome::Expired { now.millis().min(hold.until.0) } else { now.millis() };
+        self.stat.end(since, ended, outcome, job);
+        self.log.push_front(LoggedEnd {
+            outcome,
+            owner: hold.owner,
+            fence: Fence(hold.fence),
+            since,
+            ended,
+            waited: hold.waited,
+            job,
+            by: by.or(hold.asked),
+        });
+        self.log.truncate(LOG_KEPT);
+    }
+
+    /// Ends the hold or the place in the queue of this token, whose process is known to be dead,
+    /// with everything that ran under it.
+    pub fn reap(&mut self, now: Time, token: &Token) {
+        self.expire(now);
+        self.remove_waiter(token);
+        if self.is_held_by(token) {
+            self.close(now, token, Outcome::Expired, None);
+        } else if self.is_revoked_from(token) {
+            self.drop_hold(token);
+        }
+    }
+}
+
+/// The answer to `leave`.
+pub(in crate::rules) fn left(released: Option<Duration>, tombstone: Option<Tombstone>, queued: bool) -> Left {
+    match (released, tombstone) {
+        (Some(cooling), _) => Left::Released { cooling },
+        (None, Some(tombstone)) if tombstone.released => Left::Already,
+        (None, Some(_)) => Left::NotHeld,
+        (None, None) if queued => Left::Dequeued,
+        (None, None) => Left::NotHeld,
+    }
+}

@@ -1,0 +1,272 @@
+//! What each operation of a [`Store`] reads, decides and writes.
+
+use super::coordinator::{Coordinator, Leases, OwnLiveness};
+use super::stored_lock::StoredLock;
+use super::transaction::{Look, Transaction};
+use super::{Engine, LIST_REQUESTS, LIST_WITHIN, Own, WATCHES_MAX, Watched, is_held};
+use crate::clock::Moment;
+use crate::lock::{Fence, Key, Name, Names, Owner, Token};
+use crate::rules::{
+    Acquired, Ask, End, HEARTBEAT, LOG_KEPT, Left, LockTable, LoggedEnd, NewPause, Patience, Proof, Refusal,
+    Renewal, Requested, Revoke, Revoked, Time,
+};
+use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+impl<C: Coordinator> Store for Engine<C> {
+    /// Begins the liveness of the token. It ends with [`Store::leave`], with [`Store::hand_over`]
+    /// (not where leases are sessions), and when `acquire` answers [`Acquired::Busy`],
+    /// [`Acquired::Done`], [`Acquired::Superseded`] or [`Acquired::TokenEnded`] and no record names
+    /// the token any more. A token that asks again after that has none. Its hold or place then ends
+    /// only when its lease is over, or when it misses its heartbeats.
+    fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
+        let token = self.coordinator.stored(token);
+        let fds = self.coordinator.begin(&token)?;
+        self.own = Some(Arc::new(Own { token, is_given_up: AtomicBool::new(false) }));
+        Ok(fds)
+    }
+
+    fn hand_over(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<(), Error> {
+        // Such a session belongs to the token, and outlives the process that began it.
+        if C::LEASES == Leases::Sessions {
+            return Ok(());
+        }
+        let token = &self.coordinator.stored(token);
+        self.transact(names, Some(token), Look::Heads, None, deadline, |transaction| {
+            transaction.untrack(token)
+        })?;
+        self.end_liveness(token, deadline);
+        Ok(())
+    }
+
+    fn acquire(&mut self, names: &Names, ask: &Ask, deadline: Moment) -> Result<Acquired, Error> {
+        let ask = &Ask { token: self.coordinator.stored(&ask.token), ..ask.clone() };
+        let token = &ask.token;
+        let began = Moment::now();
+        let was_woken = std::mem::take(&mut self.is_woken);
+        let waits = self.heard.is_some() && ask.patience == Patience::Queue && !was_woken;
+        let look = Look::Wants(ask.mode);
+        let own = self.own.clone().filter(|own| own.token == *token);
+        let operation = |transaction: &mut Transaction<'_, C>| {
+            // Another thread of this process may have released the token while this thread waited
+            // for the records. So may the guard, which is another process: then no record names the
+            // token, and its liveness has ended.
+            let is_known = transaction.is_named(token);
+            let life = transaction.coordinator.own(token);
+            let is_given_up = own.as_ref().is_some_and(|own| own.is_given_up.load(Ordering::SeqCst));
+            if is_given_up || (!is_known && life == OwnLiveness::Ended) {
+                return (Acquired::TokenEnded, BTreeSet::new(), false);
+            }
+            if life == OwnLiveness::Seen {
+                transaction.track(token, ask.ttl);
+            }
+            let answer = transaction.table.acquire(transaction.now, names, ask);
+            // If no record names the caller, only the count of refusals would change.
+            let is_refused = !is_known && matches!(answer, Acquired::Busy(_) | Acquired::Done(_));
+            transaction.may_abort = transaction.may_go_uncounted && is_refused;
+            let to_watch = match answer {
+                Acquired::Waiting(_) => transaction.watch_targets(token, WATCHES_MAX),
+                _ => BTreeSet::new(),
+            };
+            (answer, to_watch, transaction.is_named(token))
+        };
+        let idle =
+            if waits { self.try_without_writing(names, token, look, deadline, operation)? } else { None };
+        let (mut answer, to_watch, is_named) = match idle {
+            Some(answer @ (Acquired::Waiting(_), ..)) if self.beat(names, token, deadline).is_some() => {
+                answer
+            }
+            _ => self.transact(names, Some(token), look, Some(ask.ttl), deadline, operation)?,
+        };
+        match &mut answer {
+            Acquired::Waiting(waiting) => {
+                let (crowd, rarely) = C::CROWD;
+                if waiting.ahead > crowd {
+                    let beats = u32::try_from(waiting.ahead / crowd).unwrap_or(u32::MAX);
+                    waiting.next = HEARTBEAT * beats.saturating_add(1).min(rarely);
+                }
+                (self.heard, self.ahead) = (Some(Moment::now()), waiting.ahead);
+                self.watch_tokens(to_watch, deadline);
+            }
+            // The watches stay until the first renewal: dropping them takes time, and the job is to
+            // start now.
+            Acquired::Granted(_) => self.set_lease_end(names, token, began, ask.ttl, deadline),
+            // A revoked holder keeps its liveness, because its job may still run.
+            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::TokenEnded
+                if !is_named =>
+            {
+                self.end_liveness(token, deadline);
+            }
+            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::TokenEnded => {}
+        }
+        if !std::mem::replace(&mut self.has_cleaned_up, true) {
+            self.coordinator.clean_up(deadline);
+        }
+        Ok(answer)
+    }
+
+    fn renew(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        ttl: Duration,
+        deadline: Moment,
+    ) -> Result<Renewal, Error> {
+        let token = &self.coordinator.stored(token);
+        self.watched = Watched::default();
+        if let Some(renewal) = self.renew_outside(names, token, ttl, deadline)? {
+            return Ok(renewal);
+        }
+        let began = Moment::now();
+        let renewal = self.transact(names, Some(token), Look::Heads, Some(ttl), deadline, |transaction| {
+            transaction.table.renew(transaction.now, names, token, ttl)
+        })?;
+        if is_held(renewal) {
+            self.set_lease_end(names, token, began, ttl, deadline);
+        } else {
+            self.lease = None;
+        }
+        Ok(renewal)
+    }
+
+    fn endurance(&self) -> Endurance {
+        self.coordinator.endurance()
+    }
+
+    fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {
+        let token = &self.coordinator.stored(token);
+        if let Some(own) = self.own.as_ref().filter(|own| own.token == *token) {
+            own.is_given_up.store(true, Ordering::SeqCst);
+        }
+        let left = self.transact(names, Some(token), Look::Heads, None, deadline, |transaction| {
+            transaction.table.leave(transaction.now, names, token, end)
+        })?;
+        self.end_liveness(token, deadline);
+        Ok(left)
+    }
+
+    fn prove(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<Option<Proof>, Error> {
+        let token = &self.coordinator.stored(token);
+        let (locks, now) = self.read(names, Some(token), deadline)?;
+        let records = locks.into_iter().map(|lock| (lock.name, lock.record));
+        let table = LockTable { records: records.collect(), ..LockTable::default() };
+        Ok(table.prove(now, names, token))
+    }
+
+    fn request(
+        &mut self,
+        name: &Name,
+        fence: Fence,
+        who: &Owner,
+        deadline: Moment,
+    ) -> Result<Requested, Error> {
+        self.transact(&name.clone().into(), None, Look::Holders, None, deadline, |transaction| {
+            transaction.table.request(transaction.now, name, fence, who)
+        })
+    }
+
+    fn watch(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<(), Error> {
+        let token = &self.coordinator.stored(token);
+        self.transact(&name.clone().into(), Some(token), Look::Heads, None, deadline, |transaction| {
+            transaction.track(token, Duration::ZERO);
+            transaction.table.watch(transaction.now, name, token);
+        })
+    }
+
+    /// In a directory, it needs the liveness that [`Store::prepare`] began. Without that, the
+    /// subscription only sleeps.
+    fn subscribe(
+        &mut self,
+        names: &[Name],
+        token: &Token,
+        listener: Listener,
+    ) -> Result<Box<dyn Subscription>, Error> {
+        Ok(self.coordinator.subscribe(names, &self.coordinator.stored(token), listener))
+    }
+
+    fn listen_as_holder(&mut self, names: &Names, token: &Token, until: Moment) -> Option<bool> {
+        self.coordinator.listen_as_holder(names, &self.coordinator.stored(token), until)
+    }
+
+    fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {
+        self.transact(&name.clone().into(), None, Look::Heads, None, deadline, |transaction| {
+            transaction.table.forget_success(transaction.now, name)
+        })
+    }
+
+    fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, deadline: Moment) -> Result<bool, Error> {
+        self.transact(&name.clone().into(), None, Look::Heads, None, deadline, |transaction| {
+            transaction.table.pause(transaction.now, name, pause)
+        })
+    }
+
+    fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
+        self.transact(&name.clone().into(), None, Look::Holders, None, deadline, |transaction| {
+            transaction.table.revoke(transaction.now, name, revoke)
+        })
+    }
+
+    /// After a few conflicts the refusal is not recorded.
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<(), Error> {
+        let beside = name.of_refusals();
+        self.transact(&beside.clone().into(), None, Look::Heads, None, deadline, |transaction| {
+            transaction.table.refuse(transaction.now, &beside, refusal);
+            transaction.may_abort = transaction.may_go_uncounted;
+        })
+    }
+
+    fn refusals(&mut self, name: &Name, deadline: Moment) -> Result<Vec<Refusal>, Error> {
+        Ok(self.read_one(&name.of_refusals(), None, deadline)?.0.record.refusals.into())
+    }
+
+    fn ends(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<Vec<LoggedEnd>, Error> {
+        let token = self.coordinator.stored(token);
+        let (lock, now) = self.read_one(name, Some(&token), deadline)?;
+        Ok(view(name, now, lock).log)
+    }
+
+    fn inspect(&mut self, name: &Name, deadline: Moment) -> Result<View, Error> {
+        let (lock, now) = self.read_one(name, None, deadline)?;
+        Ok(view(name, now, lock))
+    }
+
+    fn find(&mut self, prefix: &str, _: Which) -> Result<Found, Error> {
+        let (mut names, mut missing) = (BTreeMap::new(), Vec::new());
+        let within = self.coordinator.request_time().saturating_mul(LIST_REQUESTS).min(LIST_WITHIN);
+        for full in self.coordinator.list(Moment::now().after(within))? {
+            let full = match full {
+                Ok(full) => full,
+                Err(error) => {
+                    missing.push(error);
+                    continue;
+                }
+            };
+            let key = full.strip_prefix(prefix).and_then(|key| Key::new(key).ok());
+            if let Some(name) = key.and_then(|key| Name::new(prefix, &key).ok()) {
+                names.insert(full, name);
+            }
+        }
+        Ok(Found { names: names.into_values().collect(), missing })
+    }
+
+    fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
+        let token = self.coordinator.stored(token);
+        self.sleep_with_heartbeats(names, &token, until)
+    }
+
+    fn reset(&mut self) {
+        self.coordinator.reset();
+        self.watched = Watched::default();
+    }
+}
+
+fn view(name: &Name, now: Time, mut lock: StoredLock) -> View {
+    let mut view = lock.record.inspect(name, now);
+    view.log.append(&mut lock.log);
+    view.log.truncate(LOG_KEPT);
+    view
+}

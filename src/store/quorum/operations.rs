@@ -1,0 +1,341 @@
+//! What each operation of a [`Store`] asks the masters, and what their answers mean together.
+
+use super::exchange::{Inspected, Lease, TakenAway, WinBack};
+use super::masters::{Answer, Answers, Master};
+use super::view::{Clock, Firmness, Joined, MasterView};
+use super::{Deadline, Held, Polling, QuorumStore, Vouches, scripts, view};
+use crate::clock::Moment;
+use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
+use crate::rules;
+use crate::rules::{
+    Acquired, Ask, End, Left, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked, State, schedule,
+};
+use crate::store::net::interrupt;
+use crate::store::redis::reply::Refusals;
+use crate::store::redis::{RedisStore, Target, argument};
+use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::Duration;
+
+impl Store for QuorumStore {
+    fn acquire(&mut self, names: &Names, ask: &Ask, deadline: Moment) -> Result<Acquired, Error> {
+        if let Some(why) = Self::refusal(names, ask.mode) {
+            return Err(Error::Unfit(why));
+        }
+        self.win(names, ask, deadline)
+    }
+
+    fn renew(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        ttl: Duration,
+        deadline: Moment,
+    ) -> Result<Renewal, Error> {
+        let (name, sent) = (names.first(), Moment::now());
+        let (masters, majority) = (self.masters.len(), self.masters.majority());
+        // The fence of a hold that another process won is known to the masters only.
+        let old = self.hold.take().filter(|hold| hold.token == *token);
+        let known = old.as_ref().map(|hold| hold.fence).filter(|fence| *fence > 0);
+        let argument = argument::Renew { token, ttl, fence: known.map(|fence| fence.to_string()) };
+        let renew = self.call(&scripts::RENEW, name, &argument)?;
+        let wins_back = old.as_ref().is_some_and(|old| !old.until.passed());
+        let is_decided = |answers: &Answers| {
+            let (renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
+            let (missing, gone) = (answers.count("missing"), revoked + answers.count("not-held"));
+            // One master that has the hold is enough to win back those that have lost it.
+            let (won_back, lost) = match wins_back && revoked == 0 {
+                true if renewed > 0 => (missing, gone),
+                true => (0, gone),
+                false => (0, gone + missing),
+            };
+            renewed + won_back >= majority || lost > masters - majority
+        };
+        let answers = self.decide(&renew, deadline, is_decided);
+        let (mut renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
+        let mut lost = revoked + answers.count("not-held") + answers.count("missing");
+        let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
+        let Vouches { asked, hold, fence, untold } = self.vouches(&answers, known)?;
+        let win = WinBack { token, ttl, fence: fence.to_string(), hold: &hold };
+        let until = Deadline::Sent(schedule::deadline(sent, ttl).min(sent.after(self.request_time())));
+        if fence > 0 && !untold.is_empty() {
+            self.win_back(name, &win, &untold, until);
+        }
+        // A hold that no master confirms is lost. A hold that an operator has begun to revoke is
+        // not won back.
+        if renewed > 0 && revoked == 0 && !missing.is_empty() {
+            if renewed >= majority {
+                self.win_back(name, &win, &missing, until);
+            } else if let Some(old) = old.as_ref().filter(|old| !old.until.passed()) {
+                lost = lost.saturating_sub(missing.len());
+                renewed += self.win_back(name, &win, &missing, Deadline::Heard(deadline.min(old.until)));
+            }
+        }
+        if renewed >= majority {
+            self.hold = Some(Held { token: token.clone(), until: schedule::deadline(sent, ttl), fence });
+            Ok(asked.unwrap_or(Renewal::Renewed))
+        } else if lost > masters - majority {
+            Ok(if revoked > 0 { Renewal::Revoked } else { Renewal::NotHeld })
+        } else {
+            self.hold = old;
+            Err(self.short(&answers))
+        }
+    }
+
+    fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {
+        self.leave_as(end, None, names, token, deadline)
+    }
+
+    /// The holder learns of it by its next renewal; one master that has the hold is enough.
+    fn request(
+        &mut self,
+        name: &Name,
+        fence: Fence,
+        who: &Owner,
+        deadline: Moment,
+    ) -> Result<Requested, Error> {
+        let argument = argument::Request { fence: fence.to_string(), by: who };
+        let request = self.call(&scripts::REQUEST, name, &argument)?;
+        let answers = self.look(&request, deadline);
+        if answers.count("asked") > 0 {
+            Ok(Requested::Asked)
+        } else if answers.count("gone") >= self.masters.majority() {
+            Ok(Requested::Gone)
+        } else {
+            Err(self.short(&answers))
+        }
+    }
+
+    /// Does nothing: a watcher reads the lock again.
+    fn watch(&mut self, _: &Name, _: &Token, _: Moment) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn subscribe(
+        &mut self,
+        _: &[Name],
+        _: &Token,
+        listener: Listener,
+    ) -> Result<Box<dyn Subscription>, Error> {
+        Ok(Box::new(Polling(listener)))
+    }
+
+    /// One master after the other, without a thread: this may be called before the process forks.
+    fn prove(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<Option<Proof>, Error> {
+        if names.as_slice().len() > 1 {
+            return Ok(None);
+        }
+        let (masters, majority) = (self.masters.len(), self.masters.majority());
+        let prove = self.call(&scripts::PROVE, names.first(), &argument::OfToken { token })?;
+        let mut answers = Answers(self.masters.targets.iter().map(|_| None).collect());
+        for (at, target) in self.masters.targets.iter().enumerate() {
+            let share = deadline.left() / u32::try_from(masters - at).unwrap_or(u32::MAX);
+            answers.0[at] = Some(Master::new(target.clone()).call(&prove, Moment::now().after(share)));
+            if answers.count("held") >= majority {
+                let leases = answers.read::<Lease>("held")?;
+                let lease = leases.iter().map(|told| told.lease).min().unwrap_or_default();
+                // If no master knows a fence yet, the token is still acquiring, and holds nothing.
+                let fence = leases.iter().filter_map(|told| told.fence).max();
+                return Ok(fence.map(|fence| Proof { mode: Mode::Exclusive, slot: None, fence, lease }));
+            }
+            if answers.count("not-held") > masters - majority {
+                return Ok(None);
+            }
+        }
+        Err(self.short(&answers))
+    }
+
+    /// Every master must forget, because one that remembers the success is enough to skip a run.
+    fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {
+        let answers = self.look(&self.call(&scripts::FORGET, name, &argument::Nothing {})?, deadline);
+        let forgotten = answers.count("forgotten");
+        if forgotten + answers.count("nothing") < self.masters.len() {
+            return Err(self.short(&answers).map(|text| {
+                format!(
+                    "{text}; a master that did not answer may still have it: do this again when all answer"
+                )
+            }));
+        }
+        Ok(forgotten > 0)
+    }
+
+    /// A majority is enough, because every grant needs at least one of these masters.
+    fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, deadline: Moment) -> Result<bool, Error> {
+        let answers = self.look(&self.call(&scripts::PAUSE, name, &argument::Pause { pause })?, deadline);
+        let (paused, majority) = (answers.count("paused"), self.masters.majority());
+        if paused + answers.count("open") < majority {
+            return Err(self.short(&answers));
+        }
+        Ok(paused >= majority)
+    }
+
+    fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
+        let answers = self.look(&self.call(&scripts::REVOKE, name, revoke)?, deadline);
+        let (masters, majority) = (self.masters.len(), self.masters.majority());
+        let heard = answers.0.iter().flatten().flatten().count();
+        if heard < majority {
+            let error = self.short(&answers);
+            return Err(match heard {
+                0 => error,
+                _ => error.map(|text| {
+                    format!("{text}; those that answered have released the lock, but they are too few")
+                }),
+            });
+        }
+        let now = answers.now();
+        let (mut seen, mut left, mut deleted) = (Vec::new(), Vec::new(), false);
+        for at in 0..masters {
+            let Some(Ok(answer)) = &answers.0[at] else { continue };
+            let told: TakenAway = answer.reply.read()?;
+            left.push(told.left);
+            // An attempt without a majority is no hold.
+            let is_free = answer.head.outcome == "free";
+            seen.push(if is_free {
+                MasterView::FREE
+            } else {
+                told.seen.timed_by(Clock::of(answer.head.now, now))
+            });
+            deleted |= answer.head.outcome == "foreign-deleted";
+        }
+        left.sort_unstable();
+        // The time until a majority is free.
+        let left = left[majority - 1];
+        let MasterView { state, holder, foreign, .. } = Joined::of(&seen, masters).seen;
+        let holders: Vec<_> = holder.into_iter().collect();
+        Ok(match (state, foreign) {
+            (_, Some(_)) if deleted => Revoked::ForeignDeleted,
+            (_, Some(foreign)) => Revoked::Foreign(foreign),
+            (State::Held, None) => Revoked::Holds { holders, left },
+            (State::Cooling, None) => Revoked::Cooling,
+            (State::Revoked, None) => Revoked::AlreadyRevoked { holders, left },
+            (State::Free | State::Paused, None) => Revoked::Free,
+        })
+    }
+
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<(), Error> {
+        let answers = self.look(&self.call(&scripts::REFUSE, name, &argument::Refuse { refusal })?, deadline);
+        if answers.count("noted") == 0 { Err(self.short(&answers)) } else { Ok(()) }
+    }
+
+    /// Each master records a refusal with the time of its own clock, so copies are recognised by
+    /// all fields but the time.
+    fn refusals(&mut self, name: &Name, deadline: Moment) -> Result<Vec<Refusal>, Error> {
+        let answers = self.look(&self.call(&scripts::REFUSED, name, &argument::Nothing {})?, deadline);
+        let now = answers.now();
+        let mut all: Vec<Refusal> = Vec::new();
+        for answer in (0..self.masters.len()).filter_map(|at| answers.of(at, "seen")) {
+            for refusal in answer.reply.read::<Refusals>()?.read() {
+                let at = refusal.at.saturating_add(now).saturating_sub(answer.head.now);
+                let is_known = |known: &Refusal| Refusal { at: refusal.at, ..known.clone() } == refusal;
+                if !all.iter().any(is_known) {
+                    all.push(Refusal { at, ..refusal });
+                }
+            }
+        }
+        all.sort_by_key(|refusal| std::cmp::Reverse(refusal.at));
+        all.truncate(rules::REFUSALS_KEPT);
+        Ok(all)
+    }
+
+    fn inspect(&mut self, name: &Name, deadline: Moment) -> Result<View, Error> {
+        let answers = self.look(&self.call(&scripts::INSPECT, name, &argument::Nothing {})?, deadline);
+        if answers.count("seen") < self.masters.majority() {
+            return Err(self.short(&answers));
+        }
+        let now = answers.now();
+        let (mut seen, mut fences) = (Vec::new(), Vec::new());
+        let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
+        let mut successes = Vec::new();
+        for at in 0..self.masters.len() {
+            let Some(Answer { head, reply }) = answers.of(at, "seen") else { continue };
+            let clock = Clock::of(head.now, now);
+            let Inspected { seen: one, unfit, history } = reply.read()?;
+            log.extend(history.log().into_iter().map(|end| clock.of_end(end)));
+            stats.push(clock.of_stat(history.stat()));
+            seen.push((at, one.timed_by(clock)));
+            fences.extend(history.fence);
+            successes.extend(history.success.map(|success| clock.of_success(success)));
+            whys.push(unfit.and_then(|why| self.masters.why_unfit(at, &why, head.counts_in)));
+        }
+        for ((at, _), why) in seen.iter().zip(whys) {
+            self.note(*at, why);
+        }
+        let all: Vec<_> = seen.iter().map(|(_, seen)| seen.clone()).collect();
+        let joined = Joined::of(&all, self.masters.len());
+        // Attempts without a majority hold nothing.
+        let trying = joined.firmness == Firmness::Unblocked;
+        let MasterView { state, left, holder, foreign, token, paused } =
+            if trying { MasterView::FREE } else { joined.seen };
+        for (at, seen) in seen {
+            if (seen.state, &seen.token) != (state, &token) {
+                let (shown, key) = (&self.masters.targets[at].shown, name.key());
+                let (one, most) = (seen.state.word(), state.word());
+                (self.tell)(&format!("{key}: {shown} says {one}, a majority says {most}"));
+            }
+        }
+        let is_kept = !matches!(state, State::Free | State::Paused);
+        let mode = (is_kept && foreign.is_none()).then_some(Mode::Exclusive);
+        Ok(View {
+            name: name.clone(),
+            now,
+            state,
+            foreign,
+            mode,
+            holders: holder.into_iter().collect(),
+            left,
+            fence: fences.into_iter().max(),
+            waiters: Vec::new(),
+            log: view::join_logs(log),
+            stat: view::join_stats(stats),
+            paused,
+            success: successes.into_iter().max_by_key(|success| success.fence),
+        })
+    }
+
+    /// A lock that no majority has is free, so nothing is missing if a majority answers.
+    fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
+        let failed = |why: &str| Err(Error::Unreachable(why.into()));
+        let lists: Vec<_> = thread::scope(|scope| {
+            let ask = |target: &Target| {
+                let mut store = RedisStore::new(target.clone());
+                thread::Builder::new().spawn_scoped(scope, move || store.find(prefix, which))
+            };
+            let asked: Vec<_> = self.masters.targets.iter().map(ask).collect();
+            let heard = asked.into_iter().map(|list| match list {
+                Ok(list) => list.join().unwrap_or_else(|_| failed("a thread has failed")),
+                Err(error) => failed(&format!("cannot start a thread: {error}")),
+            });
+            heard.collect()
+        });
+        let (mut names, mut answered, mut reasons) = (BTreeSet::new(), 0, Vec::new());
+        for list in lists {
+            match list {
+                Ok(found) => {
+                    answered += 1;
+                    names.extend(found.names);
+                }
+                Err(error) => reasons.push(error),
+            }
+        }
+        if answered >= self.masters.majority() {
+            return Ok(Found { names: names.into_iter().collect(), missing: Vec::new() });
+        }
+        let texts = reasons.iter().map(Error::to_string).collect::<Vec<_>>().join("; ");
+        let text =
+            format!("{answered} of the {} masters of {} answer: {texts}", self.masters.len(), self.shown);
+        Err(match reasons.into_iter().find(|error| !error.is_transient()) {
+            Some(error) => error.map(|_| text),
+            None => Error::Unreachable(text),
+        })
+    }
+
+    fn sleep(&mut self, _: &Names, _: &Token, until: Moment) -> Result<Slept, Error> {
+        interrupt::sleep_until(until);
+        Ok(Slept::Through)
+    }
+
+    /// Does nothing: a connection that failed was dropped at once, and those to other masters are
+    /// good.
+    fn reset(&mut self) {}
+}
