@@ -96,21 +96,24 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
                 When::Now => {
                     let jobs = if holders.len() == 1 { "job" } else { "jobs" };
                     format!(
-                        "{from} and is free now; the old {jobs} may still run beside the next one, until its next renewal"
+                        "{from} and is free now; the old {jobs} may still run beside the next one, until its dlock has stopped it"
                     )
                 }
             }
         }
         Revoked::AlreadyRevoked { holders, left } => {
-            let from = if holders.is_empty() { String::new() } else { format!(" from {}", all(&holders)) };
+            let was = match holders.as_slice() {
+                [] => "is taken away; its holder is not on record".to_owned(),
+                holders => format!("was already taken away from {}", all(holders)),
+            };
             match when {
                 When::Safe => format!(
-                    "{key} in {place} was already taken away{from}; the next grant comes in {} at the latest, or at once \
+                    "{key} in {place} {was}; the next grant comes in {} at the latest, or at once \
                      with --now",
                     span(left)
                 ),
                 When::Now => format!(
-                    "{key} in {place} was already taken away{from}, and is free now; the old job may still run beside the next one"
+                    "{key} in {place} {was}, and is free now; the old job may still run beside the next one"
                 ),
             }
         }

@@ -312,8 +312,8 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         self.coordinator.commit(self.seen, batch)
     }
 
-    /// The tokens to wake: new holders that have not confirmed, holders that were asked to end,
-    /// watchers, waiters whose `--once-per` run is done, and superseded
+    /// The tokens to wake: new holders that have not confirmed, holders that were asked to end or
+    /// whose lock was taken away, watchers, waiters whose `--once-per` run is done, and superseded
     /// waiters. Also the head of a queue, if it is new or what blocks it has changed. After an
     /// exclusive grant the head is not woken: it watches the new holder, its predecessor until now.
     fn tokens_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
@@ -330,6 +330,12 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
                 asked(hold) == Asked::Yes && was_asked.is_some_and(|(_, asked)| *asked == Asked::No)
             };
             let to_end = record.holds.iter().filter(is_newly_asked).map(|(token, _)| token.clone());
+            let was_taken_away = |(token, (phase, _)): &(&Token, &(Phase, Asked))| {
+                let is_over = || record.tombstones.contains_key(*token);
+                *phase == Phase::Held
+                    && record.holds.get(*token).map_or_else(is_over, |hold| hold.phase == Phase::Revoked)
+            };
+            others.extend(snapshot.holds.iter().filter(was_taken_away).map(|(token, _)| token.clone()));
             let concerns_watchers = !record.watchers.is_empty() && snapshot.concerns_watchers(record);
             let watchers = concerns_watchers.then_some(&record.watchers).into_iter().flatten();
             others.extend(to_end.chain(watchers.map(|(token, _)| token.clone())));

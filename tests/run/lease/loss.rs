@@ -26,6 +26,7 @@ on_every_store!(
     a_store_that_forgot_the_lock_is_reported,
     a_forced_release_stops_the_job_and_spares_the_next_holder,
     a_forced_release_grants_only_when_the_old_job_is_dead,
+    a_forced_release_is_heard_long_before_the_next_renewal,
 );
 
 /// A job whose lock was taken away or forgotten gets its grace, not the rest of the lease.
@@ -171,6 +172,26 @@ fn a_forced_release_grants_only_when_the_old_job_is_dead(backend: Backend) {
     old.finish();
     assert_eq!(job::survivors(&world), [""; 0]);
     assert!(!world.read("log").contains("overlap"), "{:?}", world.log());
+}
+
+/// The next renewal is due after two and a half minutes. The holder listens from the first second
+/// on, and has looked once by then.
+fn a_forced_release_is_heard_long_before_the_next_renewal(backend: Backend) {
+    for now in [&[][..], &["--now", "-y"]] {
+        let world = World::new(backend);
+        let old = world.run("k", &["-t", "10m"], "sleep 2; echo old >> log; exec sleep 1000");
+        let old = old.status(79).any_stderr().spawn();
+        world.wait_for_log("old");
+        let next = world.run("k", &["--wait"], "echo next >> log").any_stderr().spawn();
+        world.wait_for_waiters("k", 1);
+        let take = [&["release", "k", "--force"], now].concat();
+        world.dlock(&take).any_stdout().any_stderr().run();
+        let hears = || old.messages().contains("away").then_some(());
+        wait_within(Duration::from_secs(25), "its dlock hears of it", hears);
+        old.finish();
+        next.finish();
+        assert_eq!(world.log(), ["old", "next"]);
+    }
 }
 
 /// A server without persistence forgets the lock in a restart.

@@ -50,7 +50,11 @@ end
 local kept
 for _, one in ipairs(taken) do
   local phase, confirmed = one.hold.phase, one.hold.confirmed
-  if phase == 'held' then finish(lock, one.token, 'forced', nil, arg.by) end
+  if phase == 'held' then
+    finish(lock, one.token, 'forced', nil, arg.by)
+    -- Its next renewal tells it that the lock is lost.
+    wake(lock.rest, one.token, 'holder')
+  end
   -- Under a grant that was never confirmed, or after the lease, no job runs: the next grant need
   -- not wait.
   if now or not confirmed or ms >= one.hold['until'] then
