@@ -19,8 +19,8 @@ Examples:
   # A lock whose token was kept in a file:
   dlock release nightly-report --token-file token
 
-  # The job hangs: its dlock stops it at the next heartbeat, and the next grant
-  # comes when it is known dead:
+  # Its dlock does not answer: take the lock away. The next grant comes when the
+  # job is known dead, or its lease ends:
   dlock release nightly-report --force
 
   # The machine is gone for good, do not wait for the lease to end:

@@ -77,7 +77,10 @@ pub enum Kept {
 }
 
 struct Listening {
+    /// When to begin, or to try again.
     listens_at: Moment,
+    /// Times that listening has failed in a row.
+    failures: u32,
     subscription: Option<Box<dyn Subscription>>,
 }
 
@@ -101,7 +104,8 @@ impl Keeper {
 
     /// Renews until the lock is given back or lost.
     pub fn keep(self: &Arc<Self>, mut keeping: Keeping) {
-        let mut listening = Listening { listens_at: keeping.sent.after(SUBSCRIBE_AFTER), subscription: None };
+        let mut listening =
+            Listening { listens_at: keeping.sent.after(SUBSCRIBE_AFTER), failures: 0, subscription: None };
         let mut race = self.stores.late().map(|late| Race::new(late.clone()));
         loop {
             self.listen(&mut listening, keeping.next);
@@ -179,7 +183,7 @@ impl Keeper {
         if keeping.failures == WORTH_SAYING {
             self.report(Report::Trouble { error, until: schedule.term_at(keeping.sent) });
         }
-        keeping.next = schedule.retry_at(began);
+        keeping.next = schedule.retry_at(began, keeping.sent, keeping.failures);
         if schedule.deadline(keeping.sent).passed() {
             self.overdue(keeping);
             // What is left of the job runs without the lock; nothing is urgent any more.
@@ -215,11 +219,20 @@ impl Keeper {
             let heard = interrupt::unless(self.stop_listening.as_fd(), || self.hear(listening, until));
             // If the main thread wants the store, it takes it in the pause that follows.
             self.stop_listening.drain();
+            if matches!(heard, Some(Ok(_))) {
+                listening.failures = 0;
+            }
             match heard {
                 _ if self.stores.is_closed() => return,
                 Some(Ok(true)) => return,
                 Some(Ok(false)) | None => clock::sleep_until(until.min(Moment::now().after(YIELD))),
-                Some(Err(_)) => clock::sleep_until(until.min(Moment::now().after(BACKOFF))),
+                Some(Err(_)) => {
+                    // A server that is starting would be held up by thousands of new connections.
+                    let pause = BACKOFF.saturating_mul(1 << listening.failures.min(5));
+                    listening.failures += 1;
+                    listening.listens_at = Moment::now().after(pause);
+                    clock::sleep_until(until.min(listening.listens_at));
+                }
             }
         }
     }

@@ -47,7 +47,7 @@ pub struct Terms {
     #[serde(skip_serializing_if = "is_not")]
     pub replaces: bool,
     /// Once granted, the hold is not asked to end by a run with `--replace`.
-    #[serde(skip_serializing_if = "is_not")]
+    #[serde(skip_serializing_if = "is_not", alias = "stays")]
     pub not_replaceable: bool,
 }
 

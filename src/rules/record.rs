@@ -43,6 +43,7 @@ pub struct Record {
     pub absence: Absence,
     /// The last fence given out.
     pub fence: u64,
+    #[serde(alias = "spent")]
     pub tombstones: BTreeMap<Token, Tombstone>,
     /// The last ends, newest first.
     pub log: VecDeque<LoggedEnd>,
@@ -128,7 +129,7 @@ pub struct Hold {
     #[serde(default, skip_serializing_if = "is_not")]
     pub superseded: bool,
     /// Whether a run with `--replace` may not ask it to end (`--no-replace`).
-    #[serde(default, skip_serializing_if = "is_not")]
+    #[serde(default, skip_serializing_if = "is_not", alias = "stays")]
     pub not_replaceable: bool,
     pub owner: Owner,
 }
@@ -178,6 +179,7 @@ pub struct Waiter {
     /// When it came.
     pub since: Time,
     /// When it becomes stale.
+    #[serde(alias = "silent")]
     pub stale_at: Due,
     /// When its ticket is forgotten.
     pub forget: Due,
@@ -279,7 +281,7 @@ impl Record {
     }
 
     pub(super) fn is_there(&self, now: Time, waiter: &Waiter) -> bool {
-        !self.silent_at(waiter).passed(now) && !waiter.forget.is_expired_in_redis(now)
+        !self.silent_at(waiter).passed(now) && !waiter.forget.is_strictly_past(now)
     }
 
     /// When a waiter becomes stale. A waiter that was not stale when a gap began, and sent no
@@ -323,9 +325,9 @@ impl Record {
 
     /// Drops what need not be remembered any more.
     pub(super) fn forget(&mut self, now: Time) {
-        self.tombstones.retain(|_, tombstone| !tombstone.until.is_expired_in_redis(now));
-        self.waiters.retain(|_, waiter| !waiter.forget.is_expired_in_redis(now));
-        self.watchers.retain(|_, until| !until.is_expired_in_redis(now));
+        self.tombstones.retain(|_, tombstone| !tombstone.until.is_strictly_past(now));
+        self.waiters.retain(|_, waiter| !waiter.forget.is_strictly_past(now));
+        self.watchers.retain(|_, until| !until.is_strictly_past(now));
         self.success.take_if(|success| now.millis().saturating_sub(success.since) > millis(ONCE_PER_MOST));
         self.newest
             .take_if(|newest| now.millis().saturating_sub(newest.came.millis()) > millis(HISTORY_KEPT));

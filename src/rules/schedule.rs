@@ -100,10 +100,15 @@ impl Schedule {
         began.after(usual.saturating_mul(2).clamp(self.ttl * 3 / 32, self.ttl * 5 / 16))
     }
 
-    /// When to retry after a failure: a fiftieth of the ttl after the failed attempt began. A
-    /// timeout is usually longer than that, so after a timeout the retry is due at once.
-    pub fn retry_at(&self, attempt_began: Moment) -> Moment {
-        attempt_began.after(self.ttl / 50)
+    /// When to retry after an attempt that began at `began` has failed, as have `failures` in a
+    /// row. The first retry comes after a fiftieth of the ttl. The pause doubles each time, because
+    /// thousands of holders that all retry hold up a server that is starting. It is at most a
+    /// quarter of the time until TERM, so the last retries are a fiftieth of the ttl apart again,
+    /// and an outage of half the ttl is noticed to be over in time.
+    pub fn retry_at(&self, began: Moment, sent: Moment, failures: u32) -> Moment {
+        let (least, left) = (self.ttl / 50, self.term_at(sent).since(began));
+        let pause = least.saturating_mul(1 << failures.saturating_sub(1).min(5));
+        began.after(pause.min(left / 4).max(least))
     }
 }
 

@@ -36,7 +36,7 @@ impl Due {
     /// Whether it came at least a millisecond ago. Redis drops a key one millisecond after its
     /// expiry, so this is used for what Redis alone ends: foreign locks, and what is merely
     /// remembered.
-    pub const fn is_expired_in_redis(self, now: Time) -> bool {
+    pub const fn is_strictly_past(self, now: Time) -> bool {
         now.millis() > self.0
     }
 

@@ -171,31 +171,16 @@ impl Tables {
     }
 
     /// Whether this process must hold its advisory lock while the records say this; None if they
-    /// do not concern it.
+    /// do not concern it. The end of one of several holders tells the waiters nothing, so only a
+    /// waiter and an exclusive holder hold one.
     fn wants_advisory_lock(&self, batch: &Batch<'_>) -> Option<bool> {
         let mine = self.mine.as_ref().filter(|mine| batch.me == Some(mine))?;
-        Some(batch.changes.iter().any(|change| needs_advisory_lock(mine, &change.after.record)))
+        let names = |record: &Record| {
+            let is_exclusive = matches!(record.lock, Lock::Exclusive { .. });
+            record.waiters.contains_key(mine) || (is_exclusive && record.holds.contains_key(mine))
+        };
+        Some(batch.changes.iter().any(|change| names(&change.after.record)))
     }
-
-    /// Releases this process's advisory lock if the lock was taken away from it, so that the next
-    /// waiter, which sleeps there, sees that at once.
-    fn wake_next_if_revoked(&mut self, found: &Found, deadline: Moment) {
-        let Some(mine) = &self.mine else { return };
-        let is_needed = found.locks.iter().any(|lock| needs_advisory_lock(mine, &lock.record));
-        let has_one = |line: &&mut Line| line.has_advisory_lock;
-        if let Some(line) = self.line.as_mut().filter(has_one).filter(|_| !is_needed) {
-            line.has_advisory_lock = false;
-            self.tell(self.dialect.drop_advisory_lock(), deadline);
-        }
-    }
-}
-
-/// Whether the process with the token `mine` must hold its advisory lock while this is the record.
-/// The end of one of several holders tells the waiters nothing, so only a waiter and an exclusive
-/// holder hold one.
-fn needs_advisory_lock(mine: &Token, record: &Record) -> bool {
-    let is_exclusive = matches!(record.lock, Lock::Exclusive { .. });
-    record.waiters.contains_key(mine) || (is_exclusive && record.holds.contains_key(mine))
 }
 
 impl Coordinator for Tables {
@@ -235,9 +220,6 @@ impl Coordinator for Tables {
                 let answers = self.ask(&begun, Again::Yes, deadline)?;
                 found = self.found(&answers, names)?;
             }
-        }
-        if reading.purpose.is_change() && reading.me == self.mine.as_ref() {
-            self.wake_next_if_revoked(&found, deadline);
         }
         let clock = self.line.as_ref().map(|line| Clock { server: line.server, read: found.now, sent });
         let seen = Seen { clock, within: None, reserves: reading.purpose == Purpose::Reserve };

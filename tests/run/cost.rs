@@ -169,7 +169,7 @@ fn a_waiter_does_not_read_all_other_waiters() {
             local token = string.format('%032x', at)
             redis.call('ZADD', 'dlock.queue:{dlock:k}:dlock:k', (now + 900) .. '000000', token)
             redis.call('SET', 'dlock.waiter:{dlock:k}:dlock:k:' .. token, cjson.encode({ mode = 'exclusive', since = now .. '000000',
-                names = { '{dlock:k}:dlock:k' }, silent = (now + 900) * 1000, terms = {},
+                names = { '{dlock:k}:dlock:k' }, stale_at = (now + 900) * 1000, terms = {},
                 owner = { host = 'h', pid = 7, user = 'u', command = 'c' } }))
         end"#;
     redis.ask::<()>(&["EVAL", script, "0", &OTHERS.to_string()]);

@@ -2,6 +2,7 @@
 //! stopped for it.
 
 use crate::support::proc;
+use crate::support::proxy::Proxy;
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::{Backend, World};
 use rustix::process::Signal;
@@ -44,6 +45,31 @@ fn a_server_that_loads_says_so() {
     world.redis().ask::<()>(&["SAVE"]);
     world.redis_mut().restart_with(&["--key-load-delay", "50000"]);
     unavailable(&world, "loading");
+}
+
+/// If each of thousands of holders connected again and again, loading would take even longer.
+#[test]
+fn a_server_that_loads_sees_few_connections_of_a_holder() {
+    let mut world = World::with_redis(&["--save", "3600", "1", "--rdbcompression", "no"]);
+    let proxy = Proxy::before(world.redis().port());
+    world.use_store(proxy.url());
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "20s"], job).any_stderr().spawn();
+    world.wait_for_log("up");
+    world.redis().ask::<()>(&["DEBUG", "POPULATE", "2000", "x", "1024"]);
+    world.redis().ask::<()>(&["SAVE"]);
+    let before = proxy.connections();
+    // It loads for some eight seconds; the next renewal is due after five.
+    let options = ["--loading-process-events-interval-bytes", "1024", "--key-load-delay", "4000"];
+    world.redis_mut().restart_with(&options);
+    wait_until("the server has loaded", || world.redis().is_loaded());
+    world.redis().after_renewal("dlock:k");
+    // One or two for renewals, and those to listen, ever more seldom. One for each attempt would be
+    // eighteen.
+    let new = proxy.connections() - before;
+    assert!(new <= 9, "{new} connections");
+    world.write("go", "");
+    holder.finish();
 }
 
 /// When it cannot write its snapshot, a server refuses all writes.

@@ -76,7 +76,7 @@ fn then(holders: &[Holder], left: &str) -> String {
         return format!("dlock cannot stop a script; the next grant comes in {left}");
     }
     let who = if by_dlock == 1 { "its dlock stops the job" } else { "their dlocks stop the jobs" };
-    format!("{who} at the next heartbeat, and the next grant comes then, or in {left} at the latest")
+    format!("{who}, and the next grant comes then, or in {left} at the latest")
 }
 
 fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result<String, Error> {
@@ -94,10 +94,14 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
                 }
                 When::Safe => format!("{from}; {}", then(&holders, &span(left))),
                 When::Now => {
-                    let jobs = if holders.len() == 1 { "job" } else { "jobs" };
-                    format!(
-                        "{from} and is free now; the old {jobs} may still run beside the next one, until its dlock has stopped it"
-                    )
+                    let by_dlock = holders.iter().filter(|holder| holder.owner.by != By::Acquire).count();
+                    let (jobs, until) = match (holders.len(), by_dlock) {
+                        (1, 0) => ("job", ""),
+                        (1, _) => ("job", ", until its dlock has stopped it"),
+                        (_, 0) => ("jobs", ""),
+                        _ => ("jobs", ", until their dlocks have stopped them"),
+                    };
+                    format!("{from} and is free now; the old {jobs} may still run beside the next one{until}")
                 }
             }
         }

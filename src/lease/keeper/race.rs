@@ -97,6 +97,7 @@ impl Keeper {
         }
         let mut late = Some(schedule.late_at(began, keeping.last_took));
         let mut beside = schedule.beside_at(began, keeping.last_took);
+        let mut failures = 0;
         loop {
             let dues = [late, Some(beside), (deadline > began).then_some(deadline)];
             let until = dues.into_iter().flatten().filter(|due| !due.passed()).min();
@@ -119,7 +120,10 @@ impl Keeper {
                     return Kept::Yes;
                 }
                 // The other attempt goes on; this one is repeated.
-                Some(Outcome { began: at, .. }) => beside = schedule.retry_at(at),
+                Some(Outcome { began: at, .. }) => {
+                    failures += 1;
+                    beside = schedule.retry_at(at, keeping.sent, failures);
+                }
                 None => {}
             }
             if race.count(began) == 0 {

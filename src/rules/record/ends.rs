@@ -20,7 +20,7 @@ impl Record {
             | Lock::Slots { until, .. }
             | Lock::Cooling { until }
             | Lock::Revoked { until } => until.passed(now),
-            Lock::Foreign { until } => until.is_some_and(|until| until.is_expired_in_redis(now)),
+            Lock::Foreign { until } => until.is_some_and(|until| until.is_strictly_past(now)),
         };
         if over {
             self.lock = Lock::Free;

@@ -92,7 +92,7 @@ impl Files {
         let tokens = records.iter().flat_map(|RecordFile { kept, offset, .. }| {
             let now = time(*offset);
             let is_forgotten = move |token: &Token| {
-                kept.record.waiters.get(token).is_some_and(|waiter| waiter.forget.is_expired_in_redis(now))
+                kept.record.waiters.get(token).is_some_and(|waiter| waiter.forget.is_strictly_past(now))
                     && !kept.record.holds.contains_key(token)
             };
             kept.tracked.keys().filter(move |token| !is_forgotten(token))

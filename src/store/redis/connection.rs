@@ -25,7 +25,7 @@ use std::io::{self, Write};
 mod resp;
 
 /// Error replies that tell the caller what to do next; they are returned as values.
-const DIRECTIONS: [&str; 5] = ["NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "UNBLOCKED"];
+const DIRECTIONS: [&str; 6] = ["NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "LOADING", "UNBLOCKED"];
 
 /// Whether the server has the slot, or is only about to get it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -157,6 +157,8 @@ pub struct Route {
     pub last_master: LastMaster,
     looks_at_replicas: bool,
     op_timeout: Duration,
+    /// The server was still loading its data when it answered last.
+    is_loading: bool,
 }
 
 impl Route {
@@ -168,6 +170,7 @@ impl Route {
             last_master: LastMaster::default(),
             looks_at_replicas: false,
             op_timeout,
+            is_loading: false,
         }
     }
 
@@ -193,6 +196,7 @@ impl Route {
     ) -> Result<(Value, T), Error> {
         self.topology.begin();
         loop {
+            self.is_loading = false;
             let hop = self.topology.next_server(whom, deadline)?;
             let address = hop.target.address.clone();
             let said = self.connection(&hop, limit).and_then(|mut connection| {
@@ -201,6 +205,13 @@ impl Route {
                 Ok((connection, value, more, next))
             });
             let next = match said {
+                // New connections of thousands of holders would hold it up.
+                Ok((connection, Value::ServerError(error), _, _)) if error.code() == "LOADING" => {
+                    let refused = refusal(&connection.target().shown, &error);
+                    self.is_loading = connection.is_usable();
+                    self.connections.extend(Some(connection).filter(Connection::is_usable));
+                    return Err(refused);
+                }
                 Ok((connection, Value::ServerError(error), _, Next::Done)) => {
                     return Err(refusal(&connection.target().shown, &error));
                 }
@@ -302,10 +313,13 @@ impl Route {
         superseded
     }
 
-    /// Closes every connection, and forgets the master.
+    /// Closes every connection, and forgets the master; but keeps the connection to a server that
+    /// is loading its data.
     pub fn reset(&mut self) {
-        self.connections.clear();
-        self.topology.reset();
+        if !std::mem::take(&mut self.is_loading) {
+            self.connections.clear();
+            self.topology.reset();
+        }
     }
 
     /// The deadline for an answer to a request sent now.
