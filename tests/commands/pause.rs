@@ -50,14 +50,16 @@ fn a_cluster_is_paused() {
 fn a_narrow_terminal_shows_the_reason_of_a_pause() {
     let world = World::without_redis();
     world.dlock(["pause", "k", "l", "--reason", "the tables are migrated"]).any_stderr().run();
-    let mut terminal = Terminal::with_size(&world, "xterm", 24, 80);
-    terminal.type_line("dlock status");
-    let shown = terminal.expect("l is paused by ");
-    assert!(
-        shown.contains("k is paused by ") && shown.contains("(the tables are migrated), until "),
-        "{shown}"
-    );
-    terminal.close();
+    for command in ["dlock status", "dlock status --all"] {
+        let mut terminal = Terminal::with_size(&world, "xterm", 24, 80);
+        terminal.type_line(command);
+        let shown = terminal.expect("l is paused by ");
+        assert!(
+            shown.contains("k is paused by ") && shown.contains("(the tables are migrated), until "),
+            "{command}: {shown}"
+        );
+        terminal.close();
+    }
     let piped = world.dlock(["status"]).any_stdout().run().stdout;
     assert!(!piped.contains("is paused by"), "{piped}");
 }

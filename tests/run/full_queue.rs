@@ -16,7 +16,7 @@ fn fill(world: &World, waiters: usize) {
         for at = 1, ARGV[1] do
             local token = string.format('%032x', at)
             redis.call('ZADD', 'dlock.queue:{dlock:k}:dlock:k', (now + 900) .. '000000', token)
-            local waiter = { ticket = (now + 900) .. '000000', since = now .. '000000', silent = (now + 900) * 1000,
+            local waiter = { ticket = (now + 900) .. '000000', since = now .. '000000', stale_at = (now + 900) * 1000,
                 mode = 'exclusive', names = { '{dlock:k}:dlock:k' }, owner = { host = 'h' }, terms = { replaces = false } }
             redis.call('SET', 'dlock.waiter:{dlock:k}:dlock:k:' .. token, cjson.encode(waiter), 'EX', 900)
         end"#;
