@@ -211,7 +211,7 @@ impl LockTable {
             let before =
                 record.queue.range(..&mine).next_back().and_then(|(_, token)| record.waiters.get(token));
             let event = match (before, &record.lock) {
-                (Some(before), _) => record.silent_at(before).left(now),
+                (Some(before), _) => record.stale_at(before).left(now),
                 (None, Lock::Foreign { .. }) => FOREIGN_LOOK,
                 // A lock that admits the waiter may lack a slot in common with its other locks.
                 (None, Lock::Slots { .. }) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),

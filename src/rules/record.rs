@@ -281,14 +281,14 @@ impl Record {
     }
 
     pub(super) fn is_there(&self, now: Time, waiter: &Waiter) -> bool {
-        !self.silent_at(waiter).passed(now) && !waiter.forget.is_strictly_past(now)
+        !self.stale_at(waiter).passed(now) && !waiter.forget.is_strictly_past(now)
     }
 
     /// When a waiter becomes stale. A waiter that was not stale when a gap began, and sent no
     /// heartbeat since, has a whole [`SILENCE`] from the end of the gap. This does not apply if its
     /// ticket is forgotten before that, or if its last heartbeat is older than the end of the gap
     /// before that one.
-    pub(super) fn silent_at(&self, waiter: &Waiter) -> Due {
+    pub(super) fn stale_at(&self, waiter: &Waiter) -> Due {
         let Absence { from, back, back_before, .. } = self.absence;
         let silence = millis(SILENCE);
         let again = Due(back.0.saturating_add(silence));

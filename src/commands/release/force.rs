@@ -68,9 +68,14 @@ fn all(holders: &[Holder]) -> String {
     holders.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ")
 }
 
+/// How many of these holders have a dlock that stops the job; a script has none.
+fn held_by_dlock(holders: &[Holder]) -> usize {
+    holders.iter().filter(|holder| holder.owner.by != By::Acquire).count()
+}
+
 /// Says who stops the old jobs, and when the next grant comes.
 fn then(holders: &[Holder], left: &str) -> String {
-    let by_dlock = holders.iter().filter(|holder| holder.owner.by != By::Acquire).count();
+    let by_dlock = held_by_dlock(holders);
     if by_dlock == 0 {
         // The store does not learn when a script has stopped.
         return format!("dlock cannot stop a script; the next grant comes in {left}");
@@ -94,8 +99,7 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
                 }
                 When::Safe => format!("{from}; {}", then(&holders, &span(left))),
                 When::Now => {
-                    let by_dlock = holders.iter().filter(|holder| holder.owner.by != By::Acquire).count();
-                    let (jobs, until) = match (holders.len(), by_dlock) {
+                    let (jobs, until) = match (holders.len(), held_by_dlock(&holders)) {
                         (1, 0) => ("job", ""),
                         (1, _) => ("job", ", until its dlock has stopped it"),
                         (_, 0) => ("jobs", ""),

@@ -1,4 +1,4 @@
-//! Who is granted a lock next, and when a waiter asks again.
+//! Tests of the order in which the rules grant a lock, and of when a waiter asks again.
 
 use super::*;
 

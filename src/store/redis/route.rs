@@ -201,17 +201,19 @@ impl Route {
             let address = hop.target.address.clone();
             let said = self.connection(&hop, limit).and_then(|mut connection| {
                 let (value, more) = talk(&mut connection, self.until(&hop, limit))?;
-                let next = self.topology.heard(&mut connection, &value)?;
-                Ok((connection, value, more, next))
-            });
-            let next = match said {
-                // New connections of thousands of holders would hold it up.
-                Ok((connection, Value::ServerError(error), _, _)) if error.code() == "LOADING" => {
-                    let refused = refusal(&connection.target().shown, &error);
+                if let Value::ServerError(error) = &value
+                    && error.code() == "LOADING"
+                {
+                    // New connections of thousands of holders would hold it up.
+                    let refused = refusal(&connection.target().shown, error);
                     self.is_loading = connection.is_usable();
                     self.connections.extend(Some(connection).filter(Connection::is_usable));
                     return Err(refused);
                 }
+                let next = self.topology.heard(&mut connection, &value)?;
+                Ok((connection, value, more, next))
+            });
+            let next = match said {
                 Ok((connection, Value::ServerError(error), _, Next::Done)) => {
                     return Err(refusal(&connection.target().shown, &error));
                 }
@@ -313,13 +315,12 @@ impl Route {
         superseded
     }
 
-    /// Closes every connection, and forgets the master; but keeps the connection to a server that
-    /// is loading its data.
+    /// Forgets the master, and closes every connection, except to a server that is loading its data.
     pub fn reset(&mut self) {
         if !std::mem::take(&mut self.is_loading) {
             self.connections.clear();
-            self.topology.reset();
         }
+        self.topology.reset();
     }
 
     /// The deadline for an answer to a request sent now.
