@@ -105,6 +105,27 @@ on_every_door!(
     etcd,
 );
 
+/// The same password, set again and again, ends the login of each client at any moment, also between
+/// its login and its next request.
+#[cfg(feature = "etcd")]
+#[test]
+fn logins_that_the_server_ends_at_any_moment_end_no_run() {
+    let door = etcd();
+    let world = &door.world;
+    world.write("word", &format!("{FIRST}\n"));
+    let count = "n=$(cat n 2>/dev/null || echo 0); sleep 0.05; echo $((n + 1)) > n";
+    let run =
+        || door.dlock(Way::File, world.run("k", &["-t", "20s", "-w", "120s"], count)).any_stderr().spawn();
+    let mut runs: Vec<_> = (0..10).map(|_| run()).collect();
+    while runs.iter_mut().any(|run| !run.has_ended()) {
+        (door.change)(FIRST);
+    }
+    for run in runs {
+        run.finish();
+    }
+    assert_eq!(world.read("n").trim(), "10");
+}
+
 /// A command that prints no password leads to status 77, and its output is not shown.
 #[test]
 fn a_command_that_fails_is_77_and_its_output_is_not_shown() {

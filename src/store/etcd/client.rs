@@ -181,14 +181,16 @@ impl Client {
             }
             let answers = connection.ask(requests, self.pass(), deadline)?;
             let replies: Vec<Reply> = answers.into_iter().map(reply).collect();
+            if replies.iter().any(|reply| reply.as_ref().is_err_and(is_old_pass)) {
+                // The login is no longer valid, for instance after a restart of the member. A new
+                // one is invalid if the password was set just now.
+                self.pass = None;
+                if !is_new && self.target.user.is_some() {
+                    continue;
+                }
+            }
             if let Some(failure) = replies.iter().find_map(|reply| self.unable(reply.as_ref().err()?)) {
                 return Err(failure);
-            }
-            let is_stale = |reply: &Reply| reply.as_ref().is_err_and(is_old_pass);
-            if !is_new && self.target.user.is_some() && replies.iter().any(is_stale) {
-                // The login is no longer valid, for instance after a restart of the member.
-                self.pass = None;
-                continue;
             }
             self.connection = Some(connection);
             return Ok(replies);
@@ -271,7 +273,8 @@ impl Client {
     pub(super) fn unable(&self, error: &ServerError) -> Option<Failure> {
         let shown = self.shown();
         // UNAVAILABLE and DEADLINE_EXCEEDED (4): no leader, a new leader, a member that stops or
-        // is a learner. CANCELLED (1): a member that shuts down closes its own connections.
+        // is a learner. CANCELLED (1): a member that shuts down closes its own connections. A login
+        // that has ended is an outage, too: the member had accepted it.
         let why = plain(&error.message);
         // The gateway is a client of the member, and uses the member's own certificate. If that
         // certificate is not valid for clients, the member closes the connection.
@@ -285,7 +288,7 @@ impl Client {
         } else {
             ""
         };
-        matches!(error.code, 1 | 4 | UNAVAILABLE)
+        (matches!(error.code, 1 | 4 | UNAVAILABLE) || is_old_pass(error))
             .then(|| Failure::Unable(Error::Unavailable(format!("{shown} cannot serve now: {why}{hint}"))))
     }
 
@@ -309,7 +312,6 @@ impl Client {
                 "{shown} denies this user its keys: its role needs readwrite on the prefix {}/ (docs/stores.md)",
                 self.target.prefix
             )),
-            16 => Error::Denied(format!("{shown} does not let this user in: {why}")),
             8 if why.contains("space exceeded") => Error::Unavailable(format!(
                 "{shown} has no space left and takes no writes (alarm NOSPACE): compact and defragment it, then disarm the alarm"
             )),
