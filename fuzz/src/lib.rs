@@ -25,7 +25,7 @@ const COMMANDS: [&[&str]; 9] = [
     &["status", "--json", "--all"],
     &["history", "--refused", "k"],
     &["acquire", "-k", "k", "-t", "5s"],
-    &["pause", "k", "--for", "1m"],
+    &["pause", "k", "--for", "1m", "--reason", "r"],
     &["forget", "k"],
     &["release", "k", "--force", "-y"],
     &["metrics"],
