@@ -116,12 +116,12 @@ impl LockTable {
             return Acquired::TokenEnded;
         }
         self.expire(now, names);
-        if self.is_held_by(names, &ask.token) {
+        if self.holds_all(names, &ask.token) {
             self.grant_next(now, worklist(names));
         } else if let Some(refused) = self.apply(now, names, ask) {
             return refused;
         }
-        if self.is_held_by(names, &ask.token) {
+        if self.holds_all(names, &ask.token) {
             return Acquired::Granted(self.confirm(now, names, ask));
         }
         match ask.patience {
@@ -173,10 +173,10 @@ impl LockTable {
             self.suspend_stale_before(now, names, &ask.token, &mut work);
         }
         self.grant_next(now, work);
-        if !self.is_held_by(names, &ask.token) {
+        if !self.holds_all(names, &ask.token) {
             self.grant_to_newcomer(now, names, ask);
         }
-        if ask.terms.replaces && !self.is_held_by(names, &ask.token) {
+        if ask.terms.replaces && !self.holds_all(names, &ask.token) {
             for name in names {
                 self.record(name.as_str()).replace(now, came, &ask.owner);
             }
@@ -192,7 +192,7 @@ impl LockTable {
     /// Extends the lease of a token that holds all of these locks, and of no other (I2, I12).
     pub fn renew(&mut self, now: Time, names: &Names, token: &Token, ttl: Duration) -> Renewal {
         self.expire(now, names);
-        let answer = if self.is_held_by(names, token) {
+        let answer = if self.holds_all(names, token) {
             for name in names {
                 self.record(name.as_str()).extend(now, token, ttl);
             }
@@ -333,7 +333,8 @@ impl LockTable {
         }
     }
 
-    fn is_held_by(&mut self, names: &Names, token: &Token) -> bool {
+    /// Whether the token holds all of these locks.
+    fn holds_all(&mut self, names: &Names, token: &Token) -> bool {
         names.iter().all(|name| self.record(name.as_str()).is_held_by(token))
     }
 

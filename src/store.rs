@@ -164,7 +164,7 @@ pub enum Endurance {
         /// The same store, with its own connections.
         second: Box<dyn Store>,
         /// The error for a server that does not answer in time.
-        late: Error,
+        timeout_error: Error,
     },
 }
 

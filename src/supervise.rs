@@ -213,7 +213,7 @@ pub struct Guard {
     /// Children of dlock that are not part of the job.
     foreign_children: Vec<i32>,
     /// The last check found the job ended and the guard stopped.
-    late: bool,
+    guard_stuck: bool,
     /// The process that the lock of a `dlock hold` is for, which dlock did not start.
     target: Option<Pin>,
     /// The deadline passed to [`Guard::lost`].
@@ -291,7 +291,7 @@ impl Guard {
                 on_lost: plan.on_lost,
                 leftovers: plan.leftovers,
                 foreign_children,
-                late: false,
+                guard_stuck: false,
                 target,
                 kill_by: None,
                 status: None,

@@ -33,6 +33,8 @@ pub mod redis;
 pub mod replicated;
 pub mod sentinel;
 pub mod storm;
+#[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
+pub mod target;
 pub mod wait;
 #[cfg(any(feature = "etcd", feature = "zookeeper"))]
 pub mod wires;

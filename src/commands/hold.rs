@@ -105,7 +105,7 @@ fn in_background(
         exit.code()
     });
     let child = child.map_err(cannot_make_process)?;
-    let Ok(changes) = serde_json::from_slice::<Changes>(&child.said) else {
+    let Ok(changes) = serde_json::from_slice::<Changes>(&child.printed) else {
         return Ok(match child.status() {
             // The process that the lock is for ended before the grant.
             Some(Ended::Code(0)) => Exit::Busy(run.busy),

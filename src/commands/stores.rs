@@ -15,6 +15,8 @@ use crate::output::time::span as span_of;
 use crate::store::Store;
 use crate::store::net::Address;
 use crate::store::net::password::Password;
+#[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
+use crate::store::net::target::Target;
 use crate::store::net::tls::{Files, Tls};
 use crate::store::probe::Survey;
 use crate::store::quorum::QuorumStore;
@@ -150,6 +152,21 @@ impl Context {
     /// The addresses of the hosts in the URL.
     fn addresses(&self) -> Vec<Address> {
         self.settings.store.place.shape().hosts.iter().map(address).collect()
+    }
+
+    /// The servers of the URL. `space` is the place of dlock's data there.
+    #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
+    fn target(&self, space: &str) -> Result<Target, Error> {
+        Ok(Target {
+            servers: self.addresses(),
+            user: self.user(),
+            password: self.password(),
+            tls: self.tls()?,
+            space: space.into(),
+            shown: self.settings.store.to_string(),
+            connect_timeout: self.settings.connect_timeout,
+            op_timeout: self.settings.op_timeout,
+        })
     }
 
     fn user(&self) -> Option<String> {

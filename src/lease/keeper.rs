@@ -106,7 +106,7 @@ impl Keeper {
     pub fn keep(self: &Arc<Self>, mut keeping: Keeping) {
         let mut listening =
             Listening { listens_at: keeping.sent.after(SUBSCRIBE_AFTER), failures: 0, subscription: None };
-        let mut race = self.stores.late().map(|late| Race::new(late.clone()));
+        let mut race = self.stores.timeout_error().map(|timeout_error| Race::new(timeout_error.clone()));
         loop {
             self.listen(&mut listening, keeping.next);
             if self.stores.is_closed() {

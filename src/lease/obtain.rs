@@ -59,7 +59,7 @@ pub struct Progress {
     /// Failures in a row that each took longer than [`RIDE_OUT_PAUSE`].
     slow: u32,
     /// Grants in a row that came too late to be used.
-    late: u32,
+    late_grants: u32,
     /// When to ask how long runs usually take.
     estimate_at: Moment,
     /// How long runs usually take, if known.
@@ -76,7 +76,7 @@ impl Progress {
             blocker: None,
             troubled: false,
             slow: 0,
-            late: 0,
+            late_grants: 0,
             estimate_at: began.after(ESTIMATE_AFTER),
             usual: None,
             next: Next::Ask,
@@ -212,8 +212,10 @@ impl Obtaining<'_> {
         let ask = self.progress.asked(self.request, sent);
         match self.store.acquire(&self.request.names, &ask, deadline) {
             // Asking again extends the lease, counted from the new request.
-            Ok(Acquired::Granted(_)) if self.is_too_late(sent) && self.progress.late < LATE_ANSWERS => {
-                self.progress.late += 1;
+            Ok(Acquired::Granted(_))
+                if self.is_too_late(sent) && self.progress.late_grants < LATE_ANSWERS =>
+            {
+                self.progress.late_grants += 1;
                 Step::GoesOn
             }
             Ok(Acquired::Granted(_)) if self.is_too_late(sent) => self.over(Report::TooSlow),

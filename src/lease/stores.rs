@@ -21,21 +21,21 @@ pub struct Stores {
     /// Whether an attempt gets a long limit, because a retry would need a new connection.
     is_long: bool,
     /// The error to report when a store does not answer in time; `None` if there is only one store.
-    late: Option<Error>,
+    timeout_error: Option<Error>,
     /// The lock is being given back: no renewal may begin.
     closed: AtomicBool,
 }
 
 impl Stores {
     pub fn new(store: Box<dyn Store>) -> Self {
-        let (second, late, is_long) = match store.endurance() {
+        let (second, timeout_error, is_long) = match store.endurance() {
             Endurance::Short => (None, None, false),
             Endurance::Long => (None, None, true),
-            Endurance::Beside { second, late } => (Some(second), Some(late), true),
+            Endurance::Beside { second, timeout_error } => (Some(second), Some(timeout_error), true),
         };
         let stores = [Some(store), second].into_iter().flatten().map(Mutex::new).collect();
         let (current, closed) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { stores, current, is_long, late, closed }
+        Self { stores, current, is_long, timeout_error, closed }
     }
 
     /// Waits until the current store is free.
@@ -70,7 +70,7 @@ impl Stores {
     /// Waits until the store is free. If there are two, waits up to `deadline` until one of them is; for
     /// the first half of that time only the current one will do, because its connection is open.
     pub fn lock_by(&self, deadline: Moment) -> Result<InUse<'_>, Error> {
-        let Some(late) = &self.late else { return Ok(self.lock()) };
+        let Some(timeout_error) = &self.timeout_error else { return Ok(self.lock()) };
         let half = Moment::now().after(deadline.left() / 2);
         let mut pause = POLL_PAUSE / 16;
         loop {
@@ -82,7 +82,7 @@ impl Stores {
                 }
             }
             if deadline.passed() {
-                return Err(late.clone());
+                return Err(timeout_error.clone());
             }
             clock::sleep(pause);
             pause = (2 * pause).min(POLL_PAUSE);
@@ -98,8 +98,8 @@ impl Stores {
     }
 
     /// The error for a store that does not answer in time; None if no second attempt can be made.
-    pub const fn late(&self) -> Option<&Error> {
-        self.late.as_ref()
+    pub const fn timeout_error(&self) -> Option<&Error> {
+        self.timeout_error.as_ref()
     }
 
     /// Whether an attempt gets a long limit, because a retry would need a new connection.

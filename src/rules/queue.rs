@@ -27,7 +27,9 @@ impl LockTable {
                 let record = self.record(name.as_str());
                 record.notice_absence(now);
                 match record.queue.last().cloned() {
-                    Some(last) if !record.is_heard(now, &last.1) => self.suspend(name.as_str(), &last, work),
+                    Some(last) if !record.is_waiting(now, &last.1) => {
+                        self.suspend(name.as_str(), &last, work)
+                    }
                     _ => return true,
                 }
             }
@@ -86,7 +88,7 @@ impl LockTable {
                     break;
                 };
                 record.notice_absence(now);
-                if record.is_heard(now, &before.1) {
+                if record.is_waiting(now, &before.1) {
                     break;
                 }
                 self.suspend(name.as_str(), &before, work);
@@ -113,7 +115,7 @@ impl LockTable {
         let mut granted_here = BTreeMap::<String, usize>::new();
         while let Some(name) = work.pop_front() {
             self.record(&name).expire(now);
-            while self.record(&name).is_open() {
+            while self.record(&name).has_room_for_some() {
                 let Some(head) = self.head(now, &name, &mut work) else { break };
                 let Some(waiter) = self.record(&name).waiters.get(&head.1).cloned() else { break };
                 let is_enough = |name: &String| granted_here.get(name).copied().unwrap_or(0) >= most;
@@ -138,7 +140,7 @@ impl LockTable {
             let record = self.record(name);
             let head = record.queue.first()?.clone();
             record.notice_absence(now);
-            if record.is_heard(now, &head.1) {
+            if record.is_waiting(now, &head.1) {
                 return Some(head);
             }
             self.suspend(name, &head, work);
@@ -157,8 +159,10 @@ impl LockTable {
     ) -> bool {
         // The job is done already; the waiter learns that when it asks. Until then it keeps its
         // ticket, because the success may be forgotten before.
-        let is_open = self.record(at).is_open();
-        if is_open && self.done(now, waiter.names.iter().map(String::as_str), &waiter.terms).is_some() {
+        let has_room_for_some = self.record(at).has_room_for_some();
+        if has_room_for_some
+            && self.done(now, waiter.names.iter().map(String::as_str), &waiter.terms).is_some()
+        {
             self.suspend(at, head, work);
             return true;
         }

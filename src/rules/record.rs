@@ -276,11 +276,11 @@ impl Record {
     }
 
     /// Whether this token waits and is not stale.
-    pub(super) fn is_heard(&self, now: Time, token: &Token) -> bool {
-        self.waiters.get(token).is_some_and(|waiter| self.is_there(now, waiter))
+    pub(super) fn is_waiting(&self, now: Time, token: &Token) -> bool {
+        self.waiters.get(token).is_some_and(|waiter| self.is_live_waiter(now, waiter))
     }
 
-    pub(super) fn is_there(&self, now: Time, waiter: &Waiter) -> bool {
+    pub(super) fn is_live_waiter(&self, now: Time, waiter: &Waiter) -> bool {
         !self.stale_at(waiter).passed(now) && !waiter.forget.is_strictly_past(now)
     }
 
@@ -433,8 +433,8 @@ impl Record {
         for (token, hold) in self.holds.iter_mut().filter(|(_, hold)| hold.phase != Phase::Cooling) {
             let left = lives(token, hold);
             let until = Due::after(now, left.unwrap_or_default());
-            let is_heard = hold.confirmed || hold.phase == Phase::Revoked;
-            hold.until = if is_heard { until } else { hold.until.min(until) };
+            let is_waiting = hold.confirmed || hold.phase == Phase::Revoked;
+            hold.until = if is_waiting { until } else { hold.until.min(until) };
         }
         let revoked = self.holds.values().filter(|hold| hold.phase == Phase::Revoked);
         if let (Lock::Revoked { until }, Some(last)) = (&mut self.lock, revoked.map(|hold| hold.until).max())
@@ -464,12 +464,12 @@ impl Record {
             _ => false,
         };
         let is_over = |hold: &Hold| hold.phase == Phase::Cooling && hold.cool.passed(now);
-        let is_open = self.paused.as_ref().is_none_or(|pause| pause.until <= now.millis());
-        is_free && self.holds.values().all(is_over) && is_open
+        let has_room_for_some = self.paused.as_ref().is_none_or(|pause| pause.until <= now.millis());
+        is_free && self.holds.values().all(is_over) && has_room_for_some
     }
 
     /// Whether the lock may admit a token in at least one mode, regardless of a pause.
-    pub fn is_open(&self) -> bool {
+    pub fn has_room_for_some(&self) -> bool {
         match self.mode() {
             None => self.lock == Lock::Free,
             Some(mode) => self.has_room(mode),

@@ -138,7 +138,7 @@ impl Record {
             let waiter = record.waiters.get(token)?;
             let waiting = Duration::from_millis(now.millis().saturating_sub(waiter.since.millis()));
             let (owner, mode, replaces) = (waiter.owner.clone(), waiter.mode, waiter.terms.replaces);
-            record.is_there(now, waiter).then_some(Waiter { owner, mode, replaces, waiting })
+            record.is_live_waiter(now, waiter).then_some(Waiter { owner, mode, replaces, waiting })
         };
         let state = record.state(now);
         let blocker = record.blocker(now, Mode::Exclusive);

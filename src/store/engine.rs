@@ -25,6 +25,8 @@ pub mod coordinator;
 mod operations;
 mod snapshot;
 pub mod stored_lock;
+#[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
+pub mod subscription;
 mod transaction;
 
 use crate::clock::Moment;
@@ -159,8 +161,8 @@ impl<C: Coordinator> Engine<C> {
             transaction.drop_tombstones(me);
             transaction.table.too_large = too_large;
             transaction.may_go_uncounted = conflicts >= UNCOUNTED_AFTER;
-            let is_granted = me.is_some_and(|me| transaction.is_held_by(me));
-            let is_alone = is_granted && !transaction.is_held_by_others(me);
+            let is_granted = me.is_some_and(|me| transaction.holds_any(me));
+            let is_alone = is_granted && !transaction.others_hold_any(me);
             let answer = operation(&mut transaction);
             let missing = transaction.missing();
             if !missing.is_empty() {

@@ -47,8 +47,10 @@ use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Snapshot, Watching, Written,
     is_chosen_to_clean_up,
 };
+use crate::store::engine::subscription::Resumed;
 use crate::store::net::failure::silent;
 use crate::store::net::interrupt;
+use crate::store::net::target::Target;
 use crate::store::{Endurance, Error, Listener, Subscription};
 use client::Client;
 use layout::Layout;
@@ -60,8 +62,6 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 use subscription::{RequestSubscription, Watches};
-
-pub use client::Target;
 
 /// First pause after a failed watch. It doubles with each further failure, up to [`HEARTBEAT`].
 const WATCH_RETRY: Duration = Duration::from_millis(25);
@@ -230,14 +230,13 @@ impl Coordinator for Keys {
     }
 
     fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription> {
-        Box::new(RequestSubscription {
+        Box::new(Resumed::new(RequestSubscription {
             keys: self.clone(),
             names: names.iter().map(|name| name.as_str().to_owned()).collect(),
             token: token.clone(),
             listener,
             watches: None,
-            backoff_until: Moment::now(),
-        })
+        }))
     }
 
     fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {
@@ -258,7 +257,7 @@ impl Coordinator for Keys {
     }
 
     fn endurance(&self) -> Endurance {
-        let late = silent(self.client.shown());
-        Endurance::Beside { second: Box::new(Engine::new(self.clone())), late }
+        let timeout_error = silent(self.client.shown());
+        Endurance::Beside { second: Box::new(Engine::new(self.clone())), timeout_error }
     }
 }

@@ -8,6 +8,7 @@
 //! | [`tls`] | does that over TLS, and decides which server is trusted |
 //! | [`interrupt`] | interrupts a wait for a server |
 //! | [`failure`] | says what an error of a connection means |
+//! | [`target`] | says where a store is |
 //! | [`password`] | gets the password for a server, and says what its refusal means |
 
 use crate::clock::Moment;
@@ -20,6 +21,7 @@ pub mod failure;
 pub mod interrupt;
 pub mod password;
 pub mod streams;
+pub mod target;
 pub mod tls;
 
 /// Deadline of an attempt at one of `untried` servers that share the time until `deadline`, and at most

@@ -139,7 +139,7 @@ impl QuorumStore {
     ) -> Answers {
         let pending = self.masters.send(to, call, Order::Behind, deadline);
         let answers = self.masters.collect(pending, deadline, stragglers, is_enough);
-        self.listen(&answers);
+        self.report_masters(&answers);
         answers
     }
 
@@ -149,12 +149,12 @@ impl QuorumStore {
     }
 
     /// Asks all masters, where there is no hurry.
-    fn look(&mut self, call: &Call, deadline: Moment) -> Answers {
+    fn ask_all(&mut self, call: &Call, deadline: Moment) -> Answers {
         self.ask(&self.masters.everybody(), call, deadline, STRAGGLERS_SEEN)
     }
 
     /// Reports what has changed about a master.
-    fn listen(&mut self, answers: &Answers) {
+    fn report_masters(&mut self, answers: &Answers) {
         // A signal ends the wait for each master; then a missing answer tells nothing about it.
         if interrupt::is_raised() {
             return;
@@ -211,11 +211,11 @@ impl QuorumStore {
 
     /// Gives the hold to masters that have lost it. Returns how many took it, if the answers are
     /// waited for.
-    fn win_back(&mut self, name: &Name, win: &WinBack<'_>, missing: &[usize], until: Deadline) -> usize {
+    fn win_back(&mut self, name: &Name, win: &WinBack<'_>, missing: &[usize], until: Reply) -> usize {
         let Ok(win) = self.call(&scripts::WIN_BACK, name, win) else { return 0 };
         match until {
-            Deadline::Heard(deadline) => self.ask(missing, &win, deadline, STRAGGLERS).count("won"),
-            Deadline::Sent(deadline) => {
+            Reply::Awaited(deadline) => self.ask(missing, &win, deadline, STRAGGLERS).count("won"),
+            Reply::Ignored(deadline) => {
                 drop(self.masters.send(missing, &win, Order::Behind, deadline));
                 0
             }
@@ -237,11 +237,11 @@ struct Vouches {
 
 /// Whether the answer to a request is waited for, and the deadline.
 #[derive(Clone, Copy)]
-enum Deadline {
+enum Reply {
     /// Its answer is waited for.
-    Heard(Moment),
+    Awaited(Moment),
     /// It is only sent.
-    Sent(Moment),
+    Ignored(Moment),
 }
 
 impl QuorumStore {
@@ -271,9 +271,9 @@ impl QuorumStore {
         };
         let pending = self.masters.send(&self.masters.everybody(), &leave, Order::Leaving, deadline);
         let answers = self.masters.collect(pending, deadline, STRAGGLERS, is_decided);
-        self.listen(&answers);
+        self.report_masters(&answers);
         if !is_decided(&answers) {
-            return Err(self.short(&answers));
+            return Err(self.too_few(&answers));
         }
         self.hold = None;
         // If so many masters have lost the hold, it does not matter what the others remember.

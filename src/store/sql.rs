@@ -39,10 +39,11 @@ use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Snapshot, Watching, Written,
     is_chosen_to_clean_up,
 };
+use crate::store::engine::subscription::Resumed;
 use crate::store::net::failure::silent;
+use crate::store::net::target::Target;
 use crate::store::{Endurance, Error, Listener, Subscription};
 use dialect::{Dialect, Write};
-pub use link::Target;
 use link::{Answer, Failure, Link};
 use remembered::{Clock, Remembered};
 use row::Found;
@@ -229,7 +230,7 @@ impl Coordinator for Tables {
     fn commit(&mut self, seen: Seen, batch: Batch<'_>) -> Result<Written, Error> {
         // Another server has another clock.
         let server = seen.clock.map(|clock| clock.server);
-        if self.target.has_standbys() && self.line.as_ref().map(|line| line.server) != server {
+        if self.target.has_several() && self.line.as_ref().map(|line| line.server) != server {
             return Ok(Written::Conflict);
         }
         let (me, deadline, wants) = (batch.me, batch.deadline, self.wants_advisory_lock(&batch));
@@ -306,7 +307,7 @@ impl Coordinator for Tables {
 
     /// Only for a watcher, because a holder listens on the connection that it renews on.
     fn subscribe(&self, names: &[Name], token: &Token, _: Listener) -> Box<dyn Subscription> {
-        Box::new(RequestSubscription::new(self.clone(), names, token))
+        Box::new(Resumed::new(RequestSubscription::new(self.clone(), names, token)))
     }
 
     fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {
@@ -328,8 +329,8 @@ impl Coordinator for Tables {
     }
 
     fn endurance(&self) -> Endurance {
-        let late = silent(&self.target.shown);
-        Endurance::Beside { second: Box::new(Engine::new(self.clone())), late }
+        let timeout_error = silent(&self.target.shown);
+        Endurance::Beside { second: Box::new(Engine::new(self.clone())), timeout_error }
     }
 }
 

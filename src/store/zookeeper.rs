@@ -53,7 +53,9 @@ use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Reading, Snapshot, Watching,
     Written, is_chosen_to_clean_up,
 };
+use crate::store::engine::subscription::Resumed;
 use crate::store::net::interrupt;
+use crate::store::net::target::Target;
 use crate::store::{Endurance, Error, Listener, Subscription};
 use ask::Again;
 use jute::{Answer, Ask, Code};
@@ -68,8 +70,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use subscription::RequestSubscription;
 use wait::Watch;
-
-pub use session::Target;
 
 /// Pause after the connection has failed during a wait.
 const PAUSE: Duration = Duration::from_millis(25);
@@ -259,13 +259,7 @@ impl Coordinator for Znodes {
             }
             Listener::Watcher => names.iter().map(|name| self.lock_path(name.as_str())).collect(),
         };
-        Box::new(RequestSubscription {
-            nodes,
-            watched,
-            seen: Vec::new(),
-            is_watched: false,
-            backoff_until: Moment::now(),
-        })
+        Box::new(Resumed::new(RequestSubscription { nodes, watched, seen: Vec::new(), is_watched: false }))
     }
 
     fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {

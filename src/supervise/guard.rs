@@ -55,12 +55,12 @@ pub(super) struct Setup {
 pub(super) fn run(setup: Setup, on_orphaned: impl FnMut(Orphaned)) -> ! {
     // A panic must end the guard: if it unwound further, this process would go on as a second
     // dlock. dlock sees the end and stops the job.
-    let watch = || Watcher::new(setup, on_orphaned).and_then(|mut watch| watch.run());
+    let watch = || GuardProcess::new(setup, on_orphaned).and_then(|mut watch| watch.run());
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(watch));
     sys::exit_now(if matches!(done, Ok(Ok(()))) { 0 } else { 70 })
 }
 
-struct Watcher<F> {
+struct GuardProcess<F> {
     setup: Setup,
     on_orphaned: F,
     children: OwnedFd,
@@ -106,7 +106,7 @@ struct Cmd {
     was_stopped: bool,
 }
 
-impl<F: FnMut(Orphaned)> Watcher<F> {
+impl<F: FnMut(Orphaned)> GuardProcess<F> {
     fn new(setup: Setup, on_orphaned: F) -> io::Result<Self> {
         // Blocked, not ignored: an ignored signal stays ignored across exec, so CMD would inherit
         // it. Blocking also keeps the terminal from stopping a background process that writes to

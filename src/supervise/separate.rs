@@ -27,10 +27,10 @@ pub fn in_separate_process(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>
         }
         Fork::Parent(pid) => {
             drop(writer);
-            let mut said = Vec::new();
-            let read = File::from(reader).read_to_end(&mut said);
+            let mut printed = Vec::new();
+            let read = File::from(reader).read_to_end(&mut printed);
             sys::wait_for(pid);
-            read.map(|_| said)
+            read.map(|_| printed)
         }
     }
 }
@@ -40,7 +40,7 @@ pub fn in_separate_process(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>
 pub struct Detached {
     pid: i32,
     /// What it wrote to stdout before it gave that up or ended.
-    pub said: Vec<u8>,
+    pub printed: Vec<u8>,
 }
 
 /// Runs `work` in a process with its own session, which keeps only the caller's stderr and `keep`.
@@ -70,9 +70,9 @@ pub fn detach(keep: Option<&Pin>, work: impl FnOnce() -> u8) -> io::Result<Detac
         }
         Fork::Parent(pid) => {
             drop(writer);
-            let mut said = Vec::new();
-            File::from(reader).read_to_end(&mut said)?;
-            Ok(Detached { pid, said })
+            let mut printed = Vec::new();
+            File::from(reader).read_to_end(&mut printed)?;
+            Ok(Detached { pid, printed })
         }
     }
 }

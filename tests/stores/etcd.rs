@@ -115,7 +115,7 @@ fn a_transaction_decides_by_the_state_at_its_write() {
     let (world, etcd) = (World::with_etcd(), Etcd::shared());
     let asker = || Asker::new(etcd, &world.url());
     let end_session = |asker: &Asker| {
-        let key = format!("{}/life/{}", etcd.target(&world.url()).prefix, asker.token.hashed().secret());
+        let key = format!("{}/life/{}", etcd.target(&world.url()).space, asker.token.hashed().secret());
         let life: serde_json::Value =
             serde_json::from_str(&etcd.ctl(&["get", "-w", "json", &key])).expect("JSON");
         let lease = life["kvs"][0]["lease"].as_u64().expect("a lease");

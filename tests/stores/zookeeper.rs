@@ -10,6 +10,7 @@ use crate::support::dlock::Dlock;
 use crate::support::hand_over::{hand_over, hand_over_to_readers};
 use crate::support::members::Cluster as _;
 use crate::support::storm::{Wish, is_soak, runs, storm};
+use crate::support::target::{local, target};
 use crate::support::wait::{OUTAGE, wait_until, wait_within};
 use crate::support::world::World;
 use crate::support::zookeeper::{Ensemble, TLS, ZooKeeper, free_port};
@@ -17,8 +18,7 @@ use dlock::clock::Moment;
 use dlock::lock::{Key, Name, Names, Token};
 use dlock::rules::{Acquired, End, Left, Patience, Ran, Renewal};
 use dlock::store::Store as _;
-use dlock::store::net::Address;
-use dlock::store::zookeeper::{Target, ZooKeeperStore};
+use dlock::store::zookeeper::ZooKeeperStore;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -64,15 +64,7 @@ fn person(world: &World) -> Person {
 
 fn person_at(world: &World, port: u16) -> Person {
     let chroot = format!("/{}", world.url().rsplit('/').next().expect("a node"));
-    let mut store = ZooKeeperStore::open(Target {
-        servers: vec![Address::Tcp { host: "127.0.0.1".into(), port }],
-        login: None,
-        chroot,
-        tls: None,
-        shown: "here".into(),
-        connect_timeout: Duration::from_secs(20),
-        op_timeout: Duration::from_secs(20),
-    });
+    let mut store = ZooKeeperStore::open(target(vec![local(port)], None, &chroot));
     let token = Token::random().expect("a token");
     store.prepare(&token).expect("a store");
     Person { store, token }

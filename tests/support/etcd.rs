@@ -3,11 +3,11 @@
 
 use super::members::Cluster;
 use super::redis::next_port;
+use super::target::{local, target};
 use super::wait::{OUTAGE, wait_for, wait_within};
 use super::wires::Wires;
 use super::world::suite_home;
-use dlock::store::etcd::Target;
-use dlock::store::net::Address;
+use dlock::store::net::target::Target;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -17,7 +17,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{OnceLock, mpsc};
 use std::thread;
-use std::time::Duration;
 
 /// The cluster. Dropping it kills its members.
 pub struct Etcd {
@@ -146,18 +145,8 @@ impl Etcd {
 
     /// The store's target for such a URL.
     pub fn target(&self, url: &str) -> Target {
-        let host = "127.0.0.1".to_owned();
-        let address = |member: &Member| Address::Tcp { host: host.clone(), port: member.client };
-        Target {
-            members: self.members.iter().map(address).collect(),
-            user: None,
-            password: None,
-            tls: None,
-            prefix: url.rsplit('/').next().expect("a prefix").into(),
-            shown: "here".into(),
-            connect_timeout: Duration::from_secs(20),
-            op_timeout: Duration::from_secs(20),
-        }
+        let servers = self.members.iter().map(|member| local(member.client)).collect();
+        target(servers, None, url.rsplit('/').next().expect("a prefix"))
     }
 
     /// The port of a member for clients.

@@ -4,21 +4,12 @@ use super::super::context::Context;
 use super::{HoldRequirements, Made};
 use crate::error::Error;
 use crate::store::Store;
-use crate::store::etcd::{EtcdStore, Target};
+use crate::store::etcd::EtcdStore;
 use crate::store::probe::Survey;
 
 impl Context {
     pub(super) fn etcd(&self, prefix: &str) -> Result<EtcdStore, Error> {
-        Ok(EtcdStore::etcd(Target {
-            members: self.addresses(),
-            user: self.user(),
-            password: self.password(),
-            tls: self.tls()?,
-            prefix: prefix.into(),
-            shown: self.settings.store.to_string(),
-            connect_timeout: self.settings.connect_timeout,
-            op_timeout: self.settings.op_timeout,
-        }))
+        Ok(EtcdStore::etcd(self.target(prefix)?))
     }
 }
 

@@ -6,33 +6,26 @@ use crate::config::url::{DatabaseAt, Dialect};
 use crate::error::Error;
 use crate::store::Store;
 use crate::store::net::Address;
+use crate::store::net::target::Target;
 use crate::store::probe::Survey;
-use crate::store::sql::{SqlStore, Target};
+use crate::store::sql::SqlStore;
 
 impl Context {
     pub(super) fn database(&self, dialect: Dialect, at: &DatabaseAt, name: &str) -> Result<Target, Error> {
-        let settings = &self.settings;
-        let shown = settings.store.to_string();
-        let user = self.user().ok_or_else(|| {
-            let scheme = dialect.scheme();
-            Error::Config(format!("{shown}: no user is set; write {scheme}://USER@… or set DLOCK_USERNAME"))
-        })?;
-        Ok(Target {
-            servers: match at {
-                DatabaseAt::Tcp(_) => self.addresses(),
-                // As libpq names it: the directory has one socket for each port.
-                DatabaseAt::Unix(path) if dialect == Dialect::Postgres && path.is_dir() => {
-                    vec![Address::Unix(path.join(format!(".s.PGSQL.{}", dialect.port())))]
-                }
-                DatabaseAt::Unix(path) => vec![Address::Unix(path.clone())],
-            },
-            user,
-            password: self.password(),
-            database: name.into(),
-            tls: self.tls()?,
-            shown,
-            connect_timeout: settings.connect_timeout,
-            op_timeout: settings.op_timeout,
+        let target = self.target(name)?;
+        if target.user.is_none() {
+            let (shown, scheme) = (&target.shown, dialect.scheme());
+            let why = format!("{shown}: no user is set; write {scheme}://USER@… or set DLOCK_USERNAME");
+            return Err(Error::Config(why));
+        }
+        Ok(match at {
+            DatabaseAt::Tcp(_) => target,
+            // As libpq names it: the directory has one socket for each port.
+            DatabaseAt::Unix(path) if dialect == Dialect::Postgres && path.is_dir() => {
+                let path = path.join(format!(".s.PGSQL.{}", dialect.port()));
+                Target { servers: vec![Address::Unix(path)], ..target }
+            }
+            DatabaseAt::Unix(path) => Target { servers: vec![Address::Unix(path.clone())], ..target },
         })
     }
 }

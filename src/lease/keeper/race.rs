@@ -30,7 +30,7 @@ pub struct Race {
     results: Receiver<Outcome>,
     say: Sender<Outcome>,
     /// The error for an attempt that is cancelled or takes too long.
-    late: Error,
+    timeout_error: Error,
 }
 
 /// An attempt under way.
@@ -49,9 +49,9 @@ struct Outcome {
 }
 
 impl Race {
-    pub fn new(late: Error) -> Self {
+    pub fn new(timeout_error: Error) -> Self {
         let (say, results) = channel();
-        Self { running: Default::default(), results, say, late }
+        Self { running: Default::default(), results, say, timeout_error }
     }
 
     /// A store that no attempt uses, the current one first.
@@ -95,11 +95,11 @@ impl Keeper {
         if self.begin(race, patient).is_err() {
             return self.renew_here(keeping);
         }
-        let mut late = Some(schedule.late_at(began, keeping.last_took));
+        let mut timeout_error = Some(schedule.late_at(began, keeping.last_took));
         let mut beside = schedule.beside_at(began, keeping.last_took);
         let mut failures = 0;
         loop {
-            let dues = [late, Some(beside), (deadline > began).then_some(deadline)];
+            let dues = [timeout_error, Some(beside), (deadline > began).then_some(deadline)];
             let until = dues.into_iter().flatten().filter(|due| !due.passed()).min();
             let outcome = race
                 .next(until.unwrap_or_else(|| Moment::now().after(schedule.long_attempt(keeping.last_took))));
@@ -130,9 +130,9 @@ impl Keeper {
                 // Both stores were still in use when this renewal began.
                 self.begin(race, patient).ok();
             }
-            if late.is_some_and(Moment::passed) {
-                late = None;
-                self.report_late(&race.late, keeping);
+            if timeout_error.is_some_and(Moment::passed) {
+                timeout_error = None;
+                self.report_late(&race.timeout_error, keeping);
             }
             if deadline.passed() {
                 self.overdue(keeping);
@@ -150,13 +150,13 @@ impl Keeper {
     fn begin(self: &Arc<Self>, race: &mut Race, deadline: Moment) -> io::Result<()> {
         let Some(index) = race.free(self.stores.current()) else { return Ok(()) };
         let (began, cancel) = (Moment::now(), Arc::new(EventFd::new()?));
-        let (keeper, interrupt, say, late) =
-            (Arc::clone(self), Arc::clone(&cancel), race.say.clone(), race.late.clone());
+        let (keeper, interrupt, say, timeout_error) =
+            (Arc::clone(self), Arc::clone(&cancel), race.say.clone(), race.timeout_error.clone());
         thread::Builder::new().name("dlock-renewal".into()).spawn(move || {
             let (names, ask) = (&keeper.request.names, &keeper.request.ask);
             let mut store = keeper.stores.lock_at(index);
             let renew = || store.renew(names, &ask.token, ask.ttl, deadline);
-            let answer = interrupt::unless(interrupt.as_fd(), renew).unwrap_or(Err(late));
+            let answer = interrupt::unless(interrupt.as_fd(), renew).unwrap_or(Err(timeout_error));
             if answer.is_err() {
                 store.reset();
             }

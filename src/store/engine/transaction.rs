@@ -158,13 +158,13 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     }
 
     /// Whether the token holds one of the locks, confirmed or not.
-    pub fn is_held_by(&self, token: &Token) -> bool {
+    pub fn holds_any(&self, token: &Token) -> bool {
         self.table.records.values().any(|record| record.holds.contains_key(token))
     }
 
     /// Whether another token holds one of the locks. With several holders a short back-off only
     /// makes more conflicts.
-    pub fn is_held_by_others(&self, me: Option<&Token>) -> bool {
+    pub fn others_hold_any(&self, me: Option<&Token>) -> bool {
         self.table.records.values().flat_map(|record| record.holds.keys()).any(|token| Some(token) != me)
     }
 

@@ -10,9 +10,9 @@ use crate::clock::Moment;
 use crate::rules::Time;
 use crate::store::Error;
 use crate::store::net::failure::plain;
-use crate::store::net::password::{self, Password};
-use crate::store::net::tls::Tls;
-use crate::store::net::{Address, interrupt};
+use crate::store::net::interrupt;
+use crate::store::net::password;
+use crate::store::net::target::Target;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -31,23 +31,6 @@ const NAMED_CERTIFICATE: &str = "CommonName of client sending a request against 
 
 /// gRPC code of a member that cannot serve now.
 const UNAVAILABLE: u16 = 14;
-
-/// A cluster and the login for it.
-#[derive(Clone)]
-pub struct Target {
-    /// At least one.
-    pub members: Vec<Address>,
-    pub user: Option<String>,
-    pub password: Option<Password>,
-    /// Set if the members are reached over TLS.
-    pub tls: Option<Tls>,
-    /// Prefix of all keys, without a slash at its end.
-    pub prefix: String,
-    /// How messages name the store.
-    pub shown: String,
-    pub connect_timeout: Duration,
-    pub op_timeout: Duration,
-}
 
 /// A client. A clone opens its own connections.
 pub struct Client {
@@ -100,7 +83,7 @@ impl Client {
     /// load.
     pub fn new(target: Target) -> Self {
         let chance = getrandom::u32().map_or(0, |chance| chance as usize);
-        let member = chance % target.members.len().max(1);
+        let member = chance % target.servers.len().max(1);
         Self { target: Arc::new(target), member, connection: None, pass: None, cluster: None }
     }
 
@@ -121,13 +104,13 @@ impl Client {
     /// Moves on to the next member, on a new connection.
     pub fn next_member(&mut self) {
         self.connection = None;
-        self.member = (self.member + 1) % self.target.members.len();
+        self.member = (self.member + 1) % self.target.servers.len();
     }
 
     /// Sends requests in one batch. Each may arrive more than once. While another member is left to
     /// try, a member has half of the remaining time, at most a connect and an operation timeout.
     pub fn ask(&mut self, requests: &[Request], deadline: Moment) -> Result<Vec<Reply>, Failure> {
-        let members = self.target.members.len();
+        let members = self.target.servers.len();
         let (mut asked, mut is_there, mut is_reused) = (0, false, self.connection.is_some());
         let mut unable = None;
         loop {
@@ -199,8 +182,8 @@ impl Client {
 
     /// Connects to the member in use.
     pub fn connect(&self, deadline: Moment) -> Result<Connection, Failure> {
-        let Target { members, tls, shown, connect_timeout, .. } = &*self.target;
-        let address = &members[self.member];
+        let Target { servers, tls, shown, connect_timeout, .. } = &*self.target;
+        let address = &servers[self.member];
         let reached = Moment::now().after(*connect_timeout);
         Connection::begin(shown, address, tls.as_ref(), reached, deadline).map_err(|error| {
             if error.is_transient() { Failure::Silent(error) } else { Failure::Refused(error) }
@@ -310,7 +293,7 @@ impl Client {
             }
             7 => Error::Denied(format!(
                 "{shown} denies this user its keys: its role needs readwrite on the prefix {}/ (docs/stores.md)",
-                self.target.prefix
+                self.target.space
             )),
             8 if why.contains("space exceeded") => Error::Unavailable(format!(
                 "{shown} has no space left and takes no writes (alarm NOSPACE): compact and defragment it, then disarm the alarm"

@@ -10,9 +10,9 @@
 //!
 //! HASH stands for a token in keys and records ([`crate::lock::Token::hashed`]).
 
-use super::client::Target;
 use super::messages::{Bytes, Range, Span};
 use crate::lock::Token;
+use crate::store::net::target::Target;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, utf8_percent_encode};
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub struct Layout(pub Arc<Target>);
 impl Layout {
     /// A lock's key of this kind, or the prefix of such keys.
     pub fn key(&self, kind: &str, name: &str) -> String {
-        format!("{}/{kind}/{}", self.0.prefix, utf8_percent_encode(name, PLAIN))
+        format!("{}/{kind}/{}", self.0.space, utf8_percent_encode(name, PLAIN))
     }
 
     pub fn lock(&self, name: &str) -> Bytes {
@@ -34,12 +34,12 @@ impl Layout {
 
     /// The range of all records.
     pub fn locks(&self) -> Span {
-        below(format!("{}/lock/", self.0.prefix))
+        below(format!("{}/lock/", self.0.space))
     }
 
     /// The name of the lock whose record has this key. None if the key is not a record's.
     pub fn name_of(&self, key: &Bytes) -> Option<String> {
-        let name = key.0.strip_prefix(format!("{}/lock/", self.0.prefix).as_bytes())?;
+        let name = key.0.strip_prefix(format!("{}/lock/", self.0.space).as_bytes())?;
         percent_decode(name).decode_utf8().ok().map(Into::into)
     }
 
@@ -60,7 +60,7 @@ impl Layout {
     }
 
     pub fn life(&self, token: &Token) -> Bytes {
-        Bytes(format!("{}/life/{}", self.0.prefix, token.secret()).into())
+        Bytes(format!("{}/life/{}", self.0.space, token.secret()).into())
     }
 
     pub fn end(&self, name: &str, number: u64) -> Bytes {

@@ -10,16 +10,12 @@ use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::Phase;
 use crate::store::engine::coordinator::{Purpose, Reading};
+use crate::store::engine::subscription::Source;
 use crate::store::net::failure::plain;
-use crate::store::net::interrupt;
-use crate::store::{Error, Listener, Subscription};
+use crate::store::{Error, Listener};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::time::Duration;
-
-/// Pause after a subscription has failed.
-const BACKOFF: Duration = Duration::from_secs(1);
 
 /// The events of a key that are watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -128,25 +124,9 @@ pub struct RequestSubscription {
     pub token: Token,
     pub listener: Listener,
     pub watches: Option<Watches>,
-    pub backoff_until: Moment,
 }
 
 impl RequestSubscription {
-    fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
-        let Some(watches) = &mut self.watches else {
-            let deadline = Moment::now().after(self.keys.client.request_time());
-            let (is_news, revision) = self.is_news(deadline)?;
-            let layout = self.keys.layout();
-            let heard = match self.listener {
-                Listener::Holder => BTreeSet::from([(layout.life(&self.token), News::All)]),
-                Listener::Watcher => self.names.iter().map(|name| (layout.lock(name), News::All)).collect(),
-            };
-            self.watches = Some(Watches::open(&self.keys.client, heard, revision, deadline)?);
-            return Ok(is_news);
-        };
-        watches.hear(&self.keys.client, |_| true, until)
-    }
-
     /// Whether there may be news already: for a watcher always; for a holder if it no longer holds
     /// all the locks, or is asked to end. Also returns the revision of that read.
     fn is_news(&mut self, deadline: Moment) -> Result<(bool, u64), Failure> {
@@ -161,24 +141,24 @@ impl RequestSubscription {
     }
 }
 
-impl Subscription for RequestSubscription {
-    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
-        crate::clock::sleep_until(until.min(self.backoff_until));
-        while !until.passed() && !interrupt::is_raised() {
-            match self.hear(until) {
-                Ok(true) => return Ok(true),
-                Ok(false) => {}
-                Err(failure) => {
-                    self.watches = None;
-                    self.keys.client.next_member();
-                    if until.passed() {
-                        return Ok(false);
-                    }
-                    self.backoff_until = Moment::now().after(BACKOFF);
-                    return Err(failure.into());
-                }
-            }
-        }
-        Ok(false)
+impl Source for RequestSubscription {
+    fn hear(&mut self, until: Moment) -> Result<bool, Error> {
+        let Some(watches) = &mut self.watches else {
+            let deadline = Moment::now().after(self.keys.client.request_time());
+            let (is_news, revision) = self.is_news(deadline)?;
+            let layout = self.keys.layout();
+            let heard = match self.listener {
+                Listener::Holder => BTreeSet::from([(layout.life(&self.token), News::All)]),
+                Listener::Watcher => self.names.iter().map(|name| (layout.lock(name), News::All)).collect(),
+            };
+            self.watches = Some(Watches::open(&self.keys.client, heard, revision, deadline)?);
+            return Ok(is_news);
+        };
+        Ok(watches.hear(&self.keys.client, |_| true, until)?)
+    }
+
+    fn reset(&mut self) {
+        self.watches = None;
+        self.keys.client.next_member();
     }
 }

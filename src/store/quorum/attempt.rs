@@ -177,7 +177,7 @@ impl QuorumStore {
         }
         self.take_back(this, &everybody);
         if told.count("confirmed") + told.count("not-held") < majority {
-            return Err(self.short(&told));
+            return Err(self.too_few(&told));
         }
         if this.end.passed() {
             let why = "answers too slowly for a lease of this length: give a longer --ttl";
@@ -198,7 +198,7 @@ impl QuorumStore {
         // A caller that is superseded on some masters waits there for the newer run.
         let (busy, behind) = (answers.count("busy"), answers.count("behind") + answers.count("superseded"));
         if answers.count("granted") + busy + behind < majority {
-            return Err(self.short(answers));
+            return Err(self.too_few(answers));
         }
         let (now, mut seen, mut ahead) = (answers.now(), Vec::new(), 0);
         for at in 0..self.masters.len() {
@@ -228,7 +228,7 @@ impl QuorumStore {
         let pending = self.masters.send(from, &leave, Order::TakingBack, now.after(self.request_time()));
         let until = this.deadline.min(now.after(TAKE_BACK));
         let answers = self.masters.collect(pending, until, STRAGGLERS, |_| true);
-        self.listen(&answers);
+        self.report_masters(&answers);
     }
 }
 

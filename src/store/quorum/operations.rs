@@ -3,7 +3,7 @@
 use super::exchange::{Inspected, Lease, TakenAway, WinBack};
 use super::masters::{Answer, Answers, Master};
 use super::view::{Clock, Firmness, Joined, MasterView};
-use super::{Deadline, Held, Polling, QuorumStore, Vouches, scripts, view};
+use super::{Held, Polling, QuorumStore, Reply, Vouches, scripts, view};
 use crate::clock::Moment;
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use crate::rules;
@@ -58,7 +58,7 @@ impl Store for QuorumStore {
         let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
         let Vouches { asked, hold, fence, untold } = self.vouches(&answers, known)?;
         let win = WinBack { token, ttl, fence: fence.to_string(), hold: &hold };
-        let until = Deadline::Sent(schedule::deadline(sent, ttl).min(sent.after(self.request_time())));
+        let until = Reply::Ignored(schedule::deadline(sent, ttl).min(sent.after(self.request_time())));
         if fence > 0 && !untold.is_empty() {
             self.win_back(name, &win, &untold, until);
         }
@@ -69,7 +69,7 @@ impl Store for QuorumStore {
                 self.win_back(name, &win, &missing, until);
             } else if let Some(old) = old.as_ref().filter(|old| !old.until.passed()) {
                 lost = lost.saturating_sub(missing.len());
-                renewed += self.win_back(name, &win, &missing, Deadline::Heard(deadline.min(old.until)));
+                renewed += self.win_back(name, &win, &missing, Reply::Awaited(deadline.min(old.until)));
             }
         }
         if renewed >= majority {
@@ -79,7 +79,7 @@ impl Store for QuorumStore {
             Ok(if revoked > 0 { Renewal::Revoked } else { Renewal::NotHeld })
         } else {
             self.hold = old;
-            Err(self.short(&answers))
+            Err(self.too_few(&answers))
         }
     }
 
@@ -97,13 +97,13 @@ impl Store for QuorumStore {
     ) -> Result<Requested, Error> {
         let argument = argument::Request { fence: fence.to_string(), by: who };
         let request = self.call(&scripts::REQUEST, name, &argument)?;
-        let answers = self.look(&request, deadline);
+        let answers = self.ask_all(&request, deadline);
         if answers.count("asked") > 0 {
             Ok(Requested::Asked)
         } else if answers.count("gone") >= self.masters.majority() {
             Ok(Requested::Gone)
         } else {
-            Err(self.short(&answers))
+            Err(self.too_few(&answers))
         }
     }
 
@@ -143,15 +143,15 @@ impl Store for QuorumStore {
                 return Ok(None);
             }
         }
-        Err(self.short(&answers))
+        Err(self.too_few(&answers))
     }
 
     /// Every master must forget, because one that remembers the success is enough to skip a run.
     fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {
-        let answers = self.look(&self.call(&scripts::FORGET, name, &argument::Nothing {})?, deadline);
+        let answers = self.ask_all(&self.call(&scripts::FORGET, name, &argument::Nothing {})?, deadline);
         let forgotten = answers.count("forgotten");
         if forgotten + answers.count("nothing") < self.masters.len() {
-            return Err(self.short(&answers).map(|text| {
+            return Err(self.too_few(&answers).map(|text| {
                 format!(
                     "{text}; a master that did not answer may still have it: do this again when all answer"
                 )
@@ -162,20 +162,20 @@ impl Store for QuorumStore {
 
     /// A majority is enough, because every grant needs at least one of these masters.
     fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, deadline: Moment) -> Result<bool, Error> {
-        let answers = self.look(&self.call(&scripts::PAUSE, name, &argument::Pause { pause })?, deadline);
+        let answers = self.ask_all(&self.call(&scripts::PAUSE, name, &argument::Pause { pause })?, deadline);
         let (paused, majority) = (answers.count("paused"), self.masters.majority());
         if paused + answers.count("open") < majority {
-            return Err(self.short(&answers));
+            return Err(self.too_few(&answers));
         }
         Ok(paused >= majority)
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
-        let answers = self.look(&self.call(&scripts::REVOKE, name, revoke)?, deadline);
+        let answers = self.ask_all(&self.call(&scripts::REVOKE, name, revoke)?, deadline);
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let heard = answers.0.iter().flatten().flatten().count();
         if heard < majority {
-            let error = self.short(&answers);
+            let error = self.too_few(&answers);
             return Err(match heard {
                 0 => error,
                 _ => error.map(|text| {
@@ -214,14 +214,15 @@ impl Store for QuorumStore {
     }
 
     fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<(), Error> {
-        let answers = self.look(&self.call(&scripts::REFUSE, name, &argument::Refuse { refusal })?, deadline);
-        if answers.count("noted") == 0 { Err(self.short(&answers)) } else { Ok(()) }
+        let answers =
+            self.ask_all(&self.call(&scripts::REFUSE, name, &argument::Refuse { refusal })?, deadline);
+        if answers.count("noted") == 0 { Err(self.too_few(&answers)) } else { Ok(()) }
     }
 
     /// Each master records a refusal with the time of its own clock, so copies are recognised by
     /// all fields but the time.
     fn refusals(&mut self, name: &Name, deadline: Moment) -> Result<Vec<Refusal>, Error> {
-        let answers = self.look(&self.call(&scripts::REFUSED, name, &argument::Nothing {})?, deadline);
+        let answers = self.ask_all(&self.call(&scripts::REFUSED, name, &argument::Nothing {})?, deadline);
         let now = answers.now();
         let mut all: Vec<Refusal> = Vec::new();
         for answer in (0..self.masters.len()).filter_map(|at| answers.of(at, "seen")) {
@@ -239,9 +240,9 @@ impl Store for QuorumStore {
     }
 
     fn inspect(&mut self, name: &Name, deadline: Moment) -> Result<View, Error> {
-        let answers = self.look(&self.call(&scripts::INSPECT, name, &argument::Nothing {})?, deadline);
+        let answers = self.ask_all(&self.call(&scripts::INSPECT, name, &argument::Nothing {})?, deadline);
         if answers.count("seen") < self.masters.majority() {
-            return Err(self.short(&answers));
+            return Err(self.too_few(&answers));
         }
         let now = answers.now();
         let (mut seen, mut fences) = (Vec::new(), Vec::new());

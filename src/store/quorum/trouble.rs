@@ -25,7 +25,7 @@ impl QuorumStore {
     }
 
     /// The error if too few masters count, or if they do not agree.
-    pub(super) fn short(&self, answers: &Answers) -> Error {
+    pub(super) fn too_few(&self, answers: &Answers) -> Error {
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let (mut reasons, mut errors) = (Vec::new(), Vec::new());
         for at in 0..masters {

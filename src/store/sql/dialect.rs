@@ -2,13 +2,14 @@
 //! comes from a user goes into a statement as hexadecimal digits, so none of it can be taken for
 //! SQL.
 
-use super::link::{Answer, Link, Target};
+use super::link::{Answer, Link};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
 use crate::store::engine::coordinator::Batch;
 use crate::store::engine::stored_lock::{Parts, StoredLock};
 use crate::store::net::Address;
+use crate::store::net::target::Target;
 use ring::digest::{SHA256, digest};
 use std::ops::RangeInclusive;
 use std::time::Duration;

@@ -3,38 +3,6 @@
 
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::net::Address;
-use crate::store::net::password::Password;
-use crate::store::net::tls::Tls;
-use std::time::Duration;
-
-/// A database and how to connect to it.
-#[derive(Clone)]
-pub struct Target {
-    /// The primary and its standbys, in any order; at least one.
-    pub servers: Vec<Address>,
-    pub user: String,
-    pub password: Option<Password>,
-    pub database: String,
-    /// Set for a connection over TLS.
-    pub tls: Option<Tls>,
-    /// How messages name the store.
-    pub shown: String,
-    pub connect_timeout: Duration,
-    pub op_timeout: Duration,
-}
-
-impl Target {
-    /// How messages name one of the servers.
-    pub(super) fn shown_at(&self, server: &Address) -> String {
-        if self.has_standbys() { format!("{} at {server}", self.shown) } else { self.shown.clone() }
-    }
-
-    /// Whether some of the servers may be standbys, so that each must report whether it can write.
-    pub(super) fn has_standbys(&self) -> bool {
-        self.servers.len() > 1
-    }
-}
 
 /// One connection.
 pub(super) trait Link: Send {

@@ -17,13 +17,14 @@
 
 use super::dialect::{self, Dialect, RESERVED, RESERVED_MOST, Write, join};
 use super::row::hex;
-use super::{Answer, Failure, Link, Target};
+use super::{Answer, Failure, Link};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::{HISTORY_KEPT, LOG_KEPT};
 use crate::store::Error;
 use crate::store::net::Address;
 use crate::store::net::failure::plain;
+use crate::store::net::target::Target;
 use std::time::Duration;
 use wire::{Connection, Said};
 

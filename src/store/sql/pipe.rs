@@ -1,11 +1,12 @@
 //! What the connections to all databases share: sending and receiving bytes under deadlines, over a
 //! socket or TLS, and what failures mean. The messages are in `mysql::wire` and `postgres::wire`.
 
-use super::{Failure, Target};
+use super::Failure;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::failure::{is_end, unreachable};
 use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
+use crate::store::net::target::Target;
 use crate::store::net::tls::Session;
 use crate::store::net::{Address, dial};
 use std::io::{self, ErrorKind, Read as _, Write as _};

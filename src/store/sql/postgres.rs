@@ -6,7 +6,7 @@
 
 use super::dialect::{self, Dialect, NewLock, RESERVED, RESERVED_MOST, Write, join};
 use super::row::hex;
-use super::{Answer, Failure, Link, Target};
+use super::{Answer, Failure, Link};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::{HISTORY_KEPT, LOG_KEPT};
@@ -14,6 +14,7 @@ use crate::store::Error;
 use crate::store::engine::stored_lock::Parts;
 use crate::store::net::Address;
 use crate::store::net::failure::plain;
+use crate::store::net::target::Target;
 use guard::{NO_TABLE, READS};
 use std::time::Duration;
 use wire::{Connection, Said};

@@ -57,7 +57,7 @@ impl Tables {
 
     /// Whether a failover can lose commits, if the URL names several servers.
     fn standbys(&mut self, deadline: Moment) -> Result<Option<Standbys>, Error> {
-        if !self.target.has_standbys() {
+        if !self.target.has_several() {
             return Ok(None);
         }
         let answers = self.ask(&[self.dialect.acknowledgement()], Again::Yes, deadline)?;

@@ -122,7 +122,7 @@ impl Tables {
                     return Ok((Line { server, link, listens, has_advisory_lock, is_direct }, deadline));
                 }
                 // A server that refuses the connection may be a standby that admits no clients.
-                Err(error) if target.has_standbys() && !interrupt::is_raised() => {
+                Err(error) if target.has_several() && !interrupt::is_raised() => {
                     self.pass(server, Failure::Silent(error), round);
                 }
                 Err(error) => return Err(error),
@@ -138,7 +138,7 @@ impl Tables {
     fn is_elsewhere(&self, failure: &Failure, is_new: bool) -> bool {
         match failure {
             Failure::ReadOnly(_) => true,
-            Failure::Broken(_) | Failure::Silent(_) => is_new && self.target.has_standbys(),
+            Failure::Broken(_) | Failure::Silent(_) => is_new && self.target.has_several(),
             _ => false,
         }
     }

@@ -7,15 +7,14 @@ use super::servers::Again;
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::rules::Phase;
+use crate::store::Error;
 use crate::store::engine::coordinator::{Coordinator, Purpose, Reading};
 use crate::store::engine::stored_lock::StoredLock;
+use crate::store::engine::subscription::Source;
 use crate::store::net::interrupt;
-use crate::store::{Error, Subscription};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Pause after a subscription failed.
-const BACKOFF: Duration = Duration::from_secs(1);
 /// How often a holder polls if there are no notifications. Each poll is a request, and a server may
 /// have hundreds of holders.
 const HOLDER_POLLS: Duration = Duration::from_secs(4);
@@ -31,17 +30,25 @@ pub(super) struct RequestSubscription {
     token: Token,
     /// The versions that were last read, for polling.
     seen: Vec<Row>,
-    backoff_until: Moment,
 }
 
 impl RequestSubscription {
     pub(super) fn new(tables: Tables, names: &[Name], token: &Token) -> Self {
         let names = names.iter().map(|name| name.as_str().to_owned()).collect();
-        let (seen, backoff_until) = (Vec::new(), Moment::now());
-        Self { tables, names, token: token.clone(), seen, backoff_until }
+        Self { tables, names, token: token.clone(), seen: Vec::new() }
     }
 
-    fn wait(&mut self, until: Moment) -> Result<bool, Error> {
+    /// Whether a version has changed since the last call.
+    fn has_changed(&mut self, deadline: Moment) -> Result<bool, Error> {
+        let dialect = self.tables.dialect;
+        let asked = dialect.versions(&dialect.list(&mut self.names.iter().map(String::as_str)));
+        let now = self.tables.ask(&[asked], Again::Yes, deadline)?.pop().unwrap_or_default().rows;
+        Ok(std::mem::replace(&mut self.seen, now.clone()) != now)
+    }
+}
+
+impl Source for RequestSubscription {
+    fn hear(&mut self, until: Moment) -> Result<bool, Error> {
         let deadline = self.tables.soon().min(until);
         if self.tables.line.is_none() {
             // The first read shows whether there is a pooler in between.
@@ -61,34 +68,8 @@ impl RequestSubscription {
         Ok(!until.passed() && self.has_changed(deadline)?)
     }
 
-    /// Whether a version has changed since the last call.
-    fn has_changed(&mut self, deadline: Moment) -> Result<bool, Error> {
-        let dialect = self.tables.dialect;
-        let asked = dialect.versions(&dialect.list(&mut self.names.iter().map(String::as_str)));
-        let now = self.tables.ask(&[asked], Again::Yes, deadline)?.pop().unwrap_or_default().rows;
-        Ok(std::mem::replace(&mut self.seen, now.clone()) != now)
-    }
-}
-
-impl Subscription for RequestSubscription {
-    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
-        crate::clock::sleep_until(until.min(self.backoff_until));
-        // Listening does not fail on an interrupt, but returns early.
-        while !until.passed() && !interrupt::is_raised() {
-            match self.wait(until) {
-                Ok(true) => return Ok(true),
-                Ok(false) => {}
-                Err(error) => {
-                    self.tables.reset();
-                    if until.passed() {
-                        return Ok(false);
-                    }
-                    self.backoff_until = Moment::now().after(BACKOFF);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(false)
+    fn reset(&mut self) {
+        self.tables.reset();
     }
 }
 

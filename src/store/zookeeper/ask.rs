@@ -55,7 +55,7 @@ impl Znodes {
         match code {
             Code::NO_AUTH => Error::Denied(format!(
                 "{shown} denies this user a right that dlock needs: its nodes belong to another user, or this user may not make nodes in {}; see docs/stores.md",
-                self.target.chroot_shown()
+                self.chroot_shown()
             )),
             Code::AUTH_FAILED => Error::Denied(format!("{shown} refused the user name or the password")),
             Code::UNKNOWN => Error::Unfit(format!(

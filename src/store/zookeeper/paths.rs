@@ -11,8 +11,13 @@ impl Znodes {
         &self.target.shown
     }
 
+    /// How messages name the chroot.
+    pub(super) fn chroot_shown(&self) -> &str {
+        if self.target.space.is_empty() { "/" } else { &self.target.space }
+    }
+
     pub(super) fn base(&self) -> String {
-        format!("{}/dlock", self.target.chroot)
+        format!("{}/dlock", self.target.space)
     }
 
     pub(super) fn locks(&self) -> String {
@@ -52,7 +57,7 @@ impl Znodes {
             Code::NO_AUTH => Error::Denied(format!(
                 "{}: there is no {base} yet, and this user may not make it: have an administrator make {} and grant this user all rights on it, as docs/stores.md says",
                 self.shown(),
-                self.target.chroot_shown()
+                self.chroot_shown()
             )),
             code => self.refused(code),
         })

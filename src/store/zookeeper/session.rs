@@ -8,9 +8,9 @@ use super::wire::{Connection, Failure};
 use crate::clock::Moment;
 use crate::rules::millis;
 use crate::store::Error;
-use crate::store::net::password::{self, Password};
-use crate::store::net::tls::Tls;
-use crate::store::net::{self, Address, interrupt};
+use crate::store::net::password;
+use crate::store::net::target::Target;
+use crate::store::net::{self, interrupt};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,34 +25,6 @@ const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_MOST: Duration = Duration::from_millis(500);
 /// Least number of signs of life within a session's timeout.
 const PINGS_PER_TIMEOUT: u32 = 4;
-
-/// An ensemble and the login for it.
-#[derive(Clone)]
-pub struct Target {
-    /// Its servers; at least one.
-    pub servers: Vec<Address>,
-    /// User and password. The nodes that dlock creates then belong to this user.
-    pub login: Option<(String, Password)>,
-    /// The node above all of dlock's nodes, without a slash at its end; empty for the root.
-    pub chroot: String,
-    /// Set if the servers are reached over TLS.
-    pub tls: Option<Tls>,
-    /// How messages name the store.
-    pub shown: String,
-    pub connect_timeout: Duration,
-    pub op_timeout: Duration,
-}
-
-impl Target {
-    fn access(&self) -> Access {
-        if self.login.is_some() { Access::Creator } else { Access::Everybody }
-    }
-
-    /// How messages name the chroot.
-    pub fn chroot_shown(&self) -> &str {
-        if self.chroot.is_empty() { "/" } else { &self.chroot }
-    }
-}
 
 /// The wanted length of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,10 +147,9 @@ impl Session {
         let target = Arc::clone(&self.target);
         let server = &target.servers[self.next % target.servers.len()];
         self.next = (self.next + 1) % target.servers.len();
-        let shown = match target.servers.len() {
-            1 => target.shown.clone(),
-            _ => format!("{} at {server}", target.shown),
-        };
+        let shown = target.shown_at(server);
+        // The nodes that dlock creates belong to the user that is logged in.
+        let access = if target.user.is_some() { Access::Creator } else { Access::Everybody };
         let wanted = match self.length {
             Length::Brief => BRIEF_TIMEOUT,
             Length::Long => LONG_TIMEOUT,
@@ -192,7 +163,7 @@ impl Session {
                 &shown,
                 server,
                 target.tls.as_ref(),
-                target.access(),
+                access,
                 &hello,
                 self.number,
                 (reached, deadline),
@@ -220,8 +191,8 @@ impl Session {
                 self.id = 0;
                 return Err(Failure::Refused(unfit_ttl(&target.shown, ttl, self.timeout)));
             }
-            if let Some((user, password)) = &target.login {
-                password::log_in(&shown, Some(password), deadline, |text| {
+            if let Some(user) = &target.user {
+                password::log_in(&shown, target.password.as_ref(), deadline, |text| {
                     connection.log_in(format!("{user}:{}", text.unwrap_or_default()).into_bytes(), deadline)
                 })?;
             }

@@ -6,12 +6,8 @@ use super::jute::{Answer, Ask, Code};
 use super::wire::Failure;
 use super::{Again, Znodes};
 use crate::clock::Moment;
-use crate::store::net::interrupt;
-use crate::store::{Error, Subscription};
-use std::time::Duration;
-
-/// Pause after a subscription has failed.
-const BACKOFF: Duration = Duration::from_secs(1);
+use crate::store::Error;
+use crate::store::engine::subscription::Source;
 
 /// A subscription, in a session of its own.
 pub(super) struct RequestSubscription {
@@ -22,22 +18,9 @@ pub(super) struct RequestSubscription {
     pub(super) seen: Vec<Option<i32>>,
     /// Whether the watches are set, unless the connection has broken since.
     pub(super) is_watched: bool,
-    pub(super) backoff_until: Moment,
 }
 
 impl RequestSubscription {
-    /// Looks at the nodes only if a watch may be missing. While all are set, the pings of the
-    /// session show whether the connection lives.
-    fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
-        let is_watched = self.is_watched && self.nodes.session.is_connected();
-        if !is_watched && self.look()? {
-            return Ok(true);
-        }
-        let is_news = self.nodes.session.listen(until)?;
-        self.is_watched = !is_news;
-        Ok(is_news)
-    }
-
     /// Watches the nodes, and returns whether one has changed since the last look.
     fn look(&mut self) -> Result<bool, Failure> {
         let asks: Vec<Ask> =
@@ -57,16 +40,20 @@ impl RequestSubscription {
     }
 }
 
-impl Subscription for RequestSubscription {
-    fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
-        interrupt::sleep_until(until.min(self.backoff_until));
-        if until.passed() || interrupt::is_raised() {
-            return Ok(false);
+impl Source for RequestSubscription {
+    /// Looks at the nodes only if a watch may be missing. While all are set, the pings of the
+    /// session show whether the connection lives.
+    fn hear(&mut self, until: Moment) -> Result<bool, Error> {
+        let is_watched = self.is_watched && self.nodes.session.is_connected();
+        if !is_watched && self.look()? {
+            return Ok(true);
         }
-        self.hear(until).map_err(|failure| {
-            self.nodes.session.hang_up();
-            self.backoff_until = Moment::now().after(BACKOFF);
-            failure.into()
-        })
+        let is_news = self.nodes.session.listen(until)?;
+        self.is_watched = !is_news;
+        Ok(is_news)
+    }
+
+    fn reset(&mut self) {
+        self.nodes.session.hang_up();
     }
 }

@@ -1,6 +1,6 @@
 //! Handles what happens to CMD and the rest of the job: ends, stops, and signals from dlock.
 
-use super::{JobState, Watcher};
+use super::{GuardProcess, JobState};
 use crate::clock::Moment;
 use crate::exit::Ended;
 use crate::supervise::process_tree::Sweep;
@@ -8,7 +8,7 @@ use crate::supervise::{Event, Group, Leftovers, Orphaned, Reached, StopReason};
 use crate::sys;
 use rustix::process::{Pid, Signal};
 
-impl<F: FnMut(Orphaned)> Watcher<F> {
+impl<F: FnMut(Orphaned)> GuardProcess<F> {
     pub fn reap(&mut self) {
         let before = self.status();
         let mut sweep = Sweep::default();

@@ -1,7 +1,7 @@
 //! Decides when the job must stop: by the limits, `--max-run`, an order, or because dlock is gone.
 //! How a job is stopped is in `stop`.
 
-use super::{JobState, Watcher};
+use super::{GuardProcess, JobState};
 use crate::clock::Moment;
 use crate::exit::OnLost;
 use crate::supervise::limits::Limits;
@@ -11,7 +11,7 @@ use crate::supervise::{Event, Group, Orphaned, Process, StopReason};
 use std::io;
 use std::time::Duration;
 
-impl<F: FnMut(Orphaned)> Watcher<F> {
+impl<F: FnMut(Orphaned)> GuardProcess<F> {
     pub fn lost(&mut self, deadline: Moment) {
         if !self.obeys_limits() {
             return;

@@ -1,6 +1,6 @@
 //! Starts CMD, as dlock's caller would have started it, or the watcher of a bond in its place.
 
-use super::{Cmd, JobState, Setup, Watcher};
+use super::{Cmd, GuardProcess, JobState, Setup};
 use crate::clock::Moment;
 use crate::supervise::bond::{self, Bond, Pin};
 use crate::supervise::procfs::own_pid;
@@ -11,7 +11,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
-impl<F: FnMut(Orphaned)> Watcher<F> {
+impl<F: FnMut(Orphaned)> GuardProcess<F> {
     pub fn start(&mut self) -> io::Result<()> {
         if self.cmd.is_some() {
             return Ok(());

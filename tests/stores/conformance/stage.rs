@@ -10,6 +10,8 @@ use crate::support::masters::Masters;
 use crate::support::mysql::Mysql;
 #[cfg(feature = "postgres")]
 use crate::support::postgres::Postgres;
+#[cfg(any(feature = "sql", feature = "zookeeper"))]
+use crate::support::target::{local, target};
 use crate::support::world::World;
 #[cfg(feature = "zookeeper")]
 use crate::support::zookeeper::ZooKeeper;
@@ -121,33 +123,16 @@ impl Stage {
 
 /// The ZooKeeper node of a world.
 #[cfg(feature = "zookeeper")]
-fn ensemble(world: &World) -> dlock::store::zookeeper::Target {
+fn ensemble(world: &World) -> dlock::store::net::target::Target {
     let url = world.url();
-    let chroot = url.rsplit('/').next().expect("a node").to_owned();
-    dlock::store::zookeeper::Target {
-        servers: vec![Address::Tcp { host: "127.0.0.1".into(), port: ZooKeeper::shared().port() }],
-        login: None,
-        chroot: format!("/{chroot}"),
-        tls: None,
-        shown: "here".into(),
-        connect_timeout: Duration::from_secs(20),
-        op_timeout: Duration::from_secs(20),
-    }
+    let chroot = url.rsplit('/').next().expect("a node");
+    target(vec![local(ZooKeeper::shared().port())], None, &format!("/{chroot}"))
 }
 
 /// The database of a world.
 #[cfg(feature = "sql")]
-fn database(world: &World, port: u16) -> dlock::store::sql::Target {
-    dlock::store::sql::Target {
-        servers: vec![Address::Tcp { host: "127.0.0.1".into(), port }],
-        user: "app".into(),
-        password: None,
-        database: world.database().into(),
-        tls: None,
-        shown: "here".into(),
-        connect_timeout: Duration::from_secs(20),
-        op_timeout: Duration::from_secs(20),
-    }
+fn database(world: &World, port: u16) -> dlock::store::net::target::Target {
+    target(vec![local(port)], Some("app"), world.database())
 }
 
 pub fn name(key: &str) -> Name {

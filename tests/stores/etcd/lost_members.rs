@@ -271,7 +271,7 @@ fn a_balancer_without_members_is_an_outage() {
         let port = balancer_before(etcd.port(0), move |_| {
             (asked.fetch_add(1, Ordering::SeqCst) < 3).then_some(reply)
         });
-        let prefix = etcd.target(&world.url()).prefix;
+        let prefix = etcd.target(&world.url()).space;
         let store = format!("etcd://127.0.0.1:{port}/{prefix}");
         world.run("k", &["-w", "60s", "--store", &store], "echo ran >> log").any_stderr().run();
     }

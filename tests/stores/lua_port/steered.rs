@@ -6,6 +6,8 @@ use crate::support::masters::steered_clock;
 use crate::support::mysql::Mysql;
 #[cfg(feature = "postgres")]
 use crate::support::postgres::Postgres;
+#[cfg(feature = "sql")]
+use crate::support::target::{local, target};
 use dlock::clock::Moment;
 use dlock::rules::Time;
 use dlock::store::Store;
@@ -148,22 +150,10 @@ impl Servers {
 #[cfg(feature = "sql")]
 impl Database {
     pub fn store(&self) -> Box<dyn Store> {
-        let target = |address, database: &str| dlock::store::sql::Target {
-            servers: vec![address],
-            user: "app".into(),
-            password: None,
-            database: database.into(),
-            tls: None,
-            shown: "test".into(),
-            connect_timeout: Duration::from_secs(10),
-            op_timeout: Duration::from_secs(10),
-        };
+        let target = |address, database: &str| target(vec![address], Some("app"), database);
         match self {
             #[cfg(feature = "mysql")]
-            Self::Mysql(_, port) => {
-                let address = Address::Tcp { host: "127.0.0.1".into(), port: *port };
-                Box::new(SqlStore::mysql(target(address, "ops")))
-            }
+            Self::Mysql(_, port) => Box::new(SqlStore::mysql(target(local(*port), "ops"))),
             #[cfg(feature = "postgres")]
             Self::Postgres(server) => {
                 Box::new(SqlStore::postgres(target(Address::Unix(server.socket()), "postgres")))

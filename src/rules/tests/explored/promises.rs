@@ -107,7 +107,7 @@ impl State {
             let Some((_, head)) = record.queue.first() else { continue };
             let Some(waiter) = record.waiters.get(head) else { continue };
             // A waiter for several locks may have to wait for another one.
-            if record.is_heard(Time(self.now), head) && waiter.names.len() == 1 {
+            if record.is_waiting(Time(self.now), head) && waiter.names.len() == 1 {
                 return Err(format!("{lock} is free, and {head:?} waits"));
             }
         }

@@ -1,12 +1,12 @@
 //! The SHA-1 of each script as it is sent. Generated: DLOCK_REGENERATE=1 cargo test generated
 
-pub const ACQUIRE: &str = "5f234fce9fd5ac186829b0a1b0b4f77343c6d852";
-pub const RENEW: &str = "8aa2380397af4254404fd4c87f51f817c89368ea";
-pub const LEAVE: &str = "7a8b849541415af2186dfbe43aaf14debb4f080a";
-pub const FORGET: &str = "a9924e06f77deafcfa2cf4897b069940b61373ad";
-pub const PAUSE: &str = "e5133ed62eb5d0f0c385b672da90b322605b4988";
-pub const REVOKE: &str = "51982b3c9e8c28d144d8b91f524491d9e246ca60";
-pub const REQUEST: &str = "6940aa35516422a70df2008a5e904c842276fbcd";
+pub const ACQUIRE: &str = "1a362b8b42bb6f26f68f549d8ef811966286b585";
+pub const RENEW: &str = "d554e1e96192ad60b797417a833a505cc1a9af64";
+pub const LEAVE: &str = "3327988213627a76ac05984870724b73353e3baa";
+pub const FORGET: &str = "d7705cc23601884a772cecbd7f982bc261fd5516";
+pub const PAUSE: &str = "25c4524c0f735108bbeed264577b1a23c043f93c";
+pub const REVOKE: &str = "c2b0b741d179af683d573654e12a005a82558da2";
+pub const REQUEST: &str = "4a325b11739fb1e9f5a372586d5d35965c426cb4";
 pub const PROVE: &str = "ce060e73bee2c0d2367fc5eb961298581caad5ac";
 pub const WATCH: &str = "399567c887a9a9df532c8b86c7dbb40fecf0abc6";
 pub const ENDS: &str = "2ced6d7bb71ef1c4354faa774f06f38ec94631a5";

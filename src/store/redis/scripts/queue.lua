@@ -18,7 +18,7 @@ end
 
 local function admits(lock, mode) return has_room(lock, mode) and not pause_of(lock) end
 
-local function is_open(lock) return lock.kind == 'free' or has_room(lock, lock.kind) end
+local function has_room_for_some(lock) return lock.kind == 'free' or has_room(lock, lock.kind) end
 
 -- The lowest slot that is free in all of the locks; nil if there is none, false if the mode has no
 -- slots.
@@ -216,7 +216,7 @@ local function grant_next(work, caller)
   while work[i] do
     local lock = open(work[i])
     expire(lock)
-    while is_open(lock) do
+    while has_room_for_some(lock) do
       local head, w = head_of(lock, work)
       if not head or is_enough(w) or not grant_head(lock, head, w, work, caller) then break end
       for _, rest in ipairs(w.names) do book[rest].granted_here = (book[rest].granted_here or 0) + 1 end

@@ -11,13 +11,14 @@
 //! answer to another question.
 
 use super::super::pipe::{ANSWER_MOST, Pipe};
-use super::super::{Answer, Failure, Link, Target};
+use super::super::{Answer, Failure, Link};
 use super::{IS_READ_ONLY, meaning};
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::Address;
 use crate::store::net::password::log_in;
 use crate::store::net::streams::Bounded;
+use crate::store::net::target::Target;
 use crate::store::net::tls::Session;
 use ring::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use std::io::ErrorKind;
@@ -113,7 +114,7 @@ impl Connection {
         deadline: Moment,
     ) -> Result<Self, Error> {
         let (pipe, has_password) = (Pipe::open(target, server, deadline)?, password.is_some());
-        let role = if target.has_standbys() { format!("SELECT {IS_READ_ONLY}; ") } else { String::new() };
+        let role = if target.has_several() { format!("SELECT {IS_READ_ONLY}; ") } else { String::new() };
         let mut connection =
             Self { pipe, sequence: 0, has_password, process: 0, settings, role, is_owed: false };
         connection.log_in(target, server, password.unwrap_or_default(), deadline).map_err(Error::from)?;
@@ -151,9 +152,9 @@ impl Connection {
         let proof = self.prove(&plugin, &greeting.nonce, password)?;
         let mut answer = hello(can);
         answer.extend(
-            [target.user.as_bytes(), b"\0", &[u8::try_from(proof.len()).unwrap_or(0)], &proof].concat(),
+            [target.user().as_bytes(), b"\0", &[u8::try_from(proof.len()).unwrap_or(0)], &proof].concat(),
         );
-        answer.extend([target.database.as_bytes(), b"\0", plugin.as_bytes(), b"\0"].concat());
+        answer.extend([target.space.as_bytes(), b"\0", plugin.as_bytes(), b"\0"].concat());
         self.send(&answer, deadline)?;
         for _ in 0..PROOFS_MOST {
             let packet = self.packet(deadline)?;

@@ -7,7 +7,7 @@
 //! answer to another question.
 
 use super::super::pipe::{ANSWER_MOST, Pipe};
-use super::super::{Answer, Failure, Link, Target};
+use super::super::{Answer, Failure, Link};
 use super::guard::{Guard, Preamble};
 use super::meaning;
 use crate::clock::Moment;
@@ -16,6 +16,7 @@ use crate::store::net::Address;
 use crate::store::net::failure::unreachable;
 use crate::store::net::password::log_in;
 use crate::store::net::streams::Bounded;
+use crate::store::net::target::Target;
 use crate::store::net::tls::Session;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
@@ -92,7 +93,7 @@ impl Connection {
             ask_for_tls(&pipe.store, &mut raw)?;
             pipe.tls = Some(Session::begin(&pipe.store, tls, host, &mut raw)?);
         }
-        let (asks_role, guard) = (target.has_standbys(), Guard::default());
+        let (asks_role, guard) = (target.has_several(), Guard::default());
         let mut connection = Self { pipe, process: 0, is_notified: false, asks_role, guard };
         connection.log_in(target, password, deadline).map_err(Error::from)?;
         connection.pipe.farewell = TERMINATE;
@@ -102,8 +103,8 @@ impl Connection {
     fn log_in(&mut self, target: &Target, password: Option<&str>, deadline: Moment) -> Result<(), Failure> {
         let mut startup = vec![0, 3, 0, 0];
         let parameters = [
-            ("user", target.user.as_str()),
-            ("database", &target.database),
+            ("user", target.user()),
+            ("database", &target.space),
             ("application_name", "dlock"),
             ("client_encoding", "UTF8"),
         ];
@@ -166,7 +167,7 @@ impl Connection {
             (3, _) => [password.as_bytes(), b"\0"].concat(),
             (5, _) => {
                 let salt = rest.first_chunk().copied().unwrap_or_default();
-                let hash = md5_hash(target.user.as_bytes(), password.as_bytes(), salt);
+                let hash = md5_hash(target.user().as_bytes(), password.as_bytes(), salt);
                 [hash.as_bytes(), b"\0"].concat()
             }
             (10, scram) if rest.split(|byte| *byte == 0).any(|name| name == SCRAM_SHA_256.as_bytes()) => {
