@@ -6,8 +6,10 @@ use crate::support::masters::steered_clock;
 use crate::support::mysql::Mysql;
 #[cfg(feature = "postgres")]
 use crate::support::postgres::Postgres;
+#[cfg(feature = "mysql")]
+use crate::support::target::local;
 #[cfg(feature = "sql")]
-use crate::support::target::{local, target};
+use crate::support::target::target;
 use dlock::clock::Moment;
 use dlock::rules::Time;
 use dlock::store::Store;
