@@ -54,7 +54,7 @@ pub trait Store: Send {
     /// (I10).
     fn acquire(&mut self, names: &Names, ask: &Ask, deadline: Moment) -> Result<Acquired, Error>;
 
-    /// Extends the lease. Only `Renewal::Renewed` means that all the locks are still held.
+    /// Extends the lease. After `Renewed`, `Asked` and `Superseded` all the locks are still held.
     fn renew(
         &mut self,
         names: &Names,

@@ -76,7 +76,7 @@ fn pinned(pid: i32) -> Result<Pin, Error> {
             NoPin::Gone => format!("--pid: there is no process {pid}"),
             NoPin::Thread => format!("--pid: {pid} is a thread; name its process"),
             NoPin::Unsupported(errno) => format!(
-                "--pid: pidfd_open fails ({errno}; it needs Linux 5.3, and a sandbox may forbid it), so another process could be mistaken for {pid}; nothing is held"
+                "--pid: pidfd_open fails ({errno}), so another process could be mistaken for {pid}; nothing is held; it needs Linux 5.3, a free descriptor, and a sandbox that allows it"
             ),
         })
     })

@@ -20,7 +20,7 @@ const ESTIMATE_EVERY: Duration = Duration::from_secs(60);
 /// With this many waiters before it, a waiter does not ask how long runs usually take: its wait is
 /// long anyway, and a crowd would ask at the same time.
 const ESTIMATE_AHEAD_MAX: u64 = 50;
-/// Most grants in a row that may come too late to be used. At the next one the store counts as too
+/// Most grants that may come too late to be used. At the next one the store counts as too
 /// slow.
 const LATE_ANSWERS: u32 = 2;
 
@@ -58,7 +58,7 @@ pub struct Progress {
     troubled: bool,
     /// Failures in a row that each took longer than [`RIDE_OUT_PAUSE`].
     slow: u32,
-    /// Grants in a row that came too late to be used.
+    /// Grants that came too late to be used.
     late_grants: u32,
     /// When to ask how long runs usually take.
     estimate_at: Moment,
@@ -157,7 +157,7 @@ impl Progress {
     }
 }
 
-/// How long to pause before a store is asked again, after `slow` answers in a row that took too
+/// How long to pause before a store is asked again, after `slow` failures in a row that took too
 /// long.
 ///
 /// - The pause grows, so that a crowd does not keep a busy store from getting on.

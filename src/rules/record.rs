@@ -433,8 +433,8 @@ impl Record {
         for (token, hold) in self.holds.iter_mut().filter(|(_, hold)| hold.phase != Phase::Cooling) {
             let left = lives(token, hold);
             let until = Due::after(now, left.unwrap_or_default());
-            let is_waiting = hold.confirmed || hold.phase == Phase::Revoked;
-            hold.until = if is_waiting { until } else { hold.until.min(until) };
+            let has_own_lease = hold.confirmed || hold.phase == Phase::Revoked;
+            hold.until = if has_own_lease { until } else { hold.until.min(until) };
         }
         let revoked = self.holds.values().filter(|hold| hold.phase == Phase::Revoked);
         if let (Lock::Revoked { until }, Some(last)) = (&mut self.lock, revoked.map(|hold| hold.until).max())
@@ -464,8 +464,8 @@ impl Record {
             _ => false,
         };
         let is_over = |hold: &Hold| hold.phase == Phase::Cooling && hold.cool.passed(now);
-        let has_room_for_some = self.paused.as_ref().is_none_or(|pause| pause.until <= now.millis());
-        is_free && self.holds.values().all(is_over) && has_room_for_some
+        let is_unpaused = self.paused.as_ref().is_none_or(|pause| pause.until <= now.millis());
+        is_free && self.holds.values().all(is_over) && is_unpaused
     }
 
     /// Whether the lock may admit a token in at least one mode, regardless of a pause.

@@ -241,7 +241,12 @@ impl Coordinator for Keys {
 
     fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {
         let (layout, keys) = (self.layout(), self.all_records(deadline)?);
-        let name = |key| layout.name_of(&key).ok_or_else(|| self.garbled("?", "its name is invalid"));
+        let shown = self.client.shown();
+        let invalid = |key: &Bytes| {
+            let key = key.0.escape_ascii();
+            Error::Garbled(format!("{shown}: the key {key} is not that of a lock's record: delete it"))
+        };
+        let name = |key| layout.name_of(&key).ok_or_else(|| invalid(&key));
         Ok(keys.into_iter().map(name).collect())
     }
 

@@ -314,7 +314,12 @@ impl Coordinator for Tables {
         let answers = self.ask_tables(&[self.dialect.names()], deadline)?;
         let name = |row: &link::Row| String::from_utf8(row::unhex(row.first()?.as_deref()?)?).ok();
         let shown = &self.target.shown;
-        let read = |row| name(row).ok_or_else(|| row::garbled(shown, "?", "its name is invalid"));
+        let stored = |row: &link::Row| {
+            String::from_utf8_lossy(row.first().and_then(Option::as_deref).unwrap_or_default()).into_owned()
+        };
+        let read = |row| {
+            name(row).ok_or_else(|| row::garbled(shown, &stored(row), "its name is invalid; here in hex"))
+        };
         Ok(answers[0].rows.iter().map(read).collect())
     }
 

@@ -65,7 +65,7 @@ pub enum NoPin {
     Gone,
     /// The number is that of a thread.
     Thread,
-    /// pidfd_open fails for another reason: Linux before 5.3, or a sandbox.
+    /// pidfd_open fails for another reason: Linux before 5.3, a sandbox, no free descriptor.
     Unsupported(Errno),
 }
 

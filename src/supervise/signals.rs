@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// The signals that dlock takes. SIGCHLD is for dlock itself and is not relayed. The end of the
-/// guard shows on its socket.
+/// The signals that dlock takes. Not all are relayed: commands/run/relay.rs. SIGCHLD is for dlock
+/// itself. The end of the guard shows on its socket.
 const TAKEN: SignalSet = SignalSet::of(&[
     libc::SIGCHLD,
     libc::SIGHUP,

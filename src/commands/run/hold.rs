@@ -1,4 +1,4 @@
-//! What `dlock hold` does differently from `dlock run`: the guard watches a process that dlock did
+//! What `dlock hold` does differently from `dlock run`: a watcher watches a process that dlock did
 //! not start, or stdin, events go to stdout, and signals end the hold. Taking, renewing and giving
 //! back the lock are the same. The watcher is what the guard starts in place of CMD.
 

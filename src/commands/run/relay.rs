@@ -1,6 +1,6 @@
-//! Handles signals while the job runs: relays them unless the terminal has sent them to CMD
-//! already, and suspends dlock when the job is suspended (^Z). While dlock waits, session/obtain.rs
-//! handles them.
+//! Handles signals while the job runs: relays them to CMD, and suspends dlock when the job is
+//! suspended (^Z). Not relayed are TTIN and TTOU, what the guard sent, and what the terminal has
+//! sent to CMD already. While dlock waits, session/obtain.rs handles signals.
 
 use super::session::{Runs, Session};
 use crate::supervise::{self, Group, Reached};

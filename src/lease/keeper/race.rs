@@ -95,11 +95,11 @@ impl Keeper {
         if self.begin(race, patient).is_err() {
             return self.renew_here(keeping);
         }
-        let mut timeout_error = Some(schedule.late_at(began, keeping.last_took));
+        let mut late_at = Some(schedule.late_at(began, keeping.last_took));
         let mut beside = schedule.beside_at(began, keeping.last_took);
         let mut failures = 0;
         loop {
-            let dues = [timeout_error, Some(beside), (deadline > began).then_some(deadline)];
+            let dues = [late_at, Some(beside), (deadline > began).then_some(deadline)];
             let until = dues.into_iter().flatten().filter(|due| !due.passed()).min();
             let outcome = race
                 .next(until.unwrap_or_else(|| Moment::now().after(schedule.long_attempt(keeping.last_took))));
@@ -130,8 +130,8 @@ impl Keeper {
                 // Both stores were still in use when this renewal began.
                 self.begin(race, patient).ok();
             }
-            if timeout_error.is_some_and(Moment::passed) {
-                timeout_error = None;
+            if late_at.is_some_and(Moment::passed) {
+                late_at = None;
                 self.report_late(&race.timeout_error, keeping);
             }
             if deadline.passed() {

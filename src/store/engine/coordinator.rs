@@ -151,7 +151,7 @@ pub struct Reading<'r> {
 }
 
 impl Reading<'_> {
-    /// Whether a commit follows that may extend a lease.
+    /// Whether a commit follows that may extend a lease, so that the read itself may be left out.
     #[cfg(any(feature = "sql", feature = "zookeeper"))]
     pub fn may_renew(&self) -> bool {
         self.purpose == Purpose::Change && self.lease.is_some()
@@ -163,7 +163,7 @@ impl Reading<'_> {
 pub enum Purpose {
     /// To know it. Other processes may change it meanwhile.
     Look,
-    /// The same, with the last ends and the exact ends of all leases.
+    /// The same, with the last ends and the ends of all leases, as exactly as the store knows them.
     LookAtAll,
     /// To commit a change.
     Change,
@@ -261,8 +261,8 @@ pub enum Watching<W> {
 pub enum Written {
     /// All records are written.
     Yes,
-    /// Nothing is written, because another process has changed one of the records since it was
-    /// read; or it is not known whether the write was done. The engine reads and decides again.
+    /// Not known to be written: another process has changed one of the records since it was read,
+    /// or the answer was lost. The engine reads and decides again.
     Conflict,
     /// Nothing is written: it is more than the store takes in one request. The error is for the
     /// user, if the operation cannot write less.

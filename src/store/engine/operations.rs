@@ -95,12 +95,12 @@ impl<C: Coordinator> Store for Engine<C> {
             // The watches stay until the first renewal: dropping them takes time, and the job is to
             // start now.
             Acquired::Granted(_) => self.set_lease_end(names, token, began, ask.ttl, deadline),
-            // A revoked holder keeps its liveness, because its job may still run.
             Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::TokenEnded
                 if !is_named =>
             {
                 self.end_liveness(token, deadline);
             }
+            // A revoked holder keeps its liveness, because its job may still run.
             Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::TokenEnded => {}
         }
         if !std::mem::replace(&mut self.has_cleaned_up, true) {

@@ -327,6 +327,7 @@ impl Client {
         let good = self.good(reply)?;
         let answer: TxnAnswer = self.parse(&good.body)?;
         let cluster = answer.header.cluster_id.0;
+        // The last one counts from then on: the cluster may have been restored under a new number.
         if self.cluster.replace(cluster).is_some_and(|before| before != cluster) {
             let why = format!("{}: its members belong to different clusters", self.shown());
             return Err(Failure::Refused(Error::Unfit(why)));

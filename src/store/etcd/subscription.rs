@@ -72,9 +72,9 @@ impl Watches {
         until: Moment,
     ) -> Result<bool, Failure> {
         while let Some(line) = self.connection.next_line(until)? {
-            let error: Streamed<Watched> = client.parse(&line)?;
-            let watched = error.result.filter(|watched| !watched.canceled);
-            let watched = watched.ok_or_else(|| Failure::Unable(ended(client, error.error)))?;
+            let message: Streamed<Watched> = client.parse(&line)?;
+            let watched = message.result.filter(|watched| !watched.canceled);
+            let watched = watched.ok_or_else(|| Failure::Unable(ended(client, message.error)))?;
             let is_heard = watched.events.iter().any(|event| new(event.kv.mod_revision.0));
             if is_heard || until.passed() {
                 return Ok(is_heard);
@@ -104,7 +104,8 @@ impl Keys {
         let mut keys = BTreeSet::from([(layout.life(token), News::All)]);
         keys.extend(others.map(|other| (layout.life(other), News::End)));
         let (seen, wrote) = (self.seen, self.wrote);
-        let deadline = Moment::now().after(client.request_time());
+        // A heartbeat must not wait for a member that does not answer.
+        let deadline = Moment::now().after(client.request_time()).min(until);
         let watches = self.watches.take().filter(|watches| watches.is_for(client, &keys));
         let mut watches = match watches {
             Some(watches) => watches,
@@ -144,7 +145,8 @@ impl RequestSubscription {
 impl Source for RequestSubscription {
     fn hear(&mut self, until: Moment) -> Result<bool, Error> {
         let Some(watches) = &mut self.watches else {
-            let deadline = Moment::now().after(self.keys.client.request_time());
+            // A renewal must not wait for a member that does not answer.
+            let deadline = Moment::now().after(self.keys.client.request_time()).min(until);
             let (is_news, revision) = self.is_news(deadline)?;
             let layout = self.keys.layout();
             let heard = match self.listener {

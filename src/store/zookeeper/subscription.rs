@@ -22,11 +22,12 @@ pub(super) struct RequestSubscription {
 
 impl RequestSubscription {
     /// Watches the nodes, and returns whether one has changed since the last look.
-    fn look(&mut self) -> Result<bool, Failure> {
+    fn look(&mut self, until: Moment) -> Result<bool, Failure> {
         let asks: Vec<Ask> =
             self.watched.iter().map(|path| Ask::Look { path: path.clone(), watch: true }).collect();
         drop(self.nodes.session.events());
-        let deadline = self.nodes.soon();
+        // A renewal must not wait for a server that does not answer.
+        let deadline = self.nodes.soon().min(until);
         let answers = self.nodes.ask(&asks, Again::Yes, deadline)?;
         let version = |answer: Result<Answer, Code>| match answer {
             Ok(Answer::Stat(stat)) => Some(stat.version),
@@ -45,7 +46,7 @@ impl Source for RequestSubscription {
     /// session show whether the connection lives.
     fn hear(&mut self, until: Moment) -> Result<bool, Error> {
         let is_watched = self.is_watched && self.nodes.session.is_connected();
-        if !is_watched && self.look()? {
+        if !is_watched && self.look(until)? {
             return Ok(true);
         }
         let is_news = self.nodes.session.listen(until)?;
