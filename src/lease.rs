@@ -196,7 +196,7 @@ impl Lease {
     /// Takes the next step of acquiring. Returns early when `interrupt` is readable; a waiter
     /// sleeps no longer than until `until`. Returns false if there is nothing left to acquire; then
     /// wait for [`Lease::fd`].
-    pub fn wait(&self, interrupt: BorrowedFd<'_>, until: Option<Moment>) -> bool {
+    pub fn acquire_step(&self, interrupt: BorrowedFd<'_>, until: Option<Moment>) -> bool {
         let main_work = &mut *self.main_work.borrow_mut();
         let MainWork::Acquire(progress) = main_work else { return false };
         let Keeper { stores, request, .. } = &*self.keeper;

@@ -18,7 +18,7 @@
 //! | `store/engine` | runs the rules for stores that cannot |
 //! | [`lease`] | acquires, waits for, renews and releases the lock; the lease thread |
 //! | [`supervise`] | runs CMD under a guard, and stops the whole job in time |
-//! | `supervise::bond` | what runs in place of CMD in a `hold` |
+//! | `supervise::bond` | what runs in place of CMD in a `hold`; `supervise::pin` is the process of `--pid` |
 //! | [`commands`] | one file for each subcommand; `commands::run` joins everything, for `hold`, too. What they share: `job_env` (the job's variables), `held` (DLOCK_HELD), `foreground` (waiting and signals) |
 //! | [`output`] | every line that a person or a program reads |
 //! | [`shell`] | quotes text for a shell |
@@ -29,10 +29,11 @@
 //! and do not know that child processes exist. `supervise` does not know that locks exist. Only
 //! `commands` joins them. `rules` reads no clock and does no I/O. tests/walls.rs checks this.
 //!
-//! There are normally at most two threads: the main thread takes the lock and supervises the job,
-//! the lease thread renews, and starts when the first renewal is near. Calls that may hang without
-//! a deadline (a name service, a sentinel) run on further threads, which may be left behind. So
-//! does each master of a quorum, so that none delays the others.
+//! The main thread takes the lock and supervises the job. The lease thread sees to the renewals,
+//! and starts when the first one is near. On Redis, a database and etcd each attempt to renew has a
+//! thread of its own, so that a second one can begin beside it. Calls that may hang without a
+//! deadline (a name service, a sentinel) run on further threads, which may be left behind. So does
+//! each master of a quorum, so that none delays the others.
 
 pub mod cli;
 pub mod clock;

@@ -50,7 +50,7 @@ pub use view::LastSuccess;
 /// A waiter without a heartbeat for this long is stale: it is passed over.
 pub const SILENCE: Duration = Duration::from_secs(5);
 /// Time in which a waiter must confirm its grant. With [`SILENCE`] it bounds what dead waiters
-/// cost: one delays the queue by 5 s at most, any number that died together by 10 s (I9).
+/// cost: one delays the queue by 9 s at most, any number that died together by 10 s (I9).
 pub const CONFIRM_WITHIN: Duration = Duration::from_secs(4);
 /// Longest time between two heartbeats of a waiter: three chances within [`SILENCE`].
 pub const HEARTBEAT: Duration = Duration::from_millis(1600);

@@ -25,6 +25,7 @@ mod foreign_children;
 mod guard;
 mod limits;
 mod pidfd;
+mod pin;
 mod process_tree;
 mod procfs;
 mod protocol;
@@ -33,8 +34,9 @@ mod signals;
 mod stop;
 mod tty;
 
-pub use bond::{Bond, NoPin, OVER, Pin, Words, is_stdin_alive, is_stdin_hung_up, leave_standard_streams};
+pub use bond::{Bond, OVER, Words, is_stdin_alive, is_stdin_hung_up, leave_standard_streams};
 pub use limits::{Limits, LimitsSender};
+pub use pin::{NoPin, Pin};
 pub use separate::{detach, in_separate_process, leave_caller};
 pub use signals::{ENDING, Inherited, Interrupt, Received, Sender, is_guard, next_signal, prepare};
 pub use tty::{Group, group};
@@ -151,7 +153,7 @@ pub enum Event {
     /// CMD could not be started. The last event.
     NotStarted(NotStarted),
     /// CMD was stopped by this signal. The rest of the job may still run.
-    Stopped { signal: i32 },
+    Suspended { signal: i32 },
     /// CMD was continued.
     Continued,
     /// CMD has ended by itself, and the guard waits for what it left behind. `Ended` follows.
@@ -239,7 +241,7 @@ enum WatchedBy {
 
 impl Guard {
     /// Forks the guard. This process must have one thread. The guard calls `on_orphaned` once dlock
-    /// is gone (killed, or after [`Guard::finish`]), with the memory as it was at the fork. The
+    /// is gone (killed, or after [`Guard::leave_to_it`]), with the memory as it was at the fork. The
     /// callback may block, and the descriptors that it uses must be in `keep`. In dlock it is
     /// dropped before this returns. Before `Orphaned::Over` it should print only where printing
     /// cannot block: a full pipe without a reader would hang the guard.
@@ -436,7 +438,7 @@ impl Guard {
     }
 
     /// Ends the guard when the job has ended and the lock has been given back.
-    pub fn done(self) {
+    pub fn dismiss(self) {
         if !self.reaped {
             // The guard has nothing left to do. KILL also ends a stopped guard, without waiting for
             // it to wake and read an order. It has not been reaped, so the id is its own. It must
@@ -448,7 +450,7 @@ impl Guard {
 
     /// Leaves the rest to the guard: it stops the job, if there is one, and calls `on_orphaned`.
     /// Waits up to `within` for it to end. Returns whether it has; if not, it goes on by itself.
-    pub fn finish(self, within: Duration) -> io::Result<bool> {
+    pub fn leave_to_it(self, within: Duration) -> io::Result<bool> {
         // Without this order, the guard would print messages as if dlock had been killed.
         let _ = self.send(&Order::Finish);
         rustix::net::shutdown(&self.link, Shutdown::Write)?;

@@ -168,7 +168,7 @@ impl Worker {
                     other => return Obtained::Failed(Error::Garbled(format!("{other:?}"))),
                 }
             }
-            if !lease.wait(self.calm.as_fd(), None) {
+            if !lease.acquire_step(self.calm.as_fd(), None) {
                 return Obtained::Failed(Error::Garbled("nothing was decided".into()));
             }
         }

@@ -206,7 +206,7 @@ fn run_inside(
     let mut session =
         Session { context, run, work, inherited, group, guard, messages, report, runs, asked_by };
     let over = session.supervise(None)?;
-    session.guard.done();
+    session.guard.dismiss();
     Ok(over.exit)
 }
 

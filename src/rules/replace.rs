@@ -1,7 +1,8 @@
-//! `--replace`: the newest run supersedes the one before it.
+//! `--replace`: the newest run supersedes the one before it, and asks the holders to end.
 
-use super::{Ask, LockTable, Newest, Superseded, Time, millis};
-use crate::lock::{Name, Names};
+use super::record::{Hold, Record};
+use super::{Ask, LockTable, Newest, Phase, Superseded, Time, millis};
+use crate::lock::{Name, Names, Owner};
 use std::collections::VecDeque;
 
 impl LockTable {
@@ -56,5 +57,21 @@ impl LockTable {
             self.record(name.as_str()).mark_superseded(now, old.token);
         }
         None
+    }
+}
+
+impl Record {
+    /// Asks the holders to end for a run with `--replace` that came at `came`, except those with
+    /// `--no-replace`. While the lock is paused none is asked, because nobody would run then. A
+    /// grant in the future was made before the clock was set back, so it counts as older.
+    pub(super) fn replace(&mut self, now: Time, came: Time, by: &Owner) {
+        let is_unpaused = self.paused.is_none();
+        let is_meant = |hold: &&mut Hold| {
+            let is_older = hold.since < came || hold.since > now;
+            hold.phase == Phase::Held && !hold.not_replaceable && is_older && hold.asked.is_none()
+        };
+        for hold in self.holds.values_mut().filter(|hold| is_unpaused && is_meant(hold)) {
+            (hold.asked, hold.superseded) = (Some(by.clone()), true);
+        }
     }
 }

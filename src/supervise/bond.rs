@@ -7,7 +7,7 @@
 //! whatever has happened to dlock. When what it watches has ended, it hands stdout back to dlock,
 //! which then prints that the lock is released.
 
-use super::procfs::read_entry;
+use super::pin::{Pin, is_ready};
 use super::signals::next_signal;
 use crate::clock::{Moment, Timer};
 use crate::sys::{self, SignalSet};
@@ -18,14 +18,12 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout, stdin, stdout};
 use rustix::termios::{isatty, tcgetpgrp};
 use std::ffi::CStr;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 const WATCHER_NAME: &CStr = c"dlock-watch";
@@ -49,80 +47,6 @@ pub struct Bond {
     pub words: OwnedFd,
     /// Whether every descriptor of dlock's caller is closed once the lock is held.
     pub is_detached: bool,
-}
-
-/// A process, pinned by a pidfd: never another one with its number.
-#[derive(Debug, Clone)]
-pub struct Pin {
-    pid: i32,
-    fd: Arc<OwnedFd>,
-}
-
-/// Why a process cannot be pinned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoPin {
-    /// There is no process with this number, or it has ended.
-    Gone,
-    /// The number is that of a thread.
-    Thread,
-    /// pidfd_open fails for another reason: Linux before 5.3, a sandbox, no free descriptor.
-    Unsupported(Errno),
-}
-
-impl Pin {
-    pub fn new(pid: i32) -> Result<Self, NoPin> {
-        let id = Pid::from_raw(pid).filter(|_| pid > 0).ok_or(NoPin::Gone)?;
-        let fd = pidfd_open(id, PidfdFlags::empty()).map_err(|errno| match errno {
-            Errno::SRCH => NoPin::Gone,
-            Errno::INVAL | Errno::NOENT => NoPin::Thread,
-            errno => NoPin::Unsupported(errno),
-        })?;
-        let pin = Self { pid, fd: Arc::new(fd) };
-        if pin.has_ended() { Err(NoPin::Gone) } else { Ok(pin) }
-    }
-
-    pub fn pid(&self) -> i32 {
-        self.pid
-    }
-
-    /// Whether the process has ended, reaped or not.
-    pub fn has_ended(&self) -> bool {
-        is_ready(self.fd.as_fd(), PollFlags::IN)
-    }
-
-    pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
-        Ok(pidfd_send_signal(&self.fd, signal)?)
-    }
-
-    /// Sends TERM, and waits for the end until `deadline`. Returns whether the process has ended.
-    pub fn end(&self, deadline: Moment) -> bool {
-        if self.signal(Signal::TERM).is_err() {
-            return self.has_ended();
-        }
-        let left = Timespec::try_from(deadline.left()).unwrap_or_default();
-        poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&left)).is_ok_and(|ready| ready > 0)
-    }
-
-    /// Whether this process may signal it, or need not because it has ended.
-    pub fn is_ours(&self) -> bool {
-        sys::kill(self.pid, 0).is_ok() || self.has_ended()
-    }
-
-    /// When it was started, in clock ticks since boot. Together with the number this identifies it.
-    pub fn started(&self) -> Option<u64> {
-        // The process had not been reaped when the entry was read, so the entry is its own.
-        read_entry(self.pid).map(|entry| entry.started).filter(|_| !self.has_ended())
-    }
-
-    pub(super) fn raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
-    }
-}
-
-impl AsFd for Pin {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
 }
 
 /// dlock's end of the socket on which it sends output to the watcher, which has stdout.
@@ -192,11 +116,6 @@ pub(super) fn leave_stderr() -> io::Result<()> {
 /// /dev/null, for reading and writing.
 pub(super) fn null() -> rustix::io::Result<OwnedFd> {
     rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-}
-
-fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
-    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 impl Bond {

@@ -3,8 +3,8 @@
 //! that was seen once is remembered by its number and start time. A process that lost its parent
 //! before a look found it cannot be found any more.
 
-use super::bond::Pin;
 use super::pidfd::{Signalling, pinned};
+use super::pin::Pin;
 use super::procfs::{Entry, Source, read_entry};
 use crate::clock::Moment;
 use rustix::process::Signal;

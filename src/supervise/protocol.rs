@@ -69,7 +69,7 @@ mod tests {
         let mut events = vec![
             Event::NotStarted(NotStarted::Errno(2)),
             Event::NotStarted(NotStarted::TooLate),
-            Event::Stopped { signal: 20 },
+            Event::Suspended { signal: 20 },
             Event::Continued,
             Event::Refused(Process { pid: 9, name: "a (b) ü".into() }),
             Event::CommandEnded { status: Ended::Code(7) },

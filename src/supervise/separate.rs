@@ -2,7 +2,8 @@
 //! not exist when the guard is forked; or a hold that goes on in the background when its caller has
 //! ended.
 
-use super::bond::{Pin, leave_standard_streams, leave_stderr, null};
+use super::bond::{leave_standard_streams, leave_stderr, null};
+use super::pin::Pin;
 use crate::exit::Ended;
 use crate::sys::{self, Fork, Waited};
 use rustix::pipe::{PipeFlags, pipe_with};

@@ -109,6 +109,19 @@ fn invariants_and_links_lead_somewhere() {
     }
 }
 
+/// Files that CONTRIBUTING.md names by their whole path exist.
+#[test]
+fn files_that_contributing_names_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("CONTRIBUTING.md")).expect("how to contribute");
+    let path =
+        regex_lite::Regex::new(r"\b(?:src|tests|docs|benches|packaging)/[\w./-]*\w").expect("a pattern");
+    let missing: Vec<&str> =
+        path.find_iter(&text).map(|found| found.as_str()).filter(|path| !root.join(path).exists()).collect();
+    assert!(missing.iter().all(|path| path.contains("COMMAND")), "{missing:?}");
+    assert!(path.find_iter(&text).count() > 20);
+}
+
 /// Tests that a page names as `file::name` exist.
 #[test]
 fn tests_that_pages_name_are_there() {

@@ -297,7 +297,7 @@ impl<'a> Messages<'a> {
     }
 
     /// CMD was suspended, and dlock is about to suspend itself.
-    pub fn stopped(&self, left: Duration, on_lost: OnLost) {
+    pub fn suspended(&self, left: Duration, on_lost: OnLost) {
         if self.under == Under::Parent {
             // The parent dlock, which knows how long the lease lasts, is suspended too, and prints
             // it.

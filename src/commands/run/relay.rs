@@ -28,15 +28,15 @@ impl Session<'_> {
     /// Handles ^Z after CMD has ended. Before that, dlock is suspended when CMD is.
     pub(super) fn stop_without_command(&self, received: supervise::Received) {
         if self.runs == Runs::Rest && received.signal == libc::SIGTSTP {
-            self.stop_too(libc::SIGTSTP);
+            self.suspend_too(libc::SIGTSTP);
         }
     }
 
     /// Suspends dlock after the job was suspended. With a terminal the shell must see dlock
     /// suspended too, or it would not take its terminal back.
-    pub(super) fn stop_too(&self, signal: i32) {
+    pub(super) fn suspend_too(&self, signal: i32) {
         if self.group == Group::Caller {
-            self.messages.stopped(self.limits_left(), self.run.on_lost);
+            self.messages.suspended(self.limits_left(), self.run.on_lost);
             supervise::stop_by(signal);
         }
     }

@@ -86,23 +86,23 @@ impl Session<'_> {
                 Ok(self.give_back(own, over))
             }
             Obtained::Busy => {
-                self.guard.done();
+                self.guard.dismiss();
                 Ok(Exit::Busy(self.run.busy))
             }
             Obtained::Unwanted => {
                 self.messages.unwanted(self.run.busy);
-                let _ = self.guard.finish(LEAVING);
+                let _ = self.guard.leave_to_it(LEAVING);
                 Ok(Exit::Busy(self.run.busy))
             }
             Obtained::Done => {
-                self.guard.done();
+                self.guard.dismiss();
                 Ok(Exit::Ok)
             }
             // Dropping the guard makes it give back what the token may still have.
             Obtained::TakenAway => Ok(Exit::Lost),
             Obtained::Interrupted(signal) => {
                 // The guard leaves the queue by token.
-                let _ = self.guard.finish(LEAVING);
+                let _ = self.guard.leave_to_it(LEAVING);
                 Ok(Exit::Signal(signal))
             }
         }
@@ -143,12 +143,12 @@ impl Session<'_> {
                 }
                 self.messages.left(left);
                 self.tell_of_release();
-                self.guard.done();
+                self.guard.dismiss();
             }
             // The guard goes on trying, by itself.
             Err(error) => {
                 self.messages.not_given_back(&error.to_string(), over.exit, over.end.ran);
-                let _ = self.guard.finish(Duration::ZERO);
+                let _ = self.guard.leave_to_it(Duration::ZERO);
             }
         }
         if over.exit == Exit::Lost {
@@ -181,7 +181,7 @@ impl Session<'_> {
             }
             let until = until.into_iter().chain(lease.and_then(Lease::next)).min();
             if let Some(own) = own
-                && own.lease.wait(own.interrupt.as_fd(), until)
+                && own.lease.acquire_step(own.interrupt.as_fd(), until)
             {
                 continue;
             }

@@ -1,7 +1,8 @@
 //! Renewals with two attempts side by side. Each attempt runs on a thread of its own, with a store
 //! of its own.
 //!
-//! The first attempt goes on until the lease ends: a server that was suspended answers it when it
+//! The first attempt may go on until the lease ends (on etcd with several members, as long as one
+//! of them answers): a server that was suspended answers it when it
 //! resumes, and the lease then counts from when the attempt began. So after an outage a crowd of
 //! holders costs the server one small request each, and no new connections. But the connection may
 //! also be dead, which looks the same from here. So after a while a second attempt begins beside

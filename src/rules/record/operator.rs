@@ -1,4 +1,4 @@
-//! What operators, and runs with `--replace`, do to a lock: ask a holder to end, take the lock
+//! What operators do to a lock: ask a holder to end, take the lock
 //! away, pause it, watch it.
 
 use super::{Hold, Lock, Phase, Record};
@@ -18,20 +18,6 @@ impl Record {
                 Requested::Asked
             }
             None => Requested::Gone,
-        }
-    }
-
-    /// Asks the holders to end for a run with `--replace` that came at `came`, except those with
-    /// `--no-replace`. While the lock is paused none is asked, because nobody would run then. A
-    /// grant in the future was made before the clock was set back, so it counts as older.
-    pub(in crate::rules) fn replace(&mut self, now: Time, came: Time, by: &Owner) {
-        let is_open = self.paused.is_none();
-        let is_meant = |hold: &&mut Hold| {
-            let is_older = hold.since < came || hold.since > now;
-            hold.phase == Phase::Held && !hold.not_replaceable && is_older && hold.asked.is_none()
-        };
-        for hold in self.holds.values_mut().filter(|hold| is_open && is_meant(hold)) {
-            (hold.asked, hold.superseded) = (Some(by.clone()), true);
         }
     }
 

@@ -176,7 +176,17 @@ impl World {
     fn acquire(&mut self, asker: &Asker, ask: &Ask) -> Result<Acquired, TestCaseError> {
         let now = self.now;
         let (answer, again) = self.run(&asker.names, |table| table.acquire(now, &asker.names, ask))?;
-        prop_assert_eq!(&answer, &again, "re-sent");
+        // A dead waiter can count as stale for one of its locks, and at another one have 5 s more,
+        // because that lock had a gap in its heartbeats. The first request may end this difference:
+        // then the second one is told of another blocker, or is granted the lock.
+        let is_nearer = match &answer {
+            Acquired::Busy(_) => matches!(again, Acquired::Busy(_)),
+            Acquired::Waiting(_) => matches!(again, Acquired::Waiting(_) | Acquired::Granted(_)),
+            _ => false,
+        };
+        if !is_nearer {
+            prop_assert_eq!(&answer, &again, "re-sent");
+        }
         self.observer.acquired(now, asker, ask, &answer)?;
         self.observer.look(now, &self.table)?;
         Ok(answer)

@@ -176,7 +176,7 @@ impl StoredLock {
     }
 
     /// Stops tracking the tokens that the record no longer names.
-    fn drop_untracked(&mut self) {
+    fn untrack_unnamed(&mut self) {
         let Record { holds, tombstones, watchers, waiters, .. } = &self.record;
         self.tracked.retain(|token, _| {
             tombstones.contains_key(token)
@@ -198,7 +198,7 @@ impl StoredLock {
 
     /// Returns one value for the whole lock, and the new ends, oldest first.
     pub fn to_value(&mut self, now: Time) -> Result<(Vec<u8>, Vec<EndPart>), serde_json::Error> {
-        self.drop_untracked();
+        self.untrack_unnamed();
         let ends = self.take_ends()?;
         Ok((self.form(now, &self.name)?, ends))
     }
@@ -226,7 +226,7 @@ impl Change {
     /// The values that this change writes, where each waiter has a value of its own.
     pub fn parts(&mut self, now: Time) -> Result<Parts, serde_json::Error> {
         let lock = &mut self.after;
-        lock.drop_untracked();
+        lock.untrack_unnamed();
         let ends = lock.take_ends()?;
         let is_queued =
             |record: &Record, token: &Token, ticket: u64| record.queue.contains(&(ticket, token.clone()));

@@ -96,7 +96,7 @@ impl Keys {
                 self.client.revoke(&[id], deadline)?;
                 Err(self.unproved())
             }
-            Some((kept, _)) if is_same_term(&kept, answer) => Ok(()),
+            Some((kept, _)) if is_same_member_and_term(&kept, answer) => Ok(()),
             _ => Err(self.unproved()),
         }
     }
@@ -110,7 +110,7 @@ impl Keys {
         me: Option<&Token>,
         seen: &[Sessions],
     ) -> Result<(), Error> {
-        if !is_same_term(&kept, read) {
+        if !is_same_member_and_term(&kept, read) {
             return Err(self.unproved());
         }
         let mut mine = seen.iter().filter_map(|sessions| sessions.get(me?));
@@ -170,6 +170,6 @@ impl Keys {
     }
 }
 
-fn is_same_term(one: &Header, other: &Header) -> bool {
+fn is_same_member_and_term(one: &Header, other: &Header) -> bool {
     (one.member_id, one.raft_term) == (other.member_id, other.raft_term)
 }

@@ -9,7 +9,7 @@
 //!
 //! Only the validity of certificates depends on this machine's wall clock.
 
-mod trust;
+mod distrust;
 
 use crate::clock::Moment;
 use crate::store::Error;
@@ -335,7 +335,7 @@ impl Session {
         let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
         Some(match error {
             rustls::Error::InvalidCertificate(flaw) => {
-                Error::Misnamed(format!("cannot trust {store}: {}", trust::distrust(flaw, &self.files)))
+                Error::Misnamed(format!("cannot trust {store}: {}", distrust::distrust(flaw, &self.files)))
             }
             rustls::Error::AlertReceived(alert) => self.alerted(store, *alert),
             rustls::Error::InvalidMessage(_) if self.connection.is_handshaking() => speaks_no_tls(store),

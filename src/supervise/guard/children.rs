@@ -54,7 +54,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
     fn pause(&mut self, raw: i32) {
         let Some(cmd) = &mut self.cmd else { return };
         let stopped = raw & 0xff == 0x7f;
-        let event = if stopped { Event::Stopped { signal: raw >> 8 & 0xff } } else { Event::Continued };
+        let event = if stopped { Event::Suspended { signal: raw >> 8 & 0xff } } else { Event::Continued };
         let woken = cmd.was_stopped && !stopped;
         cmd.was_stopped = stopped;
         // Not if something is unsent: these two events may repeat without end while a stopped dlock

@@ -2,7 +2,8 @@
 
 use super::{Cmd, GuardProcess, JobState, Setup};
 use crate::clock::Moment;
-use crate::supervise::bond::{self, Bond, Pin};
+use crate::supervise::bond::{self, Bond};
+use crate::supervise::pin::Pin;
 use crate::supervise::procfs::own_pid;
 use crate::supervise::protocol::Change;
 use crate::supervise::{Event, Group, NotStarted, Orphaned};

@@ -125,7 +125,7 @@ impl Messages<'_> {
     pub fn lost_unnoticed(&self, fate: &Fate, exit: Exit) {
         let why = fate.clause().map(|clause| format!(": {clause}")).unwrap_or_default();
         let text = format!(
-            "{} was lost before {} ended (it ended with status {}){why}; another job may have run beside it since the last heartbeat",
+            "{} was lost before {} ended (it ended with status {}){why}; another job may have run beside it since the last renewal",
             self.lock(),
             self.of.job,
             exit.code()

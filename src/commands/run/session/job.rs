@@ -94,8 +94,8 @@ impl Session<'_> {
         match event {
             Event::NotStarted(why) => return Some(self.not_started(why)),
             Event::Ended { status, reason } => return Some(self.over(status, reason)),
-            Event::Stopped { signal } if !self.is_hold() && self.guard.is_cmd_stopped() => {
-                self.stop_too(signal);
+            Event::Suspended { signal } if !self.is_hold() && self.guard.is_cmd_stopped() => {
+                self.suspend_too(signal);
             }
             Event::Stopping { reason } => {
                 self.tell_of_stop(reason);
@@ -107,7 +107,7 @@ impl Session<'_> {
                 self.messages.command_ended(status, || self.guard.processes());
             }
             // After `Died`, `Stopping` and `Ended` follow.
-            Event::Stopped { .. } | Event::Continued | Event::Died => {}
+            Event::Suspended { .. } | Event::Continued | Event::Died => {}
         }
         None
     }
