@@ -228,8 +228,13 @@ impl Observer {
                 lease: now.millis() + millis(ask.ttl),
                 deadline: deadline(now, ask.ttl),
                 // It counts from the grant. The fence is the time of the grant, because no two
-                // steps share a microsecond and a step makes few grants.
-                kept: if ask.min_hold.is_zero() { 0 } else { grant.fence.0 / 1000 + millis(ask.min_hold) },
+                // steps share a microsecond; the second grant of a step has a fence that is later
+                // by one.
+                kept: if ask.min_hold.is_zero() {
+                    0
+                } else {
+                    grant.fence.0.min(now.0) / 1000 + millis(ask.min_hold)
+                },
                 over: false,
                 revoked: false,
             };
