@@ -219,7 +219,7 @@ impl Lease {
         spawned.map(drop).map_err(|error| io::Error::other(format!("cannot start a thread: {error}")))
     }
 
-    /// Readable when the lease thread may have reported. A report from [`Lease::wait`] does not
+    /// Readable when the lease thread may have reported. A report from [`Lease::acquire_step`] does not
     /// make it readable.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.keeper.has_report.as_fd()

@@ -204,6 +204,16 @@ pub enum Listener {
     Watcher,
 }
 
+#[cfg(any(feature = "etcd", feature = "zookeeper"))]
+impl Listener {
+    /// Deadline of a new subscription that may take `most`. A holder's ends at `until`, because it
+    /// must not delay the renewal that is due then.
+    fn subscribes_by(self, most: Duration, until: Moment) -> Moment {
+        let deadline = Moment::now().after(most);
+        if self == Self::Holder { deadline.min(until) } else { deadline }
+    }
+}
+
 /// Reports to a holder or a watcher that something has happened.
 pub trait Subscription: Send {
     /// Sleeps until something may have happened (true), at the latest until `until` (false). After

@@ -126,8 +126,10 @@ pub enum StopReason {
     MaxRun,
     /// dlock is gone.
     CallerGone,
-    /// The guard is gone; or the watcher of a hold was killed.
+    /// The guard is gone.
     GuardGone,
+    /// The watcher of a hold was killed, or has failed.
+    WatcherGone,
 }
 
 /// A process that could not be signalled.

@@ -259,7 +259,13 @@ impl Coordinator for Znodes {
             }
             Listener::Watcher => names.iter().map(|name| self.lock_path(name.as_str())).collect(),
         };
-        Box::new(Resumed::new(RequestSubscription { nodes, watched, seen: Vec::new(), is_watched: false }))
+        Box::new(Resumed::new(RequestSubscription {
+            nodes,
+            listener,
+            watched,
+            seen: Vec::new(),
+            is_watched: false,
+        }))
     }
 
     fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {

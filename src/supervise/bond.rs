@@ -1,7 +1,7 @@
 //! Watches what `dlock hold` holds a lock for: a process, or the program at the other end of
 //! dlock's stdin. The guard starts a process of dlock's own, the watcher, in place of CMD. The
-//! watcher ends with status 0 when the process or stdin has ended, and until then prints on stdout
-//! what dlock sends it. The rest of a hold works as for CMD.
+//! watcher ends with status 0 when the process or stdin has ended, or dlock says so ([`OVER`]), and
+//! until then prints on stdout what dlock sends it. The rest of a hold works as for CMD.
 //!
 //! Only the watcher keeps stdout open. If it is killed, the reader sees the end of the file,
 //! whatever has happened to dlock. When what it watches has ended, it hands stdout back to dlock,

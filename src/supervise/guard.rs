@@ -19,6 +19,7 @@ use rustix::process::Pid;
 use std::collections::VecDeque;
 use std::ffi::CString;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -26,9 +27,9 @@ mod children;
 mod due;
 mod start;
 
-/// If no order comes for this long (in nanoseconds), dlock is waiting for the lock, and the guard
-/// prepares the start of CMD.
-const READY_AFTER: i64 = 100_000_000;
+/// If no order comes for this long, dlock is waiting for the lock, and the guard prepares the start
+/// of CMD.
+const PREPARE_AFTER: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// What dlock hands to the guard at the fork.
 pub(super) struct Setup {
@@ -55,7 +56,8 @@ pub(super) struct Setup {
 pub(super) fn run(setup: Setup, on_orphaned: impl FnMut(Orphaned)) -> ! {
     // A panic must end the guard: if it unwound further, this process would go on as a second
     // dlock. dlock sees the end and stops the job.
-    let watch = || GuardProcess::new(setup, on_orphaned).and_then(|mut watch| watch.run());
+    // It is not dropped: descriptors were closed by number, and would be closed a second time.
+    let watch = || GuardProcess::new(setup, on_orphaned).and_then(|guard| ManuallyDrop::new(guard).run());
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(watch));
     sys::exit_now(if matches!(done, Ok(Ok(()))) { 0 } else { 70 })
 }
@@ -146,8 +148,8 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
                 self.prepare_start();
                 continue;
             }
-            // Orders first: a limit that was moved in time counts, however late the guard wakes.
-            // Then the children, so that a job that has ended by itself is not stopped.
+            // Orders first, then the children, so that no limit stops a job that has ended by
+            // itself.
             if ready.link {
                 self.read_orders(ready.closed)?;
             }
@@ -180,8 +182,8 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         if !link {
             fds[2] = PollFd::new(&self.timer, read);
         }
-        let is_ready = self.stack.is_some() || !matches!(self.state, JobState::Idle);
-        let limit = (!is_ready).then_some(Timespec { tv_sec: 0, tv_nsec: READY_AFTER });
+        let is_prepared = self.stack.is_some() || !matches!(self.state, JobState::Idle);
+        let limit = (!is_prepared).then_some(PREPARE_AFTER);
         loop {
             match poll(&mut fds, limit.as_ref()) {
                 Ok(_) => break,
@@ -198,8 +200,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         })
     }
 
-    /// Takes one order. If dlock is gone, takes all orders before it obeys one to start, so that
-    /// nothing is started after dlock's end.
+    /// Takes one order. If dlock is gone, takes all of them and starts nothing.
     fn read_orders(&mut self, closed: bool) -> io::Result<()> {
         let mut start = false;
         loop {

@@ -85,6 +85,7 @@ mod tests {
             StopReason::MaxRun,
             StopReason::CallerGone,
             StopReason::GuardGone,
+            StopReason::WatcherGone,
         ];
         events.extend(reasons.map(|reason| Event::Stopping { reason }));
         for event in events {

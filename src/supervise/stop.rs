@@ -20,7 +20,7 @@ mod tuning;
 pub(super) struct Stop {
     reason: StopReason,
     kill_at: Moment,
-    /// How long before a limit the killing begins.
+    /// How long before the end of the lease the killing begins.
     lead: Duration,
     passes: u32,
     next: Moment,
@@ -165,8 +165,9 @@ impl Stop {
     }
 }
 
-/// How long before its limit the killing of `count` processes may begin, at most: a function of the
-/// time left after TERM. `grace` is the time from the start of the stop to the KILL.
+/// The most by which the killing of `count` processes may begin before its limit, so that the job
+/// keeps a part of its grace. Returns a function of the time that is left. `grace` is the time from
+/// the start of the stop to the KILL.
 fn longest_lead(count: usize, grace: Duration) -> impl Fn(Duration) -> Duration {
     let kept = if count > SMALL { LATE_KEPT } else { GRACE_KEPT };
     move |left| (grace - GRACE_KEPT.of(grace)).min(left - kept.of(left))

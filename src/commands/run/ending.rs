@@ -13,7 +13,8 @@ pub fn exit(status: Option<Ended>, reason: Option<StopReason>, lost: Option<Loss
         (Some(StopReason::Lost | StopReason::LeaseRanOut | StopReason::Asked), _) => Exit::Lost,
         _ if lost.is_some() => Exit::Lost,
         (Some(StopReason::MaxRun), _) => Exit::TimedOut,
-        (Some(StopReason::GuardGone | StopReason::CallerGone), _) | (None, None) => Exit::Internal,
+        (Some(StopReason::GuardGone | StopReason::WatcherGone | StopReason::CallerGone), _)
+        | (None, None) => Exit::Internal,
         (None, Some(Ended::Code(code))) => Exit::Job(code),
         (None, Some(Ended::Signal(signal))) => Exit::Signal(signal),
     }
@@ -31,7 +32,9 @@ pub fn ran(reason: Option<StopReason>, lost: Option<Loss>) -> Ran {
         None => None,
     };
     let outcome = match reason {
-        Some(StopReason::CallerGone | StopReason::GuardGone) => Some(Outcome::Crashed),
+        Some(StopReason::CallerGone | StopReason::GuardGone | StopReason::WatcherGone) => {
+            Some(Outcome::Crashed)
+        }
         Some(StopReason::MaxRun) => Some(Outcome::Timeout),
         Some(StopReason::Asked) => of_loss.or(Some(Outcome::Stopped)),
         Some(StopReason::LeaseRanOut) => of_loss.or(Some(Outcome::Expired)),

@@ -181,7 +181,10 @@ impl World {
         // then the second one is told of another blocker, or is granted the lock.
         let is_nearer = match &answer {
             Acquired::Busy(_) => matches!(again, Acquired::Busy(_)),
-            Acquired::Waiting(_) => matches!(again, Acquired::Waiting(_) | Acquired::Granted(_)),
+            Acquired::Waiting(first) => match &again {
+                Acquired::Waiting(second) => second.ahead <= first.ahead,
+                again => matches!(again, Acquired::Granted(_)),
+            },
             _ => false,
         };
         if !is_nearer {

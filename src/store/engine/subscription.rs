@@ -39,8 +39,11 @@ impl<S: Source> Subscription for Resumed<S> {
                 Ok(false) => {}
                 Err(error) => {
                     self.source.reset();
+                    if until.passed() {
+                        return Ok(false);
+                    }
                     self.backoff_until = Moment::now().after(BACKOFF);
-                    return if until.passed() { Ok(false) } else { Err(error) };
+                    return Err(error);
                 }
             }
         }

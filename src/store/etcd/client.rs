@@ -22,6 +22,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// comma between any two of its parts. A key has four or five parts, so this allows a hundred
 /// thousand locks or waiters.
 const PARTS_MOST: usize = 1 << 19;
+/// Most logins for one request. Each costs the member a hash that is slow on purpose.
+const LOGINS_MOST: u32 = 2;
 /// Pause before the next round through all members, if a member answered that it cannot serve now:
 /// a leader is probably being elected.
 const ROUND: Duration = Duration::from_millis(50);
@@ -156,21 +158,24 @@ impl Client {
             Some(connection) => connection,
             None => self.connect(deadline)?,
         };
-        let mut is_new = false;
+        let mut logins = 0;
         loop {
             if self.pass.is_none() && self.target.user.is_some() {
-                is_new = true;
+                logins += 1;
                 self.log_in(&mut connection, deadline)?;
             }
             let answers = connection.ask(requests, self.pass(), deadline)?;
             let replies: Vec<Reply> = answers.into_iter().map(reply).collect();
-            if replies.iter().any(|reply| reply.as_ref().is_err_and(is_old_pass)) {
+            let old =
+                replies.iter().find_map(|reply| reply.as_ref().err().filter(|error| is_old_pass(error)));
+            if let Some(error) = old.filter(|_| self.target.user.is_some()) {
                 // The login is no longer valid, for instance after a restart of the member. A new
                 // one is invalid if the password was set just now.
                 self.pass = None;
-                if !is_new && self.target.user.is_some() {
+                if logins < LOGINS_MOST {
                     continue;
                 }
+                return Err(Failure::Refused(self.ended_login(error)));
             }
             if let Some(failure) = replies.iter().find_map(|reply| self.unable(reply.as_ref().err()?)) {
                 return Err(failure);
@@ -256,8 +261,7 @@ impl Client {
     pub(super) fn unable(&self, error: &ServerError) -> Option<Failure> {
         let shown = self.shown();
         // UNAVAILABLE and DEADLINE_EXCEEDED (4): no leader, a new leader, a member that stops or
-        // is a learner. CANCELLED (1): a member that shuts down closes its own connections. A login
-        // that has ended is an outage, too: the member had accepted it.
+        // is a learner. CANCELLED (1): a member that shuts down closes its own connections.
         let why = plain(&error.message);
         // The gateway is a client of the member, and uses the member's own certificate. If that
         // certificate is not valid for clients, the member closes the connection.
@@ -271,8 +275,18 @@ impl Client {
         } else {
             ""
         };
-        (matches!(error.code, 1 | 4 | UNAVAILABLE) || is_old_pass(error))
+        matches!(error.code, 1 | 4 | UNAVAILABLE)
             .then(|| Failure::Unable(Error::Unavailable(format!("{shown} cannot serve now: {why}{hint}"))))
+    }
+
+    /// The error for a token that the member no longer accepts. An outage: the member had accepted
+    /// the login.
+    pub(super) fn ended_login(&self, error: &ServerError) -> Error {
+        Error::Unavailable(format!(
+            "{} refuses the token of a login that it has accepted: {}; if this goes on: a gateway may change the Authorization header",
+            self.shown(),
+            plain(&error.message)
+        ))
     }
 
     /// Translates an etcd error.
@@ -295,6 +309,7 @@ impl Client {
                 "{shown} denies this user its keys: its role needs readwrite on the prefix {}/ (docs/stores.md)",
                 self.target.space
             )),
+            16 => Error::Denied(format!("{shown} does not let this user in: {why}")),
             8 if why.contains("space exceeded") => Error::Unavailable(format!(
                 "{shown} has no space left and takes no writes (alarm NOSPACE): compact and defragment it, then disarm the alarm"
             )),
@@ -423,7 +438,7 @@ pub fn keep(lease: u64) -> Request {
 }
 
 /// Whether the member no longer accepts the login's token.
-fn is_old_pass(error: &ServerError) -> bool {
+pub(super) fn is_old_pass(error: &ServerError) -> bool {
     error.code == 16 || error.message.contains("revision of auth store is old")
 }
 

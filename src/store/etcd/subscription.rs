@@ -3,7 +3,7 @@
 //! records.
 
 use super::Keys;
-use super::client::{Client, reply};
+use super::client::{Client, is_old_pass, reply};
 use super::http::{Connection, Failure, Request};
 use super::messages::{Bytes, Number, ServerError, Streamed, Watched};
 use crate::clock::Moment;
@@ -54,6 +54,9 @@ impl Watches {
             None => Ok(Self { connection, member: client.member(), keys }),
             Some(answer) => {
                 let error = reply(answer).err().unwrap_or_default();
+                if is_old_pass(&error) {
+                    return Err(Failure::Unable(client.ended_login(&error)));
+                }
                 Err(client.unable(&error).unwrap_or_else(|| Failure::Refused(client.meaning(&error))))
             }
         }
@@ -104,8 +107,7 @@ impl Keys {
         let mut keys = BTreeSet::from([(layout.life(token), News::All)]);
         keys.extend(others.map(|other| (layout.life(other), News::End)));
         let (seen, wrote) = (self.seen, self.wrote);
-        // A heartbeat must not wait for a member that does not answer.
-        let deadline = Moment::now().after(client.request_time()).min(until);
+        let deadline = Moment::now().after(client.request_time());
         let watches = self.watches.take().filter(|watches| watches.is_for(client, &keys));
         let mut watches = match watches {
             Some(watches) => watches,
@@ -145,8 +147,7 @@ impl RequestSubscription {
 impl Source for RequestSubscription {
     fn hear(&mut self, until: Moment) -> Result<bool, Error> {
         let Some(watches) = &mut self.watches else {
-            // A renewal must not wait for a member that does not answer.
-            let deadline = Moment::now().after(self.keys.client.request_time()).min(until);
+            let deadline = self.listener.subscribes_by(self.keys.client.request_time(), until);
             let (is_news, revision) = self.is_news(deadline)?;
             let layout = self.keys.layout();
             let heard = match self.listener {

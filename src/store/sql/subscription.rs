@@ -49,8 +49,8 @@ impl RequestSubscription {
 
 impl Source for RequestSubscription {
     fn hear(&mut self, until: Moment) -> Result<bool, Error> {
-        let deadline = self.tables.soon().min(until);
         if self.tables.line.is_none() {
+            let deadline = self.tables.soon();
             // The first read shows whether there is a pooler in between.
             let (names, me, purpose) = (&self.names, Some(&self.token), Purpose::Look);
             self.tables.read(&Reading { names, me, lease: None, purpose, deadline })?;

@@ -6,12 +6,14 @@ use super::jute::{Answer, Ask, Code};
 use super::wire::Failure;
 use super::{Again, Znodes};
 use crate::clock::Moment;
-use crate::store::Error;
+use crate::store::engine::coordinator::Coordinator as _;
 use crate::store::engine::subscription::Source;
+use crate::store::{Error, Listener};
 
 /// A subscription, in a session of its own.
 pub(super) struct RequestSubscription {
     pub(super) nodes: Znodes,
+    pub(super) listener: Listener,
     /// The nodes that a write announces news at.
     pub(super) watched: Vec<String>,
     /// Version of each node at the last look. None if the node was missing.
@@ -26,8 +28,7 @@ impl RequestSubscription {
         let asks: Vec<Ask> =
             self.watched.iter().map(|path| Ask::Look { path: path.clone(), watch: true }).collect();
         drop(self.nodes.session.events());
-        // A renewal must not wait for a server that does not answer.
-        let deadline = self.nodes.soon().min(until);
+        let deadline = self.listener.subscribes_by(self.nodes.request_time(), until);
         let answers = self.nodes.ask(&asks, Again::Yes, deadline)?;
         let version = |answer: Result<Answer, Code>| match answer {
             Ok(Answer::Stat(stat)) => Some(stat.version),

@@ -16,9 +16,9 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         self.take(&sweep);
         let (JobState::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
         if self.setup.bond.is_some() && status != Ended::Code(0) {
-            // The watcher was killed, and the process that it watched is still alive.
+            // The process that it watched may still live.
             let deadline = Moment::now().after(self.setup.grace).min(self.bound());
-            return self.stop(StopReason::GuardGone, deadline);
+            return self.stop(StopReason::WatcherGone, deadline);
         }
         // A process hands its children to the nearest subreaper before it can be reaped itself. So
         // as long as any descendant lives, the guard has a child; with no child left, the whole job

@@ -1,5 +1,5 @@
 //! Decides when the job must stop: by the limits, `--max-run`, an order, or because dlock is gone.
-//! How a job is stopped is in `stop`.
+//! (If the watcher of a hold is gone, children.rs does.) How a job is stopped is in `stop`.
 
 use super::{GuardProcess, JobState};
 use crate::clock::Moment;
@@ -34,10 +34,9 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         self.setup.on_lost == OnLost::Stop
     }
 
-    /// When TERM is due by the limits: earlier than `term_at` if this job takes long to kill. The
-    /// cost is measured only when it could matter; until then this returns the moment at which to
-    /// measure it.
-    fn term_due(&mut self, limits: Limits, now: Moment) -> Option<Moment> {
+    /// When to wake for TERM by the limits: first to measure how long the killing takes, when that
+    /// could matter, then for TERM itself, earlier than `term_at` by what was measured.
+    fn term_or_measure_at(&mut self, limits: Limits, now: Moment) -> Option<Moment> {
         if !self.obeys_limits() {
             return None;
         }
@@ -75,7 +74,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
     pub fn act_when_due(&mut self) {
         let now = Moment::now();
         let limits = self.setup.limits.get();
-        let ran_out = self.term_due(limits, now).is_some_and(|at| at <= now);
+        let ran_out = self.term_or_measure_at(limits, now).is_some_and(|at| at <= now);
         let grace_ends = now.after(self.setup.grace);
         match &mut self.state {
             JobState::Running { .. } if ran_out => self.stop(StopReason::LeaseRanOut, limits.kill_at),
@@ -130,7 +129,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
 
     /// Sets the timer to the next moment at which something may be due.
     pub fn arm(&mut self) -> io::Result<()> {
-        let term_at = self.term_due(self.setup.limits.get(), Moment::now());
+        let term_at = self.term_or_measure_at(self.setup.limits.get(), Moment::now());
         let bound = self.bound();
         let at = match &self.state {
             JobState::Idle | JobState::Ended { .. } => None,
@@ -153,8 +152,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
 }
 
 impl StopReason {
-    /// Whether the lock is still held, so that its loss, or the end of dlock, may replace this
-    /// reason.
+    /// Whether the stop has its full grace, which the end of the lease or of dlock may shorten.
     fn is_unhurried(self) -> bool {
         matches!(self, Self::MaxRun | Self::Asked)
     }

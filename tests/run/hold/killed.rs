@@ -18,9 +18,12 @@ fn hold_killed(backend: Backend) {
     world.wait_for_state("k", "held");
     let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
     world.wait_for_waiters("k", 1);
+    let guard = holder.guard();
     holder.signal(Signal::KILL);
-    holder.finish();
     next.finish();
+    wait_until("the guard ends", || !proc::alive(guard));
+    let printed = holder.finish().stderr;
+    assert!(printed.lines().all(|line| line.starts_with("dlock: ")), "also by its guard: {printed}");
     next_is_alone(&world);
     assert!(world.log().contains(&"term".into()), "TERM comes before KILL");
     assert!(world.log().contains(&"thawed".into()), "with TERM comes CONT");
@@ -114,6 +117,7 @@ fn its_watcher_killed() {
     proc::signal(watcher.expect("a watcher"), Signal::KILL);
     next.finish();
     next_is_alone(&world);
-    holder.finish();
+    let output = holder.finish();
+    assert!(output.stderr.contains("the watcher process was killed"), "{}", output.stderr);
     drop(target);
 }

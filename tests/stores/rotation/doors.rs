@@ -174,7 +174,7 @@ pub fn mysql() -> Door {
 #[cfg(feature = "etcd")]
 pub fn etcd() -> Door {
     let mut world = World::without_redis();
-    let server = std::rc::Rc::new(Etcd::start(&world.path(""), 1, &[]));
+    let server = std::rc::Rc::new(Etcd::start(&world.path(""), 1, &["--bcrypt-cost=8"]));
     let add = format!("user add app:{FIRST}");
     for command in [
         "user add root:rootpw",

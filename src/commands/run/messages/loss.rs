@@ -103,8 +103,9 @@ impl Messages<'_> {
                 let text = format!("{} {lock} back; {job} {stopped}", asked(asker, fate));
                 (Event::from(request_event(asker)).by(fate.by()).ends(Exit::Lost), text)
             }
-            StopReason::GuardGone => {
-                let text = format!("the guard process was killed; {job} under {lock} {stopped}");
+            StopReason::GuardGone | StopReason::WatcherGone => {
+                let process = if reason == StopReason::GuardGone { "guard" } else { "watcher" };
+                let text = format!("the {process} process was killed; {job} under {lock} {stopped}");
                 (Event::of_failure(Exit::Internal), text)
             }
             StopReason::Lost | StopReason::CallerGone => return,
