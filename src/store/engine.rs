@@ -156,7 +156,8 @@ impl<C: Coordinator> Engine<C> {
         let mut purpose = Purpose::Change;
         loop {
             let reading = Reading { names: &related, me, lease, purpose, deadline };
-            let mut transaction = Transaction::open(&mut self.coordinator, names, reading)?;
+            let mut transaction = Transaction::open(&mut self.coordinator, names, reading)
+                .map_err(|error| after_conflicts(error, conflicts))?;
             transaction.reap(me, look);
             transaction.drop_tombstones(me);
             transaction.table.too_large = too_large;
@@ -172,7 +173,7 @@ impl<C: Coordinator> Engine<C> {
             if transaction.may_abort {
                 return Ok(answer);
             }
-            match transaction.commit(me)? {
+            match transaction.commit(me).map_err(|error| after_conflicts(error, conflicts))? {
                 Written::Yes => return Ok(answer),
                 Written::Conflict => {
                     conflicts += 1;
@@ -424,6 +425,16 @@ impl<C: Coordinator> Engine<C> {
 
 const fn is_held(renewal: Renewal) -> bool {
     matches!(renewal, Renewal::Renewed | Renewal::Asked | Renewal::Superseded)
+}
+
+/// The error of a transaction that others had forced to begin again: then the crowd took the time.
+fn after_conflicts(error: Error, conflicts: u32) -> Error {
+    let times = match conflicts {
+        0 => return error,
+        1 => "once".into(),
+        many => format!("{many} times"),
+    };
+    error.map(|text| format!("{text}; before that, others changed the lock {times}"))
 }
 
 /// Sleeps a random time that grows with the number of conflicts. Fails if the deadline has passed.
