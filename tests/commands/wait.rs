@@ -186,7 +186,7 @@ fn an_outage_is_ridden_out() {
     assert!(output.stderr.contains("answers again"), "{}", output.stderr);
     // If the wait ends in an outage, the state of the lock is unknown.
     let holder = hold(&world, "k2");
-    let wait = world.dlock(["wait", "k2", "--op-timeout", "0.2", "-w", "2"]).env("DLOCK_STORE", proxy.url());
+    let wait = world.dlock(["wait", "k2", "--op-timeout", "0.2", "-w", "5"]).env("DLOCK_STORE", proxy.url());
     let seen = proxy.seen();
     let looker = wait.status(69).any_stderr().spawn();
     wait_until("it looks on", || proxy.seen() >= seen + 3);
