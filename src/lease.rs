@@ -219,8 +219,8 @@ impl Lease {
         spawned.map(drop).map_err(|error| io::Error::other(format!("cannot start a thread: {error}")))
     }
 
-    /// Readable when the lease thread may have reported. A report from [`Lease::acquire_step`] does not
-    /// make it readable.
+    /// Readable when the lease thread may have reported. A report from [`Lease::acquire_step`] does
+    /// not make it readable.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.keeper.has_report.as_fd()
     }
@@ -319,9 +319,9 @@ impl Lease {
     }
 }
 
-/// Gives back everything that `token` has, retrying until `deadline`. If the lock is given back and only
-/// the acknowledgement of replicas is missing, it retries for longer: another master may be about
-/// to take over, and must learn of the release as well.
+/// Gives back everything that `token` has, retrying until `deadline`. If the lock is given back and
+/// only the acknowledgement of replicas is missing, it retries for longer: another master may be
+/// about to take over, and must learn of the release as well.
 pub fn give_back(
     store: &mut dyn Store,
     names: &Names,

@@ -204,20 +204,11 @@ pub enum Listener {
     Watcher,
 }
 
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
-impl Listener {
-    /// Deadline of a new subscription that may take `most`. A holder's ends at `until`, because it
-    /// must not delay the renewal that is due then.
-    fn subscribes_by(self, most: Duration, until: Moment) -> Moment {
-        let deadline = Moment::now().after(most);
-        if self == Self::Holder { deadline.min(until) } else { deadline }
-    }
-}
-
 /// Reports to a holder or a watcher that something has happened.
 pub trait Subscription: Send {
-    /// Sleeps until something may have happened (true), at the latest until `until` (false). After
-    /// a failure it pauses before it connects again.
+    /// Sleeps until something may have happened (true), at the latest until `until` (false); a
+    /// watcher that has to connect may take as long as a request. After a failure it pauses before
+    /// it connects again.
     fn sleep(&mut self, until: Moment) -> Result<bool, Error>;
 
     /// The lock that the last event concerned. None if it may be any of the locks.

@@ -1,11 +1,11 @@
 //! `dlock run` from start to end: prepare, fork the guard, take the lock, start the job, relay
 //! signals and wait, give the lock back, exit with the job's status. Lease, guard and output do not
-//! know each other; this module joins them. This file has the steps up to the guard's fork,
-//! and the whole run inside a parent's hold; `Session::go` has the rest.
+//! know each other; this module joins them. This file has the steps up to the guard's fork, and the
+//! whole run inside a parent's hold; `Session::go` has the rest.
 //!
 //! The order makes it safe: the guard is forked before any thread and before the lock is asked for
-//! (I7), the job starts after a round trip has confirmed the grant (I10), and the lock is
-//! given back after the job was reaped (I8).
+//! (I7), the job starts after a round trip has confirmed the grant (I10), and the lock is given
+//! back after the job was reaped (I8).
 
 use super::context::Context;
 use super::held::{Held, Holds};

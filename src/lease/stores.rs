@@ -67,8 +67,9 @@ impl Stores {
         self.try_lock().is_some()
     }
 
-    /// Waits until the store is free. If there are two, waits up to `deadline` until one of them is; for
-    /// the first half of that time only the current one will do, because its connection is open.
+    /// Waits until the store is free. If there are two, waits up to `deadline` until one of them
+    /// is; for the first half of that time only the current one will do, because its connection is
+    /// open.
     pub fn lock_by(&self, deadline: Moment) -> Result<InUse<'_>, Error> {
         let Some(timeout_error) = &self.timeout_error else { return Ok(self.lock()) };
         let half = Moment::now().after(deadline.left() / 2);

@@ -427,13 +427,13 @@ const fn is_held(renewal: Renewal) -> bool {
     matches!(renewal, Renewal::Renewed | Renewal::Asked | Renewal::Superseded)
 }
 
-/// The error of a transaction that others had forced to begin again: then the crowd took the time.
+/// The error of a transaction that others had forced to begin again. If the time ran out, the crowd
+/// took a part of it.
 fn after_conflicts(error: Error, conflicts: u32) -> Error {
-    let times = match conflicts {
-        0 => return error,
-        1 => "once".into(),
-        many => format!("{many} times"),
-    };
+    if conflicts == 0 || !error.is_outage() {
+        return error;
+    }
+    let times = if conflicts == 1 { "once".into() } else { format!("{conflicts} times") };
     error.map(|text| format!("{text}; before that, others changed the lock {times}"))
 }
 

@@ -56,10 +56,10 @@ impl Guard {
         }
         let due = self.bound().after(OVERDUE);
         let soon = Moment::now().after(STALLED);
-        let was_late = self.guard_stuck;
+        let was_stuck = self.guard_stuck;
         let stopped = procfs::read_entry(self.pid).is_some_and(|guard| guard.stopped);
         self.guard_stuck = stopped && self.is_job_over();
-        if self.guard_stuck && was_late {
+        if self.guard_stuck && was_stuck {
             return Ok(Silence::Late);
         }
         if due.passed() {

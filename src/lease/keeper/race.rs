@@ -2,12 +2,12 @@
 //! of its own.
 //!
 //! The first attempt may go on until the lease ends (on etcd with several members, as long as one
-//! of them answers): a server that was suspended answers it when it
-//! resumes, and the lease then counts from when the attempt began. So after an outage a crowd of
-//! holders costs the server one small request each, and no new connections. But the connection may
-//! also be dead, which looks the same from here. So after a while a second attempt begins beside
-//! the first one, on a connection of its own. The first answer counts, and cancels the other
-//! attempt. Near the end of the lease the second attempt is repeated again and again.
+//! of them answers): a server that was suspended answers it when it resumes, and the lease then
+//! counts from when the attempt began. So after an outage a crowd of holders costs the server one
+//! small request each, and no new connections. But the connection may also be dead, which looks the
+//! same from here. So after a while a second attempt begins beside the first one, on a connection
+//! of its own. The first answer counts, and cancels the other attempt. Near the end of the lease
+//! the second attempt is repeated again and again.
 
 use super::{Keeper, Keeping, Kept};
 use crate::clock::Moment;

@@ -1,5 +1,4 @@
-//! What operators do to a lock: ask a holder to end, take the lock
-//! away, pause it, watch it.
+//! What operators do to a lock: ask a holder to end, take the lock away, pause it, watch it.
 
 use super::{Hold, Lock, Phase, Record};
 use crate::lock::{Fence, Owner, Token};

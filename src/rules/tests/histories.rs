@@ -255,7 +255,7 @@ impl World {
                     self.former[who].clone().filter(|asker| self.observer.is_spent(now, asker))
                 {
                     let ask = Self::ask(&asker, Patience::Queue, 30_000, 0);
-                    // Of a token that was superseded, and then left, the record tells the former.
+                    // The record may still say of the token that it was superseded.
                     let answer = self.acquire(&asker, &ask)?;
                     let is_refused = matches!(answer, Acquired::TokenEnded | Acquired::Superseded(_));
                     prop_assert!(is_refused, "late: {:?}", answer);

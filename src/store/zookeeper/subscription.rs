@@ -7,7 +7,7 @@ use super::wire::Failure;
 use super::{Again, Znodes};
 use crate::clock::Moment;
 use crate::store::engine::coordinator::Coordinator as _;
-use crate::store::engine::subscription::Source;
+use crate::store::engine::subscription::{Source, subscribed_by};
 use crate::store::{Error, Listener};
 
 /// A subscription, in a session of its own.
@@ -28,7 +28,7 @@ impl RequestSubscription {
         let asks: Vec<Ask> =
             self.watched.iter().map(|path| Ask::Look { path: path.clone(), watch: true }).collect();
         drop(self.nodes.session.events());
-        let deadline = self.listener.subscribes_by(self.nodes.request_time(), until);
+        let deadline = subscribed_by(self.listener, self.nodes.request_time(), until);
         let answers = self.nodes.ask(&asks, Again::Yes, deadline)?;
         let version = |answer: Result<Answer, Code>| match answer {
             Ok(Answer::Stat(stat)) => Some(stat.version),
