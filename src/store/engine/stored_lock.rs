@@ -8,7 +8,7 @@
 
 use super::bounds;
 use crate::lock::Token;
-use crate::rules::{HISTORY_KEPT, LoggedEnd, Phase, Record, Time, Waiter, millis};
+use crate::rules::{HISTORY_KEPT, Hold, LoggedEnd, Phase, Record, Time, Waiter, millis};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -139,9 +139,16 @@ impl StoredLock {
     }
 
     /// Adds an end; call it for the newest end first. An end that cannot be read is left out, so
-    /// that the others can still be shown.
+    /// that the others can still be shown. So is an end that came after the record was read, where
+    /// a store reads the two one after the other: the view must show one moment.
     pub fn add_end(&mut self, value: &[u8]) {
-        self.log.extend(serde_json::from_slice::<LoggedEnd>(value).ok());
+        let Ok(end) = serde_json::from_slice::<LoggedEnd>(value) else { return };
+        let is_it = |hold: &Hold| hold.fence == end.fence.0;
+        let lasts = self.record.holds.values().any(|hold| is_it(hold) && hold.phase == Phase::Held);
+        let is_known = self.log.iter().any(|known| known.fence == end.fence);
+        if end.fence.0 <= self.record.fence && !lasts && !is_known {
+            self.log.push(end);
+        }
     }
 
     /// Forgets the whole record if the lock is vacant and `used`, the time of its last use, is more

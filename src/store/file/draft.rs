@@ -12,8 +12,9 @@
 //! that may fail, above all on a full disk, before the first lock changes.
 //!
 //! The ends are not part of the record, because each operation would have to read them. They are
-//! appended after the record has changed. Nothing depends on them: on a full disk they are left
-//! out.
+//! appended before the record changes, so that who reads the record first and its ends then misses
+//! none; ends newer than its record are left out there. Nothing depends on them: on a full disk
+//! they are not written.
 //!
 //! There is no fsync. It would make every operation many times slower, and helps only after a crash
 //! of the machine, which ends every hold anyway; a fence starts from the clock if its record is
@@ -116,6 +117,7 @@ impl<'d> Draft<'d> {
     /// Makes the change valid, whole or not at all. Returns whether there is a record now.
     pub(super) fn place(self) -> Result<bool, Error> {
         let Self { directory, record, how, .. } = &self;
+        self.add_ends().ok();
         let placed = match how {
             How::Over(file, content) => file.write_all_at(content, 0).map_err(errno),
             How::Beside { .. } => exchange(directory, record, record),
@@ -125,19 +127,29 @@ impl<'d> Draft<'d> {
         if let How::Beside { is_long: false } = how {
             directory.remove(&record.with(FileRole::Draft)).ok();
         }
-        self.add_ends().ok();
+        self.drop_old_ends().ok();
         Ok(!matches!(how, How::Remove))
     }
 
     /// Appends the ends. Each line begins with its newline, so that one that was cut off spoils no
-    /// other. After every [`LOG_KEPT`] ends the older ones are dropped.
+    /// other.
     fn add_ends(&self) -> Result<(), Errno> {
         let Self { directory, record, ends, .. } = self;
-        let Some(last) = ends.last() else { return Ok(()) };
+        if ends.is_empty() {
+            return Ok(());
+        }
         let file = record.with(FileRole::Ends);
         let (mut opened, _) = open_own(directory, &file, OFlags::WRONLY | OFlags::APPEND)?;
         let lines: Vec<&[u8]> = ends.iter().flat_map(|end| [&b"\n"[..], &end.value]).collect();
-        opened.write_all(&lines.concat()).map_err(errno)?;
+        opened.write_all(&lines.concat()).map_err(errno)
+    }
+
+    /// Drops all but the last [`LOG_KEPT`] ends, once in as many. It uses the record's second file,
+    /// so the record has its place before.
+    fn drop_old_ends(&self) -> Result<(), Errno> {
+        let Self { directory, record, ends, .. } = self;
+        let Some(last) = ends.last() else { return Ok(()) };
+        let file = record.with(FileRole::Ends);
         if last.number % (LOG_KEPT as u64) < ends.len() as u64 {
             let all = last_ends(directory, record);
             let kept = all.iter().skip(all.len().saturating_sub(LOG_KEPT));

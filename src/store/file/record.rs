@@ -178,8 +178,12 @@ impl RecordFile {
         self.file = Some(old);
         if purpose == Purpose::LookAtAll {
             let most = usize::try_from(self.kept.ends).unwrap_or(usize::MAX).min(LOG_KEPT);
-            let ends = last_ends(directory, file);
-            ends.iter().rev().take(most).for_each(|end| self.kept.add_end(end));
+            for end in last_ends(directory, file).iter().rev() {
+                if self.kept.log.len() == most {
+                    break;
+                }
+                self.kept.add_end(end);
+            }
         }
         self
     }

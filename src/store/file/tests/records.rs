@@ -101,3 +101,36 @@ fn a_full_disk_is_reported_as_such() -> Result<()> {
     assert!(other.granted()? > fence);
     Ok(())
 }
+
+/// A reader reads the record first and the ends then, while others change both.
+#[test]
+fn a_view_shows_one_moment() -> Result<()> {
+    let place = Place::new()?;
+    let is_over = AtomicBool::new(false);
+    let change = || -> Result<()> {
+        for _ in 0..1000 {
+            let mut holder = place.process()?;
+            holder.granted()?;
+            holder.leave()?;
+        }
+        Ok(())
+    };
+    all_at_once(4, |thread| {
+        if thread == 0 {
+            let changed = change();
+            is_over.store(true, Ordering::Relaxed);
+            return changed;
+        }
+        let mut store = place.store()?;
+        while !is_over.load(Ordering::Relaxed) {
+            let view = store.inspect(&name()?, by())?;
+            let ended = view.log.first().map(|end| end.fence);
+            match view.holders.first() {
+                None => ensure!(ended == view.fence, "{ended:?} ended, {:?} was the last", view.fence),
+                Some(holder) => ensure!(ended < Some(holder.fence), "{ended:?} is held"),
+            }
+            ensure!(view.log.windows(2).all(|two| two[0].fence > two[1].fence), "each end once, in order");
+        }
+        Ok(())
+    })
+}
