@@ -334,6 +334,7 @@ pub fn give_back(
     loop {
         match store.leave(names, token, end, deadline) {
             answer if interrupt::is_raised() => return answer,
+            Err(error @ Error::Contended(_)) => return Err(error),
             Err(Error::Unacknowledged(_)) if until.left() > LEAVE_PAUSE => {
                 deadline = until;
                 store.reset();

@@ -227,6 +227,9 @@ pub enum Error {
     Misnamed(String),
     /// It answered and cannot serve now: loading, read-only, out of memory, cannot persist.
     Unavailable(String),
+    /// Others changed the lock at each attempt, until the time of the operation was over. It has
+    /// changed nothing, unless its last attempt arrived and the answer did not.
+    Contended(String),
     /// It did the operation, and too few replicas acknowledged it in time.
     Unacknowledged(String),
     /// Authentication failed or a right is missing.
@@ -244,7 +247,11 @@ impl Error {
     /// error, until its deadline.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Unreachable(_) | Self::Misnamed(_) | Self::Unavailable(_) | Self::Unacknowledged(_) => true,
+            Self::Unreachable(_)
+            | Self::Misnamed(_)
+            | Self::Unavailable(_)
+            | Self::Contended(_)
+            | Self::Unacknowledged(_) => true,
             Self::Denied(_) | Self::Unfit(_) | Self::Garbled(_) => false,
         }
     }
@@ -262,6 +269,7 @@ impl Error {
             Self::Unreachable(_)
             | Self::Misnamed(_)
             | Self::Unavailable(_)
+            | Self::Contended(_)
             | Self::Unacknowledged(_)
             | Self::Garbled(_) => Exit::Unavailable,
             Self::Denied(_) => Exit::Denied,
@@ -275,6 +283,7 @@ impl Error {
             Self::Unreachable(text) => Self::Unreachable(change(text)),
             Self::Misnamed(text) => Self::Misnamed(change(text)),
             Self::Unavailable(text) => Self::Unavailable(change(text)),
+            Self::Contended(text) => Self::Contended(change(text)),
             Self::Unacknowledged(text) => Self::Unacknowledged(change(text)),
             Self::Denied(text) => Self::Denied(change(text)),
             Self::Unfit(text) => Self::Unfit(change(text)),
@@ -289,6 +298,7 @@ impl fmt::Display for Error {
             Self::Unreachable(text)
             | Self::Misnamed(text)
             | Self::Unavailable(text)
+            | Self::Contended(text)
             | Self::Unacknowledged(text)
             | Self::Denied(text)
             | Self::Unfit(text)

@@ -233,6 +233,7 @@ impl Obtaining<'_> {
                 self.store.reset();
                 Step::GoesOn
             }
+            Err(Error::Contended(_)) => self.contended(),
             Err(error) if self.rides_out(&error, self.progress.blocker.is_some()) => {
                 self.ride_out(error, sent)
             }
@@ -251,6 +252,17 @@ impl Obtaining<'_> {
             .handle_waiting(request, &mut waiting, |name, deadline| store.ends(name, token, deadline).ok());
         (self.report)(Report::Waiting(waiting));
         self.then(Next::Sleep(next))
+    }
+
+    /// Others were faster at each attempt. That is no fault of the store, so the lock counts as
+    /// busy.
+    fn contended(&mut self) -> Step {
+        let waits = self.request.until != Until::No;
+        match self.progress.blocker.clone() {
+            _ if waits && !self.is_over() => Step::GoesOn,
+            Some(blocker) => self.give_up(Report::Busy(blocker)),
+            None => self.over(Report::Busy(Blocker::others(self.request.ask.mode))),
+        }
     }
 
     fn ride_out(&mut self, error: Error, sent: Moment) -> Step {
@@ -331,7 +343,8 @@ impl Obtaining<'_> {
         let deadline = Moment::now().after(self.request.op_timeout);
         let end = End { ran: Ran::No, job: None, once_per: false };
         match give_back(self.store, &self.request.names, &self.request.ask.token, &end, deadline) {
-            Ok(_) => self.over(why),
+            // What is left of the place ends by itself, as after a kill.
+            Ok(_) | Err(Error::Contended(_)) => self.over(why),
             // The waiter may have left the queue already; another acquire would put it back.
             Err(_) if interrupt::is_raised() => self.then(Next::GiveUp),
             Err(error) => self.over(Report::Failed(error)),

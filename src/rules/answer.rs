@@ -126,6 +126,14 @@ pub struct Blocker {
     pub queue_full: Option<usize>,
 }
 
+impl Blocker {
+    /// Others that are not known hold the lock in this mode.
+    pub const fn others(mode: Mode) -> Self {
+        let (state, mode) = (State::Held, Some(mode));
+        Self { at: 0, state, mode, holder: None, others: 0, left: None, paused: None, queue_full: None }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Renewal {

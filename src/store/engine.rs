@@ -21,6 +21,7 @@
 //!   [`next`](crate::rules::Waiting::next).
 
 pub mod bounds;
+mod contention;
 pub mod coordinator;
 mod operations;
 mod snapshot;
@@ -33,8 +34,8 @@ use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::rules::Renewal;
 use crate::rules::{ABSENCE, HEARTBEAT, Phase, Record, SILENCE, Time};
-use crate::store::net::interrupt;
 use crate::store::{Error, Slept};
+use contention::{Contender, Contention};
 use coordinator::{
     Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, Purpose, Reading, Watching, Written,
 };
@@ -49,27 +50,6 @@ use transaction::{Look, Transaction};
 /// often may open only 1024.
 const WATCHES_MAX: usize = 256;
 
-/// Base of the back-off after a write conflict. A back-off is a random time, at most twice this
-/// after the first conflict. The maximum doubles with each further conflict, up to the limits
-/// below.
-const BACK_OFF_FIRST: Duration = Duration::from_micros(500);
-/// Longest back-off after a write conflict when acquiring.
-const BACK_OFF_ACQUIRE: Duration = Duration::from_millis(500);
-/// Longest back-off after a write conflict when confirming a grant: shorter, because the grant
-/// lapses after [`crate::rules::CONFIRM_WITHIN`].
-const BACK_OFF_CONFIRM: Duration = Duration::from_millis(10);
-/// Longest back-off after a write conflict when the only holder renews or releases: shorter still,
-/// because the lease is running out.
-const BACK_OFF_HOLD: Duration = Duration::from_millis(1);
-/// Longest back-off after a write conflict when one of several holders renews or releases, for
-/// operators' commands, and for waiters that leave. They conflict with each other, and shorter
-/// back-offs would overload the store.
-const BACK_OFF_SHARED: Duration = Duration::from_millis(20);
-/// Number of conflicts after which the only holder reserves the record: see [`Purpose::Reserve`].
-const RESERVE_AFTER: u32 = 2;
-/// Number of conflicts after which a refusal is no longer counted in the record. Otherwise the
-/// callers of a crowd would lose race after race until they time out, only for that count.
-const UNCOUNTED_AFTER: u32 = 2;
 /// Longest time that listing all locks may take.
 const LIST_WITHIN: Duration = Duration::from_secs(60);
 /// A store must list all locks within the time of this many requests: with a short `--op-timeout`,
@@ -141,8 +121,8 @@ impl<C: Coordinator> Engine<C> {
     }
 
     /// Applies `operation` as one transaction on behalf of `me`. Starts again after a write
-    /// conflict, or if the rules need a lock that was not read. If the write was too large, starts
-    /// again and grants fewer waiters.
+    /// conflict, while there is time, or if the rules need a lock that was not read. If the write
+    /// was too large, starts again and grants fewer waiters.
     fn transact<R>(
         &mut self,
         names: &Names,
@@ -152,16 +132,17 @@ impl<C: Coordinator> Engine<C> {
         deadline: Moment,
         operation: impl Fn(&mut Transaction<'_, C>) -> R,
     ) -> Result<R, Error> {
-        let (mut related, mut conflicts, mut too_large) = (BTreeSet::new(), 0, 0);
-        let mut purpose = Purpose::Change;
+        let (mut related, mut too_large) = (BTreeSet::new(), 0);
+        let (mut purpose, mut contention) = (Purpose::Change, Contention::new(deadline));
         loop {
             let reading = Reading { names: &related, me, lease, purpose, deadline };
             let mut transaction = Transaction::open(&mut self.coordinator, names, reading)
-                .map_err(|error| after_conflicts(error, conflicts))?;
+                .map_err(|error| contention.blame(error))?;
             transaction.reap(me, look);
             transaction.drop_tombstones(me);
             transaction.table.too_large = too_large;
-            transaction.may_go_uncounted = conflicts >= UNCOUNTED_AFTER;
+            transaction.may_go_uncounted = contention.may_go_uncounted();
+            let is_named = me.is_some_and(|me| transaction.is_named(me));
             let is_granted = me.is_some_and(|me| transaction.holds_any(me));
             let is_alone = is_granted && !transaction.others_hold_any(me);
             let answer = operation(&mut transaction);
@@ -173,25 +154,28 @@ impl<C: Coordinator> Engine<C> {
             if transaction.may_abort {
                 return Ok(answer);
             }
-            match transaction.commit(me).map_err(|error| after_conflicts(error, conflicts))? {
+            match transaction.commit(me).map_err(|error| contention.blame(error))? {
                 Written::Yes => return Ok(answer),
                 Written::Conflict => {
-                    conflicts += 1;
-                    let longest = match look {
-                        Look::Wants(_) if is_granted => BACK_OFF_CONFIRM,
-                        Look::Wants(_) => BACK_OFF_ACQUIRE,
-                        Look::Heads | Look::Holders if is_alone => BACK_OFF_HOLD,
-                        Look::Heads | Look::Holders => BACK_OFF_SHARED,
-                    };
-                    let reserves = is_alone && conflicts >= RESERVE_AFTER;
+                    self.keep_place(names, me, deadline);
+                    contention.pause(Contender::new(look, is_named, is_granted, is_alone))?;
+                    let reserves = is_alone && contention.must_reserve();
                     purpose = if reserves { Purpose::Reserve } else { Purpose::Change };
-                    back_off(conflicts, longest, deadline)?;
                 }
                 // The rules then grant fewer waiters at once, and in the end none: a renewal or
                 // a release must not fail because many wait.
                 Written::TooLarge(_) if too_large < 3 => too_large += 1,
                 Written::TooLarge(why) => return Err(why),
             }
+        }
+    }
+
+    /// Sends the heartbeat of a waiter whose transaction takes longer than the time between two.
+    fn keep_place(&mut self, names: &Names, me: Option<&Token>, deadline: Moment) {
+        if let (Some(me), Some(heard)) = (me, self.heard)
+            && Moment::now() > heard.after(HEARTBEAT)
+        {
+            self.heard = self.beat(names, me, deadline);
         }
     }
 
@@ -425,28 +409,6 @@ impl<C: Coordinator> Engine<C> {
 
 const fn is_held(renewal: Renewal) -> bool {
     matches!(renewal, Renewal::Renewed | Renewal::Asked | Renewal::Superseded)
-}
-
-/// The error of a transaction that others had forced to begin again. If the time ran out, the crowd
-/// took a part of it.
-fn after_conflicts(error: Error, conflicts: u32) -> Error {
-    if conflicts == 0 || !error.is_outage() {
-        return error;
-    }
-    let times = if conflicts == 1 { "once".into() } else { format!("{conflicts} times") };
-    error.map(|text| format!("{text}; before that, others changed the lock {times}"))
-}
-
-/// Sleeps a random time that grows with the number of conflicts. Fails if the deadline has passed.
-fn back_off(conflicts: u32, longest: Duration, deadline: Moment) -> Result<(), Error> {
-    // At most a quarter of the time left, so that several attempts remain.
-    let most = BACK_OFF_FIRST.saturating_mul(1 << conflicts.min(10)).min(longest).min(deadline.left() / 4);
-    if deadline.passed() {
-        return Err(Error::Unavailable("the lock was changed by others at each attempt".into()));
-    }
-    let chance = getrandom::u32().map_or(1.0, |chance| f64::from(chance) / f64::from(u32::MAX));
-    interrupt::sleep_until(Moment::now().after(most.mul_f64(chance)));
-    Ok(())
 }
 
 /// The waiters and holders of a lock, without holds that are cooling.

@@ -3,7 +3,7 @@
 
 #[cfg(feature = "sql")]
 use crate::support::database::{Kind, Server};
-use crate::support::dlock::Running;
+use crate::support::dlock::{BINARY, Running};
 #[cfg(feature = "etcd")]
 use crate::support::etcd::Etcd;
 use crate::support::proxy::Proxy;
@@ -70,6 +70,7 @@ on_every_server!(
     an_outage_of_nearly_half_a_lease_disturbs_nobody_and_costs_few_connections,
     a_cut_of_slow_connections_disturbs_nobody,
     a_store_that_stays_away_ends_every_hold_in_time,
+    a_crowd_on_a_long_line_is_no_outage,
 );
 
 fn redis(world: &World) -> Place {
@@ -221,6 +222,32 @@ fn a_cut_of_slow_connections_disturbs_nobody(make: Make) {
     scene.proxy.cut();
     sleep(ttl);
     scene.finish(jobs);
+}
+
+/// Runs that lose every race for the lock are told that it is busy (75), and not that the store is
+/// away (69).
+fn a_crowd_on_a_long_line_is_no_outage(make: Make) {
+    let scene = Scene::new(make);
+    scene.proxy.go_far(Duration::from_millis(100));
+    let runs = r#"for i in 1 2 3; do "$@"; echo "$?" >> statuses; done"#;
+    let crowd: Vec<_> = (0..24)
+        .map(|number| {
+            let wait = ["--wait=1s"];
+            let wait = if number % 3 == 0 { &wait[..] } else { &[] };
+            let args = [&["run", "-q", "-k", "k", "-t", "15s"], wait, &["--", "true"]].concat();
+            let mut shell = scene.world.command("sh");
+            shell.args(["-c", runs, "sh", BINARY]).args(args).env("DLOCK_STORE", scene.world.url());
+            shell.stderr(std::fs::File::create(scene.world.path(&format!("said{number}"))).expect("a file"));
+            shell.spawn().expect("sh")
+        })
+        .collect();
+    for mut shell in crowd {
+        assert!(shell.wait().expect("our child").success());
+    }
+    let statuses = scene.world.read("statuses");
+    let said = || (0..24).map(|number| scene.world.read(&format!("said{number}"))).collect::<String>();
+    assert!(statuses.lines().any(|status| status == "0"), "{statuses}{}", said());
+    assert!(statuses.lines().all(|status| ["0", "75"].contains(&status)), "{statuses}{}", said());
 }
 
 /// The lease ends no later than one ttl after the last answer of the store. The extra eighth is for

@@ -51,36 +51,21 @@ impl<C: Coordinator> Store for Engine<C> {
         let waits = self.heard.is_some() && ask.patience == Patience::Queue && !was_woken;
         let look = Look::Wants(ask.mode);
         let own = self.own.clone().filter(|own| own.token == *token);
-        let operation = |transaction: &mut Transaction<'_, C>| {
-            // Another thread of this process may have released the token while this thread waited
-            // for the records. So may the guard, which is another process: then no record names the
-            // token, and its liveness has ended.
-            let is_known = transaction.is_named(token);
-            let life = transaction.coordinator.own(token);
-            let is_given_up = own.as_ref().is_some_and(|own| own.is_given_up.load(Ordering::SeqCst));
-            if is_given_up || (!is_known && life == OwnLiveness::Ended) {
-                return (Acquired::TokenEnded, BTreeSet::new(), false);
-            }
-            if life == OwnLiveness::Seen {
-                transaction.track(token, ask.ttl);
-            }
-            let answer = transaction.table.acquire(transaction.now, names, ask);
-            // If no record names the caller, only the count of refusals would change.
-            let is_refused = !is_known && matches!(answer, Acquired::Busy(_) | Acquired::Done(_));
-            transaction.may_abort = transaction.may_go_uncounted && is_refused;
-            let to_watch = match answer {
-                Acquired::Waiting(_) => transaction.watch_targets(token, WATCHES_MAX),
-                _ => BTreeSet::new(),
-            };
-            (answer, to_watch, transaction.is_named(token))
-        };
+        let operation =
+            |transaction: &mut Transaction<'_, C>| acquire(transaction, names, ask, own.as_deref());
         let idle =
             if waits { self.try_without_writing(names, token, look, deadline, operation)? } else { None };
         let (mut answer, to_watch, is_named) = match idle {
             Some(answer @ (Acquired::Waiting(_), ..)) if self.beat(names, token, deadline).is_some() => {
                 answer
             }
-            _ => self.transact(names, Some(token), look, Some(ask.ttl), deadline, operation)?,
+            _ => {
+                let answer = self.transact(names, Some(token), look, Some(ask.ttl), deadline, operation);
+                if ask.patience == Patience::None && matches!(answer, Err(Error::Contended(_))) {
+                    self.end_liveness(token, deadline);
+                }
+                answer?
+            }
         };
         match &mut answer {
             Acquired::Waiting(waiting) => {
@@ -95,13 +80,9 @@ impl<C: Coordinator> Store for Engine<C> {
             // The watches stay until the first renewal: dropping them takes time, and the job is to
             // start now.
             Acquired::Granted(_) => self.set_lease_end(names, token, began, ask.ttl, deadline),
-            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::TokenEnded
-                if !is_named =>
-            {
-                self.end_liveness(token, deadline);
-            }
+            _ if !is_named => self.end_liveness(token, deadline),
             // A revoked holder keeps its liveness, because its job may still run.
-            Acquired::Busy(_) | Acquired::Done(_) | Acquired::Superseded(_) | Acquired::TokenEnded => {}
+            _ => {}
         }
         if !std::mem::replace(&mut self.has_cleaned_up, true) {
             self.coordinator.clean_up(deadline);
@@ -262,6 +243,38 @@ impl<C: Coordinator> Store for Engine<C> {
         self.coordinator.reset();
         self.watched = Watched::default();
     }
+}
+
+/// Asks the rules for the locks. Returns their answer, the tokens to watch meanwhile, and whether a
+/// record names the caller now.
+fn acquire<C: Coordinator>(
+    transaction: &mut Transaction<'_, C>,
+    names: &Names,
+    ask: &Ask,
+    own: Option<&Own>,
+) -> (Acquired, BTreeSet<Token>, bool) {
+    let token = &ask.token;
+    // Another thread of this process may have released the token while this thread waited for the
+    // records. So may the guard, which is another process: then no record names the token, and its
+    // liveness has ended.
+    let is_known = transaction.is_named(token);
+    let life = transaction.coordinator.own(token);
+    let is_given_up = own.is_some_and(|own| own.is_given_up.load(Ordering::SeqCst));
+    if is_given_up || (!is_known && life == OwnLiveness::Ended) {
+        return (Acquired::TokenEnded, BTreeSet::new(), false);
+    }
+    if life == OwnLiveness::Seen {
+        transaction.track(token, ask.ttl);
+    }
+    let answer = transaction.table.acquire(transaction.now, names, ask);
+    // If no record names the caller, only the count of refusals would change.
+    let is_refused = !is_known && matches!(answer, Acquired::Busy(_) | Acquired::Done(_));
+    transaction.may_abort = transaction.may_go_uncounted && is_refused;
+    let to_watch = match answer {
+        Acquired::Waiting(_) => transaction.watch_targets(token, WATCHES_MAX),
+        _ => BTreeSet::new(),
+    };
+    (answer, to_watch, transaction.is_named(token))
 }
 
 fn view(name: &Name, now: Time, mut lock: StoredLock) -> View {

@@ -1,0 +1,129 @@
+//! What a transaction does when others change the lock before it: it pauses, and begins again while
+//! there is time.
+
+use super::transaction::Look;
+use crate::clock::Moment;
+use crate::store::Error;
+use crate::store::net::interrupt;
+use std::time::Duration;
+
+/// Base of the back-off after a write conflict; of a newcomer half its attempt, if that is longer.
+/// A back-off is a random time, at most twice this after the first conflict. The maximum doubles
+/// with each further conflict, up to the limits below.
+const BACK_OFF_FIRST: Duration = Duration::from_micros(500);
+/// Longest back-off when acquiring; of a newcomer two attempts, if those take longer.
+const BACK_OFF_ACQUIRE: Duration = Duration::from_millis(500);
+/// Longest back-off when confirming a grant: shorter, because the grant lapses after
+/// [`crate::rules::CONFIRM_WITHIN`].
+const BACK_OFF_CONFIRM: Duration = Duration::from_millis(10);
+/// Longest back-off when the only holder renews or releases: shorter still, because the lease is
+/// running out.
+const BACK_OFF_HOLD: Duration = Duration::from_millis(1);
+/// Longest back-off when one of several holders renews or releases, for operators' commands, and
+/// for waiters that leave. They conflict with each other, and shorter back-offs would overload the
+/// store.
+const BACK_OFF_SHARED: Duration = Duration::from_millis(20);
+/// Number of conflicts after which the only holder reserves the record: see
+/// [`Purpose::Reserve`](super::coordinator::Purpose::Reserve).
+const RESERVE_AFTER: u32 = 2;
+/// Number of conflicts after which a refusal is no longer counted in the record. Otherwise the
+/// callers of a crowd would lose race after race until they time out, only for that count.
+const UNCOUNTED_AFTER: u32 = 2;
+
+/// Who wants to change the lock.
+#[derive(Debug, Clone, Copy)]
+pub enum Contender {
+    /// It acquires, and has no place in the queue.
+    Newcomer,
+    /// It acquires, and waits.
+    Waiter,
+    /// It confirms a grant.
+    Granted,
+    /// It holds the lock alone, and renews or releases.
+    Alone,
+    /// One of several holders, a waiter that leaves, or an operator.
+    Other,
+}
+
+impl Contender {
+    pub const fn new(look: Look, is_named: bool, is_granted: bool, is_alone: bool) -> Self {
+        match look {
+            Look::Wants(_) if is_granted => Self::Granted,
+            Look::Wants(_) if is_named => Self::Waiter,
+            Look::Wants(_) => Self::Newcomer,
+            Look::Heads | Look::Holders if is_alone => Self::Alone,
+            Look::Heads | Look::Holders => Self::Other,
+        }
+    }
+
+    /// The base of the back-off and its limit, after an attempt that took this long.
+    fn bounds(self, attempt: Duration) -> (Duration, Duration) {
+        let longest = match self {
+            // Newcomers on a long line thin out only if their pauses are as long as their attempts.
+            // Who waits or holds goes first.
+            Self::Newcomer => {
+                return (BACK_OFF_FIRST.max(attempt / 2), BACK_OFF_ACQUIRE.max(attempt * 2));
+            }
+            Self::Waiter => BACK_OFF_ACQUIRE,
+            Self::Granted => BACK_OFF_CONFIRM,
+            Self::Alone => BACK_OFF_HOLD,
+            Self::Other => BACK_OFF_SHARED,
+        };
+        (BACK_OFF_FIRST, longest)
+    }
+}
+
+/// The conflicts of one transaction.
+#[derive(Debug)]
+pub struct Contention {
+    deadline: Moment,
+    conflicts: u32,
+    /// When the present attempt began.
+    began: Moment,
+    /// Whether there was hardly time for the present attempt, because of the ones before.
+    is_hurried: bool,
+}
+
+impl Contention {
+    pub fn new(deadline: Moment) -> Self {
+        Self { deadline, conflicts: 0, began: Moment::now(), is_hurried: false }
+    }
+
+    /// Whether the only holder of the lock must reserve it.
+    pub const fn must_reserve(&self) -> bool {
+        self.conflicts >= RESERVE_AFTER
+    }
+
+    pub const fn may_go_uncounted(&self) -> bool {
+        self.conflicts >= UNCOUNTED_AFTER
+    }
+
+    /// The error of an attempt. If there was hardly time for it, the crowd took the time, and not
+    /// the store.
+    pub fn blame(&self, error: Error) -> Error {
+        let is_contended = self.is_hurried && self.deadline.passed() && error.is_outage();
+        if is_contended { contended() } else { error }
+    }
+
+    /// Pauses after a conflict, or fails if there is no time for another attempt.
+    pub fn pause(&mut self, who: Contender) -> Result<(), Error> {
+        self.conflicts += 1;
+        let attempt = Moment::now().since(self.began);
+        if self.deadline.left() < attempt {
+            return Err(contended());
+        }
+        let (first, longest) = who.bounds(attempt);
+        // At most a quarter of the time left, so that several attempts remain.
+        let most =
+            first.saturating_mul(1 << self.conflicts.min(10)).min(longest).min(self.deadline.left() / 4);
+        let chance = getrandom::u32().map_or(1.0, |chance| f64::from(chance) / f64::from(u32::MAX));
+        interrupt::sleep_until(Moment::now().after(most.mul_f64(chance)));
+        self.began = Moment::now();
+        self.is_hurried = self.deadline.left() < attempt * 2;
+        Ok(())
+    }
+}
+
+fn contended() -> Error {
+    Error::Contended("others changed the lock at each attempt, until the time was over".into())
+}
