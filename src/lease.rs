@@ -100,6 +100,9 @@ pub enum Report {
     },
     /// Not obtained. No place in the queue is left behind.
     Busy(Blocker),
+    /// Not obtained: others were faster at each attempt. The last request may have arrived, so the
+    /// caller must give back whatever the token may have.
+    Contended(Blocker),
     /// Not obtained: the job is done already (`--once-per`). No place in the queue is left behind.
     Done(Done),
     /// Not obtained: a newer run with `--replace` superseded it. No place in the queue is left
@@ -334,16 +337,18 @@ pub fn give_back(
     loop {
         match store.leave(names, token, end, deadline) {
             answer if interrupt::is_raised() => return answer,
-            Err(error @ Error::Contended(_)) => return Err(error),
             Err(Error::Unacknowledged(_)) if until.left() > LEAVE_PAUSE => {
                 deadline = until;
                 store.reset();
                 clock::sleep(LEAVE_PAUSE);
             }
             Err(error) if error.is_transient() && deadline.left() > LEAVE_PAUSE => {
-                store.reset();
+                if !matches!(error, Error::Contended(_)) {
+                    store.reset();
+                }
                 clock::sleep(LEAVE_PAUSE);
-                said = Some(error).filter(|error| matches!(error, Error::Unavailable(_))).or(said);
+                let says_why = |error: &Error| matches!(error, Error::Unavailable(_) | Error::Contended(_));
+                said = Some(error).filter(says_why).or(said);
             }
             // An earlier error such as "the server is down" says more than "no time left".
             Err(error @ Error::Unreachable(_)) => return Err(said.unwrap_or(error)),

@@ -144,7 +144,7 @@ impl Asking {
             Some(report) => report,
             None => return Err(Error::Internal("asking for the lock ended without an answer".into())),
         };
-        if let Report::Busy(blocker) = &last {
+        if let Report::Busy(blocker) | Report::Contended(blocker) = &last {
             let waited = Some(Moment::now().since(began)).filter(|_| request.until != Until::No);
             if let Some(name) = request.names.as_slice().get(blocker.at) {
                 let refusal = Refusal::busy(&request.ask.owner, blocker, waited);
@@ -152,7 +152,8 @@ impl Asking {
                 let _unnoted =
                     store.refuse(name, &refusal, Moment::now().after(RECORD_WITHIN.min(request.op_timeout)));
             }
-        } else {
+        }
+        if !matches!(last, Report::Busy(_)) {
             // A request may have arrived without an answer.
             give_back_quietly(store, request, GIVE_BACK_WITHIN);
         }
@@ -240,7 +241,7 @@ impl Acquiring<'_> {
 
     fn not_obtained(&self, report: Report) -> anyhow::Result<Exit> {
         Err(match report {
-            Report::Busy(blocker) => {
+            Report::Busy(blocker) | Report::Contended(blocker) => {
                 let status = self.flags.busy_exit_code.unwrap_or(Exit::BUSY);
                 self.messages.busy(&blocker, self.tried(&blocker), "", status);
                 return Ok(Exit::Busy(status));

@@ -254,14 +254,15 @@ impl Obtaining<'_> {
         self.then(Next::Sleep(next))
     }
 
-    /// Others were faster at each attempt. That is no fault of the store, so the lock counts as
-    /// busy.
+    /// Others were faster at each attempt. That is no fault of the store: the lock counts as busy,
+    /// and a caller that waits counts as one that has been waiting.
     fn contended(&mut self) -> Step {
-        let waits = self.request.until != Until::No;
-        match self.progress.blocker.clone() {
-            _ if waits && !self.is_over() => Step::GoesOn,
-            Some(blocker) => self.give_up(Report::Busy(blocker)),
-            None => self.over(Report::Busy(Blocker::others(self.request.ask.mode))),
+        let Self { request, progress, .. } = self;
+        let blocker = progress.blocker.get_or_insert_with(|| Blocker::others(request.ask.mode)).clone();
+        match request.until {
+            Until::No => self.over(Report::Contended(blocker)),
+            Until::At(end) if end.passed() => self.give_up(Report::Busy(blocker)),
+            Until::At(_) | Until::Forever => Step::GoesOn,
         }
     }
 
@@ -343,8 +344,11 @@ impl Obtaining<'_> {
         let deadline = Moment::now().after(self.request.op_timeout);
         let end = End { ran: Ran::No, job: None, once_per: false };
         match give_back(self.store, &self.request.names, &self.request.ask.token, &end, deadline) {
-            // What is left of the place ends by itself, as after a kill.
-            Ok(_) | Err(Error::Contended(_)) => self.over(why),
+            Ok(_) => self.over(why),
+            Err(Error::Contended(_)) => match why {
+                Report::Busy(blocker) => self.over(Report::Contended(blocker)),
+                why => self.over(why),
+            },
             // The waiter may have left the queue already; another acquire would put it back.
             Err(_) if interrupt::is_raised() => self.then(Next::GiveUp),
             Err(error) => self.over(Report::Failed(error)),

@@ -156,9 +156,10 @@ impl<C: Coordinator> Engine<C> {
             }
             match transaction.commit(me).map_err(|error| contention.blame(error))? {
                 Written::Yes => return Ok(answer),
+                Written::Unknown(error) => contention.go_on_after(error)?,
                 Written::Conflict => {
-                    self.keep_place(names, me, deadline);
                     contention.pause(Contender::new(look, is_named, is_granted, is_alone))?;
+                    self.keep_place(names, me, deadline);
                     let reserves = is_alone && contention.must_reserve();
                     purpose = if reserves { Purpose::Reserve } else { Purpose::Change };
                 }

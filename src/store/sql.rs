@@ -249,7 +249,10 @@ impl Coordinator for Tables {
                 self.secure(&write, deadline)
             }
             // If the write was done, the retry finds other versions.
-            Err(Failure::Conflict | Failure::Broken(_) | Failure::ReadOnly(_)) => Ok(Written::Conflict),
+            Err(Failure::Conflict) => Ok(Written::Conflict),
+            Err(failure @ (Failure::Broken(_) | Failure::ReadOnly(_))) => {
+                Ok(Written::Unknown(failure.into()))
+            }
             Err(Failure::NoTables(why)) => {
                 // The tables existed when they were read. If they are missing now, the next read
                 // reports it.

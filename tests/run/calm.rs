@@ -237,6 +237,7 @@ fn a_crowd_on_a_long_line_is_no_outage(make: Make) {
             let args = [&["run", "-q", "-k", "k", "-t", "15s"], wait, &["--", "true"]].concat();
             let mut shell = scene.world.command("sh");
             shell.args(["-c", runs, "sh", BINARY]).args(args).env("DLOCK_STORE", scene.world.url());
+            shell.env("DLOCK_OP_TIMEOUT", "2s");
             shell.stderr(std::fs::File::create(scene.world.path(&format!("said{number}"))).expect("a file"));
             shell.spawn().expect("sh")
         })
@@ -244,6 +245,8 @@ fn a_crowd_on_a_long_line_is_no_outage(make: Make) {
     for mut shell in crowd {
         assert!(shell.wait().expect("our child").success());
     }
+    // What arrived too late is given back.
+    wait_until("nobody holds it", || scene.world.state("k") == "free");
     let statuses = scene.world.read("statuses");
     let said = || (0..24).map(|number| scene.world.read(&format!("said{number}"))).collect::<String>();
     assert!(statuses.lines().any(|status| status == "0"), "{statuses}{}", said());

@@ -89,6 +89,10 @@ impl Session<'_> {
                 self.guard.dismiss();
                 Ok(Exit::Busy(self.run.busy))
             }
+            Obtained::Contended => {
+                let _ = self.guard.leave_to_it(LEAVING);
+                Ok(Exit::Busy(self.run.busy))
+            }
             Obtained::Unwanted => {
                 self.messages.unwanted(self.run.busy);
                 let _ = self.guard.leave_to_it(LEAVING);

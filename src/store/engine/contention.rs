@@ -80,13 +80,24 @@ pub struct Contention {
     conflicts: u32,
     /// When the present attempt began.
     began: Moment,
+    /// How long the shortest attempt took. The first one may have had to connect.
+    shortest: Duration,
     /// Whether there was hardly time for the present attempt, because of the ones before.
     is_hurried: bool,
+    /// Whether the store has failed.
+    has_failed: bool,
 }
 
 impl Contention {
     pub fn new(deadline: Moment) -> Self {
-        Self { deadline, conflicts: 0, began: Moment::now(), is_hurried: false }
+        Self {
+            deadline,
+            conflicts: 0,
+            began: Moment::now(),
+            shortest: Duration::MAX,
+            is_hurried: false,
+            has_failed: false,
+        }
     }
 
     /// Whether the only holder of the lock must reserve it.
@@ -101,15 +112,23 @@ impl Contention {
     /// The error of an attempt. If there was hardly time for it, the crowd took the time, and not
     /// the store.
     pub fn blame(&self, error: Error) -> Error {
-        let is_contended = self.is_hurried && self.deadline.passed() && error.is_outage();
+        let is_contended = self.is_hurried && !self.has_failed && self.deadline.passed() && error.is_outage();
         if is_contended { contended() } else { error }
+    }
+
+    /// Begins again after a failure, or returns it if the time is over.
+    pub fn go_on_after(&mut self, error: Error) -> Result<(), Error> {
+        self.has_failed = true;
+        self.began = Moment::now();
+        if self.deadline.passed() { Err(error) } else { Ok(()) }
     }
 
     /// Pauses after a conflict, or fails if there is no time for another attempt.
     pub fn pause(&mut self, who: Contender) -> Result<(), Error> {
         self.conflicts += 1;
         let attempt = Moment::now().since(self.began);
-        if self.deadline.left() < attempt {
+        self.shortest = self.shortest.min(attempt);
+        if self.conflicts > 1 && !self.has_failed && self.deadline.left() < self.shortest {
             return Err(contended());
         }
         let (first, longest) = who.bounds(attempt);
@@ -119,7 +138,7 @@ impl Contention {
         let chance = getrandom::u32().map_or(1.0, |chance| f64::from(chance) / f64::from(u32::MAX));
         interrupt::sleep_until(Moment::now().after(most.mul_f64(chance)));
         self.began = Moment::now();
-        self.is_hurried = self.deadline.left() < attempt * 2;
+        self.is_hurried = self.deadline.left() < self.shortest * 2;
         Ok(())
     }
 }

@@ -261,9 +261,12 @@ pub enum Watching<W> {
 pub enum Written {
     /// All records are written.
     Yes,
-    /// Not known to be written: another process has changed one of the records since it was read,
-    /// or the answer was lost. The engine reads and decides again.
+    /// Nothing is written: another process has changed one of the records since it was read. The
+    /// engine reads and decides again.
     Conflict,
+    /// Not known to be written: the connection broke, or the server cannot write. The engine reads
+    /// and decides again, and fails with this error if there is no time for that.
+    Unknown(Error),
     /// Nothing is written: it is more than the store takes in one request. The error is for the
     /// user, if the operation cannot write less.
     TooLarge(Error),

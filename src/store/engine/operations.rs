@@ -59,13 +59,7 @@ impl<C: Coordinator> Store for Engine<C> {
             Some(answer @ (Acquired::Waiting(_), ..)) if self.beat(names, token, deadline).is_some() => {
                 answer
             }
-            _ => {
-                let answer = self.transact(names, Some(token), look, Some(ask.ttl), deadline, operation);
-                if ask.patience == Patience::None && matches!(answer, Err(Error::Contended(_))) {
-                    self.end_liveness(token, deadline);
-                }
-                answer?
-            }
+            _ => self.transact(names, Some(token), look, Some(ask.ttl), deadline, operation)?,
         };
         match &mut answer {
             Acquired::Waiting(waiting) => {

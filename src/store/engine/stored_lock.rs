@@ -145,7 +145,7 @@ impl StoredLock {
         let Ok(end) = serde_json::from_slice::<LoggedEnd>(value) else { return };
         let is_it = |hold: &Hold| hold.fence == end.fence.0;
         let lasts = self.record.holds.values().any(|hold| is_it(hold) && hold.phase == Phase::Held);
-        let is_known = self.log.iter().any(|known| known.fence == end.fence);
+        let is_known = self.log.iter().chain(&self.record.log).any(|known| known.fence == end.fence);
         if end.fence.0 <= self.record.fence && !lasts && !is_known {
             self.log.push(end);
         }

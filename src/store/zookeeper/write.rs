@@ -57,7 +57,10 @@ impl Znodes {
         let answer = match self.ask(&asks, Again::No, batch.deadline) {
             Ok(answers) => answers.into_iter().next(),
             // The write may have been done. If it was, the retry finds other versions.
-            Err(Failure::Broken(_)) => return Ok(self.conflict()),
+            Err(failure @ Failure::Broken(_)) => {
+                self.must_sync = true;
+                return Ok(Written::Unknown(failure.into()));
+            }
             Err(failure) => return Err(failure.into()),
         };
         match answer {

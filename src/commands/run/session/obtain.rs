@@ -23,6 +23,8 @@ pub enum Obtained {
     Done,
     TakenAway,
     Interrupted(i32),
+    /// Others were faster at each attempt, and the last request may have arrived.
+    Contended,
 }
 
 impl Session<'_> {
@@ -69,16 +71,19 @@ impl Session<'_> {
                 self.start(own, grant, sent)?;
                 return Ok(Some(Obtained::Lock));
             }
-            Report::Busy(blocker) => {
+            Report::Busy(ref blocker) | Report::Contended(ref blocker) => {
                 let tried = match self.run.wait {
                     Wait::For(bound) => Tried::Waited(bound),
                     Wait::No | Wait::Forever => Tried::Once,
                 };
                 let so = format!("; {}", self.work.subject().unrun);
-                self.messages.busy(&blocker, tried, &so, self.run.busy);
+                self.messages.busy(blocker, tried, &so, self.run.busy);
                 let waited = Some(self.waited()).filter(|_| self.run.wait != Wait::No);
-                own.lease.note(blocker.at, &Refusal::busy(own.lease.owner(), &blocker, waited));
-                return Ok(Some(Obtained::Busy));
+                own.lease.note(blocker.at, &Refusal::busy(own.lease.owner(), blocker, waited));
+                return Ok(Some(match report {
+                    Report::Busy(_) => Obtained::Busy,
+                    _ => Obtained::Contended,
+                }));
             }
             Report::Done(done) => {
                 self.report.is_done = true;

@@ -126,6 +126,8 @@ fn a_view_shows_one_moment() -> Result<()> {
             let view = store.inspect(&name()?, by())?;
             let ended = view.log.first().map(|end| end.fence);
             match view.holders.first() {
+                // While this thread stood still, so many holds ended that the file has no older end.
+                None if view.log.is_empty() => {}
                 None => ensure!(ended == view.fence, "{ended:?} ended, {:?} was the last", view.fence),
                 Some(holder) => ensure!(ended < Some(holder.fence), "{ended:?} is held"),
             }
