@@ -68,7 +68,7 @@ use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
-use subscription::RequestSubscription;
+use subscription::WatcherSubscription;
 use wait::Watch;
 
 /// Pause after the connection has failed during a wait.
@@ -144,7 +144,7 @@ impl Coordinator for Znodes {
     /// The intervals are shorter than elsewhere. A waiter may die right after a grant, and its
     /// session may last long; the waiters behind it must see within a
     /// [`SILENCE`](crate::rules::SILENCE) that it did not confirm.
-    const CROWD: (u64, u32) = (4, 3);
+    const CROWD: (u64, u32) = (4, 2);
 
     fn request_time(&self) -> Duration {
         self.target.connect_timeout + self.target.op_timeout
@@ -250,22 +250,15 @@ impl Coordinator for Znodes {
         }))
     }
 
-    fn subscribe(&self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription> {
-        let mut nodes = Self::over(Arc::clone(&self.target));
-        let watched = match listener {
-            Listener::Holder => {
-                nodes.session.set_length(Length::Long);
-                vec![self.life_path(token)]
-            }
-            Listener::Watcher => names.iter().map(|name| self.lock_path(name.as_str())).collect(),
-        };
-        Box::new(Resumed::new(RequestSubscription {
-            nodes,
-            listener,
-            watched,
-            seen: Vec::new(),
-            is_watched: false,
-        }))
+    fn listen_as_holder(&mut self, _: &Names, token: &Token, until: Moment) -> Option<bool> {
+        Some(self.listen_for_request(token, until))
+    }
+
+    /// Only for a watcher, because a holder listens on the connection that it renews on.
+    fn subscribe(&self, names: &[Name], _: &Token, _: Listener) -> Box<dyn Subscription> {
+        let nodes = Self::over(Arc::clone(&self.target));
+        let watched = names.iter().map(|name| self.lock_path(name.as_str())).collect();
+        Box::new(Resumed::new(WatcherSubscription { nodes, watched, seen: Vec::new(), is_watched: false }))
     }
 
     fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {

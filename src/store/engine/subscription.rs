@@ -1,22 +1,12 @@
 //! A subscription over a connection that may fail: begun anew at the next sleep, after a pause.
 
 use crate::clock::Moment;
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
-use crate::store::Listener;
 use crate::store::net::interrupt;
 use crate::store::{Error, Subscription};
 use std::time::Duration;
 
 /// Pause after a failure.
 const BACKOFF: Duration = Duration::from_secs(1);
-
-/// Deadline of a new subscription that may take `most`. A holder's ends at `until`, because it must
-/// not delay the renewal that is due then.
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
-pub fn subscribed_by(listener: Listener, most: Duration, until: Moment) -> Moment {
-    let deadline = Moment::now().after(most);
-    if listener == Listener::Holder { deadline.min(until) } else { deadline }
-}
 
 /// What a store listens to.
 pub trait Source: Send {

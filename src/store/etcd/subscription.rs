@@ -10,7 +10,7 @@ use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::Phase;
 use crate::store::engine::coordinator::{Purpose, Reading};
-use crate::store::engine::subscription::{Source, subscribed_by};
+use crate::store::engine::subscription::Source;
 use crate::store::net::failure::plain;
 use crate::store::{Error, Listener};
 use serde_json::json;
@@ -147,7 +147,12 @@ impl RequestSubscription {
 impl Source for RequestSubscription {
     fn hear(&mut self, until: Moment) -> Result<bool, Error> {
         let Some(watches) = &mut self.watches else {
-            let deadline = subscribed_by(self.listener, self.keys.client.request_time(), until);
+            let most = Moment::now().after(self.keys.client.request_time());
+            let deadline = match self.listener {
+                // It must not delay the renewal that is due at `until`.
+                Listener::Holder => most.min(until),
+                Listener::Watcher => most,
+            };
             let (is_news, revision) = self.is_news(deadline)?;
             let layout = self.keys.layout();
             let heard = match self.listener {

@@ -254,7 +254,8 @@ impl Dialect for Mysql {
     fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> String {
         let advisory_lock = advisory_lock(token);
         format!(
-            "SELECT IF(IS_FREE_LOCK('{advisory_lock}'), 2, GET_LOCK('{advisory_lock}', {:.3})); DO RELEASE_LOCK('{advisory_lock}')",
+            "SELECT IF(IS_FREE_LOCK('{advisory_lock}'), 2, IF(GET_LOCK('{advisory_lock}', {:.3}), \
+             RELEASE_LOCK('{advisory_lock}'), 0))",
             span.as_secs_f64()
         )
     }

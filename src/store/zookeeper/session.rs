@@ -16,23 +16,20 @@ use std::time::Duration;
 
 /// Timeout of a session that is no lease.
 const BRIEF_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of a holder's session for listening. Servers grant less, by default at most 40 s.
-const LONG_TIMEOUT: Duration = Duration::from_secs(60);
 /// First pause between two rounds through all servers when none serves: they may be electing a
 /// leader. It doubles after each round.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Longest of these pauses.
 const PAUSE_MOST: Duration = Duration::from_millis(500);
-/// Least number of signs of life within a session's timeout.
-const PINGS_PER_TIMEOUT: u32 = 4;
+/// Least number of signs of life within a session's timeout. A holder's renewals are four, and so
+/// need no pings.
+const PINGS_PER_TIMEOUT: u32 = 3;
 
 /// The wanted length of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Length {
     /// Any length that the servers grant, for requests.
     Brief,
-    /// The same, for a connection that listens: longer, so that pings are rarer.
-    Long,
     /// Exactly this length, because it is a lease.
     Lease(Duration),
 }
@@ -152,7 +149,6 @@ impl Session {
         let access = if target.user.is_some() { Access::Creator } else { Access::Everybody };
         let wanted = match self.length {
             Length::Brief => BRIEF_TIMEOUT,
-            Length::Long => LONG_TIMEOUT,
             Length::Lease(ttl) => ttl,
         };
         loop {

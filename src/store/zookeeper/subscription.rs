@@ -1,20 +1,17 @@
-//! The subscription of a holder or a watcher: it watches session nodes or locks, in a session of
-//! its own. A holder's is long, so that its pings are rare: if the connection is lost unnoticed,
-//! the next renewal still brings a request to end.
+//! The subscription of a watcher: it watches locks, in a session of its own.
 
 use super::jute::{Answer, Ask, Code};
 use super::wire::Failure;
 use super::{Again, Znodes};
 use crate::clock::Moment;
+use crate::store::Error;
 use crate::store::engine::coordinator::Coordinator as _;
-use crate::store::engine::subscription::{Source, subscribed_by};
-use crate::store::{Error, Listener};
+use crate::store::engine::subscription::Source;
 
 /// A subscription, in a session of its own.
-pub(super) struct RequestSubscription {
+pub(super) struct WatcherSubscription {
     pub(super) nodes: Znodes,
-    pub(super) listener: Listener,
-    /// The nodes that a write announces news at.
+    /// The nodes of the locks.
     pub(super) watched: Vec<String>,
     /// Version of each node at the last look. None if the node was missing.
     pub(super) seen: Vec<Option<i32>>,
@@ -22,13 +19,13 @@ pub(super) struct RequestSubscription {
     pub(super) is_watched: bool,
 }
 
-impl RequestSubscription {
+impl WatcherSubscription {
     /// Watches the nodes, and returns whether one has changed since the last look.
-    fn look(&mut self, until: Moment) -> Result<bool, Failure> {
+    fn look(&mut self) -> Result<bool, Failure> {
         let asks: Vec<Ask> =
             self.watched.iter().map(|path| Ask::Look { path: path.clone(), watch: true }).collect();
         drop(self.nodes.session.events());
-        let deadline = subscribed_by(self.listener, self.nodes.request_time(), until);
+        let deadline = Moment::now().after(self.nodes.request_time());
         let answers = self.nodes.ask(&asks, Again::Yes, deadline)?;
         let version = |answer: Result<Answer, Code>| match answer {
             Ok(Answer::Stat(stat)) => Some(stat.version),
@@ -42,12 +39,12 @@ impl RequestSubscription {
     }
 }
 
-impl Source for RequestSubscription {
+impl Source for WatcherSubscription {
     /// Looks at the nodes only if a watch may be missing. While all are set, the pings of the
     /// session show whether the connection lives.
     fn hear(&mut self, until: Moment) -> Result<bool, Error> {
         let is_watched = self.is_watched && self.nodes.session.is_connected();
-        if !is_watched && self.look(until)? {
+        if !is_watched && self.look()? {
             return Ok(true);
         }
         let is_news = self.nodes.session.listen(until)?;

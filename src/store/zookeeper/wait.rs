@@ -6,6 +6,7 @@ use super::wire::Failure;
 use super::{Again, Znodes, node};
 use crate::clock::Moment;
 use crate::lock::{Names, Token};
+use crate::store::net::interrupt;
 use std::cell::Cell;
 
 /// The session node of another process.
@@ -65,6 +66,22 @@ impl Znodes {
                 return Ok(false);
             }
         }
+    }
+
+    /// Sleeps until a write to this holder's session node (true), or until `until` or an interrupt
+    /// (false). If the watch is lost, the next renewal brings the request.
+    pub(super) fn listen_for_request(&mut self, token: &Token, until: Moment) -> bool {
+        let mine = self.life_path(token);
+        while !until.passed() && !interrupt::is_raised() {
+            if !self.is_watched() {
+                interrupt::sleep_until(until);
+            } else if self.session.listen(until).unwrap_or(false)
+                && self.session.events().iter().any(|event| event.path == mine)
+            {
+                return true;
+            }
+        }
+        false
     }
 
     /// Writes a heartbeat in each of these locks. Returns whether all heartbeat nodes are still
