@@ -21,7 +21,7 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
@@ -190,6 +190,7 @@ impl Lease {
             reports: say,
             has_report: EventFd::new()?,
             stop_listening: EventFd::new()?,
+            claims: AtomicUsize::new(0),
             listens: AtomicBool::new(false),
         });
         let main_work = RefCell::new(MainWork::Acquire(Box::new(Progress::begin())));

@@ -13,7 +13,7 @@ use race::Race;
 use std::fmt;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ mod race;
 pub const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
 /// Pause after listening has failed, or while a renewal uses the store.
 const BACKOFF: Duration = Duration::from_secs(1);
-/// Pause between two attempts to listen, in which the main thread can take the store.
+/// Pause between two attempts to listen, or while the main thread wants the store.
 const YIELD: Duration = Duration::from_millis(10);
 /// From this many failures in a row on, failures are reported. A single one is not: often the next
 /// attempt succeeds.
@@ -40,6 +40,8 @@ pub struct Keeper {
     pub has_report: EventFd,
     /// Readable when listening must end: the hold is over, or the main thread wants the store.
     pub stop_listening: EventFd,
+    /// How many threads want the store now.
+    pub claims: AtomicUsize,
     /// Whether the lease thread has a subscription, which it closes when it ends.
     pub listens: AtomicBool,
 }
@@ -216,8 +218,11 @@ impl Keeper {
         }
         // The subscription of some stores does not fail on an interrupt, but returns early.
         while !until.passed() && !self.stores.is_closed() {
+            if self.claims.load(Ordering::Acquire) > 0 {
+                clock::sleep_until(until.min(Moment::now().after(YIELD)));
+                continue;
+            }
             let heard = interrupt::unless(self.stop_listening.as_fd(), || self.hear(listening, until));
-            // If the main thread wants the store, it takes it in the pause that follows.
             self.stop_listening.drain();
             if matches!(heard, Some(Ok(_))) {
                 listening.failures = 0;
@@ -240,10 +245,13 @@ impl Keeper {
     /// Locks a store for the main thread, as [`Stores::lock_by`] does. Stops listening if that uses
     /// the current store.
     pub fn claim(&self, deadline: Moment) -> Result<InUse<'_>, Error> {
+        self.claims.fetch_add(1, Ordering::AcqRel);
         if self.stores.try_lock().is_none() {
             self.stop_listening.notify();
         }
-        self.stores.lock_by(deadline)
+        let claimed = self.stores.lock_by(deadline);
+        self.claims.fetch_sub(1, Ordering::AcqRel);
+        claimed
     }
 
     /// Sleeps until `until` and returns false, or until the store wakes it and returns true. Uses

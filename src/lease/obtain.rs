@@ -52,8 +52,10 @@ pub enum Step {
 pub struct Progress {
     /// When the first request began.
     began: Moment,
-    /// What blocks the caller, once it is in the queue.
+    /// What blocks the caller, once the store has told.
     blocker: Option<Blocker>,
+    /// Whether it has had a place in the queue.
+    was_queued: bool,
     /// Whether an outage was reported.
     troubled: bool,
     /// Failures in a row that each took longer than [`RIDE_OUT_PAUSE`].
@@ -74,6 +76,7 @@ impl Progress {
         Self {
             began,
             blocker: None,
+            was_queued: false,
             troubled: false,
             slow: 0,
             late_grants: 0,
@@ -110,7 +113,7 @@ impl Progress {
 
     /// The arguments of a request sent at `sent`.
     fn asked(&self, request: &Request, sent: Moment) -> Ask {
-        let (waited, has_waited) = (sent.since(self.began), self.blocker.is_some());
+        let (waited, has_waited) = (sent.since(self.began), self.was_queued);
         Ask { waited, has_waited, ..request.ask.clone() }
     }
 
@@ -135,7 +138,7 @@ impl Progress {
         ends: impl FnOnce(&Name, Moment) -> Option<Vec<LoggedEnd>>,
     ) -> Moment {
         let next = Moment::now().after(waiting.next.max(NEXT_AT_LEAST));
-        self.blocker = Some(waiting.blocker.clone());
+        (self.blocker, self.was_queued) = (Some(waiting.blocker.clone()), true);
         if waiting.ahead < ESTIMATE_AHEAD_MAX && self.estimate_at.passed() {
             self.estimate_at = Moment::now().after(ESTIMATE_EVERY);
             let deadline = Moment::now().after(request.op_timeout);

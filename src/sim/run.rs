@@ -16,7 +16,7 @@ use crate::lock::{Names, Token};
 use crate::rules::schedule::Schedule;
 use crate::rules::{Ask, End, Grant, Left, Ran};
 use guard::Guard;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -156,6 +156,7 @@ impl Main {
             reports: say,
             has_report: EventFd::new().expect("a descriptor"),
             stop_listening: EventFd::new().expect("a descriptor"),
+            claims: AtomicUsize::new(0),
             listens: AtomicBool::new(false),
         });
         let (of_thread, store) = (Arc::clone(&keeper), self.store(task));

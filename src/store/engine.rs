@@ -33,7 +33,7 @@ mod transaction;
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::rules::Renewal;
-use crate::rules::{ABSENCE, FAR_HEARTBEAT, HEARTBEAT, Phase, Record, SILENCE, Time};
+use crate::rules::{ABSENCE, HEARTBEAT, Phase, Record, SILENCE, Time};
 use crate::store::{Error, Slept};
 use contention::{Contender, Contention};
 use coordinator::{
@@ -381,8 +381,7 @@ impl<C: Coordinator> Engine<C> {
             return Ok(Slept::Woken);
         }
         loop {
-            let heartbeat = if self.ahead > C::CROWD.0 { FAR_HEARTBEAT } else { HEARTBEAT };
-            let next = self.heard.map_or(until, |heard| heard.after(heartbeat));
+            let next = self.heard.map_or(until, |heard| heard.after(HEARTBEAT));
             // If `until` follows soon, the caller's next request is the heartbeat.
             let next = if next.after(HEARTBEAT / 4) < until { next } else { until };
             let watches = &mut self.watched.watches.values();

@@ -141,7 +141,7 @@ impl Coordinator for Keys {
     const LEASES: Leases = Leases::Sessions;
 
     /// A waiter polls rarely: a watch reports the end of the waiter before it, and a grant.
-    const CROWD: (u64, u32) = (1, 16);
+    const CROWD: (u64, u32) = (4, 16);
 
     fn request_time(&self) -> Duration {
         self.client.request_time()

@@ -144,7 +144,7 @@ impl Coordinator for Znodes {
     /// The intervals are shorter than elsewhere. A waiter may die right after a grant, and its
     /// session may last long; the waiters behind it must see within a
     /// [`SILENCE`](crate::rules::SILENCE) that it did not confirm.
-    const CROWD: (u64, u32) = (4, 2);
+    const CROWD: (u64, u32) = (4, 3);
 
     fn request_time(&self) -> Duration {
         self.target.connect_timeout + self.target.op_timeout

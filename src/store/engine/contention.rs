@@ -21,7 +21,7 @@ const BACK_OFF_CONFIRM: Duration = Duration::from_millis(10);
 const BACK_OFF_HOLD: Duration = Duration::from_millis(1);
 /// Longest back-off when one of several holders renews or releases, for operators' commands, and
 /// for waiters that leave. They conflict with each other, and shorter back-offs would overload the
-/// store.
+/// store. Also the pause after a failure of the store.
 const BACK_OFF_SHARED: Duration = Duration::from_millis(20);
 /// Number of conflicts after which the only holder reserves the record: see
 /// [`Purpose::Reserve`](super::coordinator::Purpose::Reserve).
@@ -118,9 +118,13 @@ impl Contention {
 
     /// Begins again after a failure, or returns it if the time is over.
     pub fn go_on_after(&mut self, error: Error) -> Result<(), Error> {
+        if self.deadline.passed() {
+            return Err(error);
+        }
         self.has_failed = true;
+        interrupt::sleep_until(Moment::now().after(BACK_OFF_SHARED.min(self.deadline.left() / 4)));
         self.began = Moment::now();
-        if self.deadline.passed() { Err(error) } else { Ok(()) }
+        Ok(())
     }
 
     /// Pauses after a conflict, or fails if there is no time for another attempt.

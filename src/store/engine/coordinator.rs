@@ -28,8 +28,8 @@ pub trait Coordinator: Clone + Send {
 
     /// A position in the queue, and a number of heartbeat intervals. A waiter behind this position
     /// reads the records less often, because each read covers the whole queue: at most this number
-    /// of intervals apart. The end of its predecessor wakes it in any case. Its heartbeat is
-    /// [`crate::rules::FAR_HEARTBEAT`].
+    /// of intervals apart. The end of its predecessor wakes it in any case, and it sends heartbeats
+    /// as often as the others.
     const CROWD: (u64, u32);
 
     /// Time for a request that has no deadline of its own.

@@ -5,7 +5,7 @@
 use super::interrupt;
 use super::tls::Session;
 use crate::clock::{Moment, Timer};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -24,18 +24,20 @@ pub enum Stream {
 
 /// Sleeps until a stream is readable (true), or until `until` or an interrupt (false).
 pub fn any_readable(streams: &[&Stream], until: Moment) -> io::Result<bool> {
-    let timer = Timer::new()?;
-    timer.set(Some(until))?;
+    // Without a free descriptor for a timer, poll() ends later if the machine sleeps meanwhile.
+    let timer = Timer::new().and_then(|timer| timer.set(Some(until)).map(|()| timer)).ok();
+    let limit = Timespec::try_from(until.left()).map_err(io::Error::other)?;
+    let limit = if timer.is_some() { None } else { Some(&limit) };
     interrupt::with(|interrupt| {
         let mut fds: Vec<_> = streams.iter().map(|stream| PollFd::new(*stream, PollFlags::IN)).collect();
         fds.extend(
             interrupt
                 .into_iter()
-                .chain([timer.as_fd()])
+                .chain(timer.as_ref().map(AsFd::as_fd))
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
         );
         loop {
-            match poll(&mut fds, None) {
+            match poll(&mut fds, limit) {
                 Ok(_) => return Ok(fds[..streams.len()].iter().any(|fd| !fd.revents().is_empty())),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// How often a holder polls if there are no notifications. Each poll is a request, and a server may
 /// have hundreds of holders.
-const HOLDER_POLLS: Duration = Duration::from_secs(8);
+const HOLDER_POLLS: Duration = Duration::from_secs(4);
 /// Least time that a holder's poll gets.
 const POLL_WITHIN: Duration = Duration::from_secs(1);
 /// How often a watcher polls if there are no notifications.

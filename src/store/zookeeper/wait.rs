@@ -73,11 +73,14 @@ impl Znodes {
     pub(super) fn listen_for_request(&mut self, token: &Token, until: Moment) -> bool {
         let mine = self.life_path(token);
         while !until.passed() && !interrupt::is_raised() {
+            // The next renewal must read, and so watch again.
             if !self.is_watched() {
+                self.remembered = None;
                 interrupt::sleep_until(until);
             } else if self.session.listen(until).unwrap_or(false)
                 && self.session.events().iter().any(|event| event.path == mine)
             {
+                self.remembered = None;
                 return true;
             }
         }
