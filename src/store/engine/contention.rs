@@ -30,7 +30,7 @@ const RESERVE_AFTER: u32 = 2;
 /// callers of a crowd would lose race after race until they time out, only for that count.
 const UNCOUNTED_AFTER: u32 = 2;
 
-/// Who wants to change the lock.
+/// A caller that wants to change the lock, by what it wants.
 #[derive(Debug, Clone, Copy)]
 pub enum Contender {
     /// It acquires, and has no place in the queue.
@@ -59,8 +59,8 @@ impl Contender {
     /// The base of the back-off and its limit, after an attempt that took this long.
     fn bounds(self, attempt: Duration) -> (Duration, Duration) {
         let longest = match self {
-            // Newcomers on a long line thin out only if their pauses are as long as their attempts.
-            // Who waits or holds goes first.
+            // Newcomers on a long line get out of each other's way only if their pauses are as long
+            // as their attempts. Waiters and holders go first.
             Self::Newcomer => {
                 return (BACK_OFF_FIRST.max(attempt / 2), BACK_OFF_ACQUIRE.max(attempt * 2));
             }

@@ -12,8 +12,8 @@
 //! that may fail, above all on a full disk, before the first lock changes.
 //!
 //! The ends are not part of the record, because each operation would have to read them. They are
-//! appended before the record changes, so that who reads the record first and its ends then misses
-//! none; ends newer than its record are left out there. Nothing depends on them: on a full disk
+//! appended before the record changes, so that a reader of the record, and then of its ends, misses
+//! none; it leaves out ends that are newer than its record. Nothing depends on them: on a full disk
 //! they are not written.
 //!
 //! There is no fsync. It would make every operation many times slower, and helps only after a crash

@@ -57,10 +57,7 @@ impl Znodes {
         let answer = match self.ask(&asks, Again::No, batch.deadline) {
             Ok(answers) => answers.into_iter().next(),
             // The write may have been done. If it was, the retry finds other versions.
-            Err(failure @ Failure::Broken(_)) => {
-                self.must_sync = true;
-                return Ok(Written::Unknown(failure.into()));
-            }
+            Err(failure @ Failure::Broken(_)) => return Ok(self.unknown(failure)),
             Err(failure) => return Err(failure.into()),
         };
         match answer {
@@ -112,6 +109,11 @@ impl Znodes {
     fn has_renewed(&mut self, me: &Token, life: Life, left: Left) {
         self.life = Some(Life { holds: true, ..life });
         self.remembered = Remembered::of(me, left, self.session.dial());
+    }
+
+    fn unknown(&mut self, failure: Failure) -> Written {
+        self.must_sync = true;
+        Written::Unknown(failure.into())
     }
 
     fn conflict(&mut self) -> Written {
