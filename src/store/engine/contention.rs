@@ -132,7 +132,8 @@ impl Contention {
         self.conflicts += 1;
         let attempt = Moment::now().since(self.began);
         self.shortest = self.shortest.min(attempt);
-        if self.conflicts > 1 && !self.has_failed && self.deadline.left() < self.shortest {
+        let is_too_late = self.conflicts > 1 && !self.has_failed && self.deadline.left() < self.shortest;
+        if is_too_late || self.deadline.passed() {
             return Err(contended());
         }
         let (first, longest) = who.bounds(attempt);
