@@ -19,8 +19,8 @@ use std::time::Duration;
 
 mod race;
 
-/// From this age on a hold listens for a request to end. For a shorter job it is not worth a
-/// connection, where it needs one.
+/// From this age on a hold listens for a request to end. On some stores that takes a connection, and
+/// a shorter job is not worth it.
 pub const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
 /// Pause after listening has failed, or while a renewal uses the store.
 const BACKOFF: Duration = Duration::from_secs(1);

@@ -52,7 +52,7 @@ pub enum Step {
 pub struct Progress {
     /// When the first request began.
     began: Moment,
-    /// What blocks the caller, once the store has told.
+    /// What blocks the caller, once it has had to wait.
     blocker: Option<Blocker>,
     /// Whether it has had a place in the queue.
     was_queued: bool,
@@ -257,8 +257,8 @@ impl Obtaining<'_> {
         self.then(Next::Sleep(next))
     }
 
-    /// Others were faster at each attempt. That is no fault of the store: the lock counts as busy,
-    /// and a caller that waits counts as one that has been waiting.
+    /// Others were faster at each attempt. That is no fault of the store: the lock counts as busy. A
+    /// caller that waits asks again until its wait is over.
     fn contended(&mut self) -> Step {
         let Self { request, progress, .. } = self;
         let blocker = progress.blocker.get_or_insert_with(|| Blocker::others(request.ask.mode)).clone();

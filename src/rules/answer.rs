@@ -127,7 +127,7 @@ pub struct Blocker {
 }
 
 impl Blocker {
-    /// Others that are not known hold the lock in this mode.
+    /// The lock is held in this mode, and the holders are not known.
     pub const fn others(mode: Mode) -> Self {
         let (state, mode) = (State::Held, Some(mode));
         Self { at: 0, state, mode, holder: None, others: 0, left: None, paused: None, queue_full: None }

@@ -248,8 +248,8 @@ impl Coordinator for Tables {
                 }
                 self.secure(&write, deadline)
             }
-            // If the write was done, the retry finds other versions.
             Err(Failure::Conflict) => Ok(Written::Conflict),
+            // If the write was done, the retry finds other versions.
             Err(failure @ (Failure::Broken(_) | Failure::ReadOnly(_))) => {
                 Ok(Written::Unknown(failure.into()))
             }

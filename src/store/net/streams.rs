@@ -26,8 +26,6 @@ pub enum Stream {
 pub fn any_readable(streams: &[&Stream], until: Moment) -> io::Result<bool> {
     // Without a free descriptor for a timer, poll() ends later if the machine sleeps meanwhile.
     let timer = Timer::new().and_then(|timer| timer.set(Some(until)).map(|()| timer)).ok();
-    let limit = Timespec::try_from(until.left()).map_err(io::Error::other)?;
-    let limit = if timer.is_some() { None } else { Some(&limit) };
     interrupt::with(|interrupt| {
         let mut fds: Vec<_> = streams.iter().map(|stream| PollFd::new(*stream, PollFlags::IN)).collect();
         fds.extend(
@@ -37,7 +35,8 @@ pub fn any_readable(streams: &[&Stream], until: Moment) -> io::Result<bool> {
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
         );
         loop {
-            match poll(&mut fds, limit) {
+            let left = Timespec::try_from(until.left()).map_err(io::Error::other)?;
+            match poll(&mut fds, timer.is_none().then_some(&left)) {
                 Ok(_) => return Ok(fds[..streams.len()].iter().any(|fd| !fd.revents().is_empty())),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),

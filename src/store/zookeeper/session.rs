@@ -21,8 +21,8 @@ const BRIEF_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Longest of these pauses.
 const PAUSE_MOST: Duration = Duration::from_millis(500);
-/// Least number of signs of life within a session's timeout. A holder's renewals are four, and so
-/// need no pings.
+/// Least number of signs of life within a session's timeout. A holder renews four times in it, and
+/// so sends no pings.
 const PINGS_PER_TIMEOUT: u32 = 3;
 
 /// The wanted length of a session.

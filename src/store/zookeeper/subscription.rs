@@ -5,7 +5,6 @@ use super::wire::Failure;
 use super::{Again, Znodes};
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::engine::coordinator::Coordinator as _;
 use crate::store::engine::subscription::Source;
 
 /// A subscription, in a session of its own.
@@ -25,7 +24,7 @@ impl WatcherSubscription {
         let asks: Vec<Ask> =
             self.watched.iter().map(|path| Ask::Look { path: path.clone(), watch: true }).collect();
         drop(self.nodes.session.events());
-        let deadline = Moment::now().after(self.nodes.request_time());
+        let deadline = self.nodes.soon();
         let answers = self.nodes.ask(&asks, Again::Yes, deadline)?;
         let version = |answer: Result<Answer, Code>| match answer {
             Ok(Answer::Stat(stat)) => Some(stat.version),

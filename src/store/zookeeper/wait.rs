@@ -1,5 +1,6 @@
-//! Waiting in a queue. The waiter watches for the end of its predecessor's session node and for a
-//! write to its own, and writes its heartbeats.
+//! Waiting for a write to this process's own session node: in a queue, for the turn, and as a
+//! holder, for a request to end. A waiter also watches for the end of its predecessor's session
+//! node, and writes its heartbeats.
 
 use super::jute::{Ask, Event, Kind};
 use super::wire::Failure;
