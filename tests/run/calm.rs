@@ -13,7 +13,6 @@ use crate::support::wait::wait_until;
 use crate::support::world::World;
 #[cfg(feature = "zookeeper")]
 use crate::support::zookeeper::ZooKeeper;
-#[cfg(any(feature = "etcd", feature = "zookeeper"))]
 use rustix::process::Signal;
 use std::process::{Child, Command};
 use std::thread::sleep;
@@ -71,6 +70,7 @@ on_every_server!(
     a_cut_of_slow_connections_disturbs_nobody,
     a_store_that_stays_away_ends_every_hold_in_time,
     a_crowd_on_a_long_line_is_no_outage,
+    a_watch_on_a_long_line_soon_finds_new_keys,
 );
 
 fn redis(world: &World) -> Place {
@@ -251,6 +251,19 @@ fn a_crowd_on_a_long_line_is_no_outage(make: Make) {
     let said = || (0..24).map(|number| scene.world.read(&format!("said{number}"))).collect::<String>();
     assert!(statuses.lines().any(|status| status == "0"), "{statuses}{}", said());
     assert!(statuses.lines().all(|status| ["0", "75"].contains(&status)), "{statuses}{}", said());
+}
+
+/// A watch searches more rarely where a search is a load. Its first search takes long because it
+/// connects, which is no load.
+fn a_watch_on_a_long_line_soon_finds_new_keys(make: Make) {
+    let scene = Scene::new(make);
+    scene.proxy.go_far(Duration::from_millis(150));
+    let watch = scene.world.dlock(["watch", "-v", "--json"]).any_stdout().any_stderr().spawn();
+    wait_until("it watches", || watch.messages().contains("watching from now on"));
+    scene.world.run("k", &[], "true").any_stderr().run();
+    wait_until("it is told", || watch.printed().contains("granted"));
+    watch.signal(Signal::TERM);
+    watch.finish();
 }
 
 /// The lease ends no later than one ttl after the last answer of the store. The extra eighth is for

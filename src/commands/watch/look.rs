@@ -20,6 +20,9 @@ const LIST_EVERY: Duration = Duration::from_secs(2);
 /// The pause after a search, as a multiple of the time that the search took: a search loads a
 /// server with many keys.
 const LIST_SHARE: u32 = 75;
+/// Longest pause after a search: on a long line or a busy machine a search takes longer than its
+/// load on the server.
+const LIST_AT_LEAST_EVERY: Duration = Duration::from_secs(30);
 /// Margin for dating the last search by the store's clock. It reports no old event as new, because
 /// a lock that the search did not find had been idle for far longer.
 const SINCE_MARGIN: Duration = Duration::from_secs(1);
@@ -138,6 +141,8 @@ impl Look {
 
     fn list(&mut self) -> Result<Vec<Name>, store::Error> {
         let begun = Moment::now();
+        // The first search, and one after an outage, has to connect: its time says nothing.
+        let connects = self.listed.is_none() || self.cut_off.is_some();
         let mut names = self.wanted.named.clone();
         // Locks idle for long are not read. A lock used since the last search is found, and its log
         // has the events.
@@ -145,8 +150,8 @@ impl Look {
         names.extend(found.names);
         self.say_missing(&found.missing);
         self.listed = Some(begun);
-        let took = Moment::now().since(begun);
-        self.list_at = Some(Moment::now().after(LIST_EVERY.max(took * LIST_SHARE)));
+        let pause = if connects { LIST_EVERY } else { Moment::now().since(begun) * LIST_SHARE };
+        self.list_at = Some(Moment::now().after(pause.clamp(LIST_EVERY, LIST_AT_LEAST_EVERY)));
         Ok(names)
     }
 
