@@ -15,7 +15,7 @@
 //!
 //! Needs only what MySQL 8.0 and MariaDB 10.6 have.
 
-use super::dialect::{self, Dialect, RESERVED, RESERVED_MOST, Write, join};
+use super::dialect::{self, Dialect, NewLock, RESERVED, RESERVED_MOST, Write, join};
 use super::row::hex;
 use super::{Answer, Failure, Link};
 use crate::clock::Moment;
@@ -130,6 +130,13 @@ impl Dialect for Mysql {
             let name = self.bytes(name.as_bytes());
             format!("kind = 0 AND name = {name} AND id = x'' AND version = {version}{open}")
         });
+        let read = read.collect::<Vec<_>>().join(" OR ");
+        if let Some(NewLock { version, is_kept, parts, .. }) = write.sole() {
+            let (used, body) = (write.used, self.bytes(&parts.body));
+            return format!(
+                "UPDATE {TABLE} SET version = {version}, used = {used}, reserved = 0, kept = {is_kept}, body = {body} WHERE {read}"
+            );
+        }
         let change_to = ["version", "used", "reserved", "kept", "queued", "body"];
         // Fails before the row of a waiter is made if this user may not delete it.
         let has_waiters = write.locks.iter().any(|lock| !lock.parts.waiters.is_empty());
@@ -139,7 +146,7 @@ impl Dialect for Mysql {
              (SELECT COUNT(*) AS n FROM {TABLE} WHERE {} FOR UPDATE) AS c \
              WHERE c.n = {} ON DUPLICATE KEY UPDATE {}",
             self.rows(write).join(" UNION ALL "),
-            read.collect::<Vec<_>>().join(" OR "),
+            read,
             write.read.len(),
             join(change_to.iter().map(|column| format!("{column} = v.{column}")))
         )

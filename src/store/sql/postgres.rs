@@ -101,6 +101,9 @@ impl Dialect for Postgres {
             format!("name = {} AND version = {version}{open}", self.bytes(name.as_bytes()))
         });
         let read = read.collect::<Vec<_>>().join(" OR ");
+        if let Some(lock) = write.sole() {
+            return format!("UPDATE ONLY dlock_locks SET {} WHERE {read}", self.values(lock, write.used));
+        }
         let mut parts = vec![
             format!(
                 "same AS MATERIALIZED (SELECT name FROM ONLY dlock_locks WHERE {read} ORDER BY name FOR UPDATE)"
@@ -125,7 +128,10 @@ impl Dialect for Postgres {
     }
 
     fn is_written(&self, answer: &Answer) -> bool {
-        answer.rows.last().and_then(|row| row.first()?.as_deref()) == Some(b"1")
+        match answer.rows.last() {
+            Some(row) => row.first().and_then(Option::as_deref) == Some(b"1"),
+            None => answer.changed == 1,
+        }
     }
 
     fn secure(&self, write: &Write) -> Option<String> {
@@ -244,12 +250,10 @@ impl Dialect for Postgres {
 impl Postgres {
     /// The parts of a write that write one lock.
     fn write_lock(&self, at: usize, lock: &NewLock, used: u64) -> Vec<String> {
-        let NewLock { version, is_kept, parts: Parts { body, waiters, gone, ends }, .. } = lock;
-        let (name, body) = (self.bytes(lock.name.as_bytes()), self.bytes(body));
-        let mut parts = vec![format!(
-            "b{at} AS (UPDATE ONLY dlock_locks SET version = {version}, used = {used}, reserved = 0, kept = {is_kept}, \
-             body = {body} FROM go WHERE name = {name})"
-        )];
+        let Parts { waiters, gone, ends, .. } = &lock.parts;
+        let (name, values) = (self.bytes(lock.name.as_bytes()), self.values(lock, used));
+        let mut parts =
+            vec![format!("b{at} AS (UPDATE ONLY dlock_locks SET {values} FROM go WHERE name = {name})")];
         if !gone.is_empty() {
             let gone = join(gone.iter().map(|token| format!("'{}'", token.secret())));
             parts.push(format!(
@@ -277,6 +281,13 @@ impl Postgres {
             ));
         }
         parts
+    }
+
+    /// The new values of a lock's own row.
+    fn values(&self, lock: &NewLock, used: u64) -> String {
+        let NewLock { version, is_kept, parts, .. } = lock;
+        let body = self.bytes(&parts.body);
+        format!("version = {version}, used = {used}, reserved = 0, kept = {is_kept}, body = {body}")
     }
 
     /// The rows of the new ends of a lock.
