@@ -12,7 +12,7 @@
 //!    with the rights of the user who touches the table.
 //!
 //! The first text of a connection finds the schema and checks everything. Later texts only check
-//! that the tables are the same ones and have no trigger: the first check has found that the owner
+//! that the tables that they use are the same ones and have no trigger: the first check has found that the owner
 //! can do as much as this user anyway. If the owner cannot, each text checks everything.
 
 /// Marks a text that touches no table.
@@ -20,6 +20,7 @@ pub const NO_TABLE: &str = "/* no table */ ";
 /// Marks a text that only reads.
 pub const READS: &str = "/* reads */ ";
 const MAKES: &str = "CREATE TABLE";
+const TABLES: [&str; 3] = ["dlock_locks", "dlock_waiters", "dlock_ends"];
 
 /// Finds the tables by the user's own search path.
 const FIND: &str = "SELECT pg_catalog.set_config('search_path', pg_catalog.concat_ws(', ', 'pg_catalog', \
@@ -85,13 +86,16 @@ impl Guard {
         }
         let is_reading = text.starts_with(READS);
         let mode = if is_reading { "ACCESS SHARE" } else { "ROW EXCLUSIVE" };
-        let lock =
-            format!("LOCK TABLE ONLY dlock_locks, ONLY dlock_waiters, ONLY dlock_ends IN {mode} MODE; ");
+        let lock = |tables: &[&str]| format!("LOCK TABLE ONLY {} IN {mode} MODE; ", tables.join(", ONLY "));
         let pin = |known: &Known| format!("SET LOCAL search_path TO {}; ", known.path);
         let text = match &self.known {
-            None => format!("{FIND}{lock}{LOOK}"),
-            Some(known) if known.is_trusted => pin(known) + &lock + &known.look_again(is_reading),
-            Some(known) => pin(known) + &lock + LOOK,
+            None => format!("{FIND}{}{LOOK}", lock(&TABLES)),
+            Some(known) if known.is_trusted => {
+                // What comes from a user is in hexadecimal digits, and cannot name a table.
+                let used = TABLES.into_iter().filter(|table| text.contains(table)).collect::<Vec<_>>();
+                pin(known) + &lock(&used) + &known.look_again(&used, is_reading)
+            }
+            Some(known) => pin(known) + &lock(&TABLES) + LOOK,
         };
         Preamble { text, statements: pinned + 2, is_search: self.known.is_none() }
     }
@@ -118,9 +122,8 @@ impl Guard {
 }
 
 impl Known {
-    /// A text that only reads runs no trigger.
-    fn look_again(&self, is_reading: bool) -> String {
-        let names = ["dlock_locks", "dlock_waiters", "dlock_ends"];
+    /// Checks the tables that a text uses. A text that only reads runs no trigger.
+    fn look_again(&self, names: &[&str], is_reading: bool) -> String {
         let oid =
             |name: &&str| self.tables.iter().find(|(known, _)| known == name).map_or(0, |(_, oid)| *oid);
         let oids: Vec<_> = names.iter().map(|name| format!("{}::pg_catalog.oid", oid(name))).collect();
