@@ -4,8 +4,9 @@
     calm.py DLOCK STORE outage HOLDERS TTL      the server is stopped (SIGSTOP) for 0.49 of the lease
     calm.py DLOCK STORE leader HOLDERS TTL      the same with the leader alone, of three
     calm.py DLOCK STORE cut HOLDERS TTL RTT     all connections are cut once, on a line with this round trip
-    calm.py DLOCK STORE idle HOLDERS TTL        nothing happens for 20 s
-    calm.py DLOCK STORE queue HOLDERS TTL       the same, with one holder and the others waiting for its lock
+    calm.py DLOCK STORE idle HOLDERS TTL [AGE]  nothing happens for 20 s, measured AGE seconds after the last job began:
+                                                a Java server compiles for two minutes
+    calm.py DLOCK STORE queue HOLDERS TTL [AGE] the same, with one holder and the others waiting for its lock
 
 STORE is redis, rediss (TLS), sentinel, cluster, quorum, postgres, pgbouncer, mysql, etcd, etcd3, zookeeper, zookeeper3 or file;
 a cut is of stores with one server. The servers are started here, and all of them stopped. HOLDERS jobs hold a lock
@@ -238,7 +239,7 @@ try:
         time.sleep(0.02)
     while len(glob.glob(f'{home}/up*')) < (1 if what == 'queue' else holders):
         time.sleep(0.1)
-    time.sleep(1.2 + ttl / 2)
+    time.sleep(float(sys.argv[6]) if what in ('idle', 'queue') and len(sys.argv) > 6 else 1.2 + ttl / 2)
     asked = requests() if what in ('idle', 'queue') else None
     before, used, began = accepted(), cpu(server.pid) if server else 0, time.time()
     if what in ('outage', 'leader'):

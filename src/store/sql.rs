@@ -189,8 +189,7 @@ impl Coordinator for Tables {
     type Watch = Token;
 
     const LEASES: Leases = Leases::Recorded;
-    /// Reads are rare because the predecessor releases its advisory lock when it ends or is granted
-    /// the lock, or notifies the waiter.
+    /// Reads are rare because the predecessor wakes the waiter.
     const CROWD: (u64, u32) = (4, 16);
 
     fn request_time(&self) -> Duration {
@@ -279,9 +278,14 @@ impl Coordinator for Tables {
         Ok(answers.last().is_some_and(|answer| answer.changed == queues))
     }
 
-    /// Every token can be watched: the waiter sleeps at its advisory lock.
+    /// Every token can be watched: the waiter sleeps at its advisory lock, if there are any.
     fn watch(&mut self, token: &Token, _: Moment) -> Watching<Token> {
         Watching::Watched(token.clone())
+    }
+
+    /// Where a waiter sleeps at an advisory lock, the end of the connection before it wakes it.
+    fn wakes_new_heads(&self) -> bool {
+        self.dialect.has_channels()
     }
 
     fn wait(

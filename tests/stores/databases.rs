@@ -127,7 +127,7 @@ fn a_server_that_is_gone_for_good_ends_the_job_in_time(kind: Kind) {
     assert!(world.log().contains(&"term".to_owned()));
 }
 
-/// Each waiter sleeps in the server behind its predecessor; none polls.
+/// Each waiter sleeps until it is woken; none polls.
 fn a_waiter_sleeps_until_its_predecessor_releases(kind: Kind) {
     let world = kind.world();
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();

@@ -114,7 +114,8 @@ impl Kind {
         }
     }
 
-    /// Number of clients that sleep in the database of a world until a lock is released.
+    /// Number of clients that sleep until a lock in the database of a world is released: at an
+    /// advisory lock, or after a subscription or a heartbeat.
     pub fn sleeping(self, world: &World) -> usize {
         let database = world.database();
         let count = match self {
@@ -124,7 +125,8 @@ impl Kind {
             ),
             #[cfg(feature = "postgres")]
             Self::Postgres => format!(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}' AND wait_event = 'advisory'"
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}' AND state = 'idle' \
+                 AND query ~ 'SELECT 1 FROM ONLY dlock_waiters|UPDATE ONLY dlock_waiters SET said'"
             ),
         };
         self.ask(world, &count).parse().expect("a number")

@@ -79,8 +79,15 @@ pub trait Coordinator: Clone + Send {
     /// Watches the owner of this token, to notice its death.
     fn watch(&mut self, token: &Token, deadline: Moment) -> Watching<Self::Watch>;
 
+    /// Whether a waiter must be woken when it becomes the head of a queue, because
+    /// [`Coordinator::watch`] does not tell it the end of the holder before it.
+    fn wakes_new_heads(&self) -> bool {
+        false
+    }
+
     /// Sleeps. Returns true when the owner of `token`, which waits for these locks, is woken or one
-    /// of the `watches` ends; false at `until` or on an [interrupt](crate::store::net::interrupt).
+    /// of the `watches` ends; false at `until`, on an [interrupt](crate::store::net::interrupt), or
+    /// before that if it still waits but should read the records again.
     /// `ahead` is the number of waiters before it: a store that must poll may poll less often far
     /// back in the queue.
     fn wait(

@@ -315,7 +315,8 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     /// The tokens to wake: new holders that have not confirmed, holders that were asked to end or
     /// whose lock was taken away, watchers, waiters whose `--once-per` run is done, and superseded
     /// waiters. Also the head of a queue, if it is new or what blocks it has changed. After an
-    /// exclusive grant the head is not woken: it watches the new holder, its predecessor until now.
+    /// exclusive grant most stores do not wake the head: it watches the new holder, its predecessor
+    /// until now.
     fn tokens_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
         let (mut woken, mut others) = (Vec::new(), Vec::new());
         for Opened { stored, before, snapshot } in &self.locks {
@@ -356,7 +357,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             let known = woken.len();
             woken.extend(granted.map(|(token, _)| token.clone()));
             let is_handover = woken.len() > known && matches!(record.lock, Lock::Exclusive { .. });
-            if !is_handover
+            if (!is_handover || self.coordinator.wakes_new_heads())
                 && let Some((_, head)) = record.queue.first()
                 && snapshot.concerns_head(record)
             {

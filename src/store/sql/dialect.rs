@@ -10,7 +10,6 @@ use crate::store::engine::coordinator::Batch;
 use crate::store::engine::stored_lock::{Parts, StoredLock};
 use crate::store::net::Address;
 use crate::store::net::target::Target;
-use ring::digest::{SHA256, digest};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -172,22 +171,33 @@ pub trait Dialect: Send + Sync {
     /// Deletes rows that are too old.
     fn clean_up(&self) -> Vec<String>;
 
+    /// Whether the server can notify a connection.
+    fn has_channels(&self) -> bool {
+        false
+    }
+
     /// Subscribes this connection to the token's notification channel, if there are channels.
     fn wake_channel(&self, _: &Token) -> Option<String> {
         None
     }
 
     /// SQL to put before a statement, so that this connection takes the token's advisory lock. Only
-    /// waking depends on that lock.
-    fn take_advisory_lock(&self, token: &Token) -> String;
+    /// waking depends on that lock. None if channels wake the waiters.
+    fn take_advisory_lock(&self, _: &Token) -> Option<String> {
+        None
+    }
 
     /// SQL to put before a statement, so that this connection releases the advisory lock, which
     /// wakes the waiters that sleep at it.
-    fn drop_advisory_lock(&self) -> String;
+    fn drop_advisory_lock(&self) -> Option<String> {
+        None
+    }
 
     /// Sleeps until the token's advisory lock is released, at most this long. Returns 1 if it was,
     /// 2 if nobody holds it, and 0 if it is still held.
-    fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> String;
+    fn sleep_at_advisory_lock(&self, _: &Token, _: Duration) -> Option<String> {
+        None
+    }
 
     /// A literal of these bytes.
     fn bytes(&self, bytes: &[u8]) -> String;
@@ -201,11 +211,4 @@ pub trait Dialect: Send + Sync {
 /// Joins with commas.
 pub fn join(parts: impl Iterator<Item = String>) -> String {
     parts.collect::<Vec<_>>().join(", ")
-}
-
-/// What a token's advisory lock is named after: a hash, because every user of the server can see
-/// the name.
-pub fn advisory_lock(token: &Token) -> [u8; 8] {
-    let hash = digest(&SHA256, token.secret().as_bytes());
-    hash.as_ref().first_chunk().copied().unwrap_or_default()
 }

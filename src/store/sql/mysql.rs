@@ -15,7 +15,7 @@
 //!
 //! Needs only what MySQL 8.0 and MariaDB 10.6 have.
 
-use super::dialect::{self, Dialect, NewLock, RESERVED, RESERVED_MOST, Write, join};
+use super::dialect::{Dialect, NewLock, RESERVED, RESERVED_MOST, Write, join};
 use super::row::hex;
 use super::{Answer, Failure, Link};
 use crate::clock::Moment;
@@ -25,6 +25,7 @@ use crate::store::Error;
 use crate::store::net::Address;
 use crate::store::net::failure::plain;
 use crate::store::net::target::Target;
+use ring::digest::{SHA256, digest};
 use std::time::Duration;
 use wire::{Connection, Said};
 
@@ -248,23 +249,23 @@ impl Dialect for Mysql {
         vec![left, idle]
     }
 
-    fn take_advisory_lock(&self, token: &Token) -> String {
-        format!("DO GET_LOCK('{}', 0); ", advisory_lock(token))
+    fn take_advisory_lock(&self, token: &Token) -> Option<String> {
+        Some(format!("DO GET_LOCK('{}', 0); ", advisory_lock(token)))
     }
 
-    fn drop_advisory_lock(&self) -> String {
-        "DO RELEASE_ALL_LOCKS(); ".into()
+    fn drop_advisory_lock(&self) -> Option<String> {
+        Some("DO RELEASE_ALL_LOCKS(); ".into())
     }
 
     /// MySQL rounds the timeout to whole seconds, so that a heartbeat may be 0.4 s late; MariaDB does
     /// not.
-    fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> String {
+    fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> Option<String> {
         let advisory_lock = advisory_lock(token);
-        format!(
+        Some(format!(
             "SELECT IF(IS_FREE_LOCK('{advisory_lock}'), 2, IF(GET_LOCK('{advisory_lock}', {:.3}), \
              RELEASE_LOCK('{advisory_lock}'), 0))",
             span.as_secs_f64()
-        )
+        ))
     }
 
     fn bytes(&self, bytes: &[u8]) -> String {
@@ -304,8 +305,10 @@ fn is_open() -> String {
     format!("reserved NOT BETWEEN {NOW} DIV 1000 + 1 AND {NOW} DIV 1000 + {RESERVED_MOST}")
 }
 
+/// A hash, because every user of the server can see the name.
 fn advisory_lock(token: &Token) -> String {
-    format!("dlock:{}", hex(&dialect::advisory_lock(token)))
+    let hash = digest(&SHA256, token.secret().as_bytes());
+    format!("dlock:{}", hex(&hash.as_ref()[..8]))
 }
 
 /// What a server error means for a lock.

@@ -4,7 +4,7 @@
 //! between. The `statement_timestamp` of a simple query is the time of its arrival, before any row
 //! is read.
 
-use super::dialect::{self, Dialect, NewLock, RESERVED, RESERVED_MOST, Write, join};
+use super::dialect::{Dialect, NewLock, RESERVED, RESERVED_MOST, Write, join};
 use super::row::hex;
 use super::{Answer, Failure, Link};
 use crate::clock::Moment;
@@ -16,7 +16,6 @@ use crate::store::net::Address;
 use crate::store::net::failure::plain;
 use crate::store::net::target::Target;
 use guard::{NO_TABLE, READS};
-use std::time::Duration;
 use wire::{Connection, Said};
 
 mod guard;
@@ -36,10 +35,6 @@ const TABLES: [&str; 3] = [
 /// operator with exactly these types.
 const NOW: &str =
     "(extract(epoch FROM pg_catalog.statement_timestamp()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8";
-
-/// Longest part of a sleep at an advisory lock: less than `deadlock_timeout`, after which the server
-/// would search for deadlocks and, with `log_lock_waits`, write to its log.
-const SLEEP_PART: Duration = Duration::from_millis(900);
 
 /// The SQL of PostgreSQL.
 pub struct Postgres;
@@ -212,34 +207,12 @@ impl Dialect for Postgres {
         )]
     }
 
+    fn has_channels(&self) -> bool {
+        true
+    }
+
     fn wake_channel(&self, token: &Token) -> Option<String> {
         Some(format!("{NO_TABLE}LISTEN {}", channel(token)))
-    }
-
-    fn take_advisory_lock(&self, token: &Token) -> String {
-        format!("SELECT pg_catalog.pg_try_advisory_lock({}); ", advisory_lock(token))
-    }
-
-    fn drop_advisory_lock(&self) -> String {
-        "SELECT pg_catalog.pg_advisory_unlock_all(); ".into()
-    }
-
-    /// Sleeps in parts, each shorter than `deadlock_timeout`. Catches each timeout in a block, so
-    /// that it is not in the server's log.
-    fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> String {
-        let advisory_lock = advisory_lock(token);
-        let parts = span.as_millis() / SLEEP_PART.as_millis() + 1;
-        format!(
-            "{NO_TABLE}DO $$ DECLARE slept text := '2'; BEGIN \
-             IF NOT pg_catalog.pg_try_advisory_lock_shared({advisory_lock}) THEN slept := '0'; \
-             PERFORM pg_catalog.set_config('lock_timeout', '{}', true); FOR part IN 1..{parts} LOOP BEGIN \
-             PERFORM pg_catalog.pg_advisory_lock_shared({advisory_lock}); slept := '1'; EXIT; \
-             EXCEPTION WHEN lock_not_available THEN END; END LOOP; END IF; \
-             IF slept OPERATOR(pg_catalog.<>) '0' THEN PERFORM pg_catalog.pg_advisory_unlock_shared({advisory_lock}); END IF; \
-             PERFORM pg_catalog.set_config('dlock.slept', slept, false); END $$; \
-             SELECT pg_catalog.current_setting('dlock.slept')",
-            span.as_millis().div_ceil(parts).max(1)
-        )
     }
 
     fn bytes(&self, bytes: &[u8]) -> String {
@@ -312,10 +285,6 @@ fn to_hex(column: &str) -> String {
 /// The condition that no other process has reserved a lock.
 fn is_open() -> String {
     format!("reserved NOT BETWEEN {NOW} / 1000 + 1 AND {NOW} / 1000 + {RESERVED_MOST}")
-}
-
-fn advisory_lock(token: &Token) -> i64 {
-    i64::from_be_bytes(dialect::advisory_lock(token))
 }
 
 fn channel(token: &Token) -> String {

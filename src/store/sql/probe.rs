@@ -93,13 +93,16 @@ impl Tables {
         Ok((round_trips, clock))
     }
 
-    /// Whether the server allows advisory locks.
+    /// Whether the server allows what wakes waiters. Channels need no right.
     fn tries_advisory_locks(&mut self, deadline: Moment) -> Result<bool, Error> {
         let (token, dialect) = (probe_token()?, self.dialect);
         // After a query that does not need the tables, because they may be missing.
         let asked = [dialect.take_advisory_lock(&token), dialect.drop_advisory_lock()]
+            .into_iter()
+            .flatten()
             .map(|sql| format!("{}; {sql}", dialect.time()));
-        Ok(self.ask(&asked, Again::Yes, deadline).is_ok())
+        let asked: Vec<_> = asked.collect();
+        Ok(asked.is_empty() || self.ask(&asked, Again::Yes, deadline).is_ok())
     }
 
     /// Writes a lock with a waiter and an end, and removes it. Does not create the tables: they

@@ -1,6 +1,6 @@
-//! Lets a waiter sleep until its turn: at the advisory lock of its predecessor, which the server
-//! grants when the predecessor releases the lock; else until a notification arrives; else by
-//! polling.
+//! Lets a waiter sleep until its turn: until a notification arrives; where there are none, at the
+//! advisory lock of its predecessor, which the server grants when the predecessor releases the
+//! lock; else by polling.
 
 use super::servers::Again;
 use super::{Answer, Failure, Tables};
@@ -46,8 +46,8 @@ impl Tables {
         let mine = self.mine.as_ref().filter(|_| self.has_advisory_locks)?;
         let line = self.line.as_ref().filter(|line| line.is_direct == Some(true))?;
         match (line.has_advisory_lock, is_wanted) {
-            (false, true) => Some(self.dialect.take_advisory_lock(mine)),
-            (true, false) => Some(self.dialect.drop_advisory_lock()),
+            (false, true) => self.dialect.take_advisory_lock(mine),
+            (true, false) => self.dialect.drop_advisory_lock(),
             _ => None,
         }
     }
@@ -89,7 +89,7 @@ impl Tables {
         }
         // A millisecond more, so that the server's answer comes after `until`.
         let span = until.left() + Duration::from_millis(1);
-        let statement = self.dialect.sleep_at_advisory_lock(before, span);
+        let Some(statement) = self.dialect.sleep_at_advisory_lock(before, span) else { return Ok(None) };
         let slept = match self.ask(&[statement], Again::No, until.after(self.target.op_timeout)) {
             Ok(answers) => answers.last().and_then(|answer| answer.rows.last()?.first()?.clone()),
             // MySQL and MariaDB take a chain of 32 sleeping sessions for a deadlock. So about one
@@ -131,8 +131,8 @@ impl Tables {
                 }
                 None => {}
             }
-            if self.listen(token, self.soon())? {
-                // A notification before the subscription is lost.
+            // A notification before the subscription is lost.
+            if self.listen(token, self.soon())? && !self.still_waits(names, token)? {
                 return Ok(true);
             }
             // The predecessor may take its advisory lock in a moment.
@@ -141,9 +141,13 @@ impl Tables {
             let Some(line) = &mut self.line else { return Ok(true) };
             let is_listening = line.listens;
             let next = if is_listening { until } else { Moment::now().after(pace(ahead)).min(until) };
-            let is_notified = line.link.listen(next)?;
-            if is_notified || until.passed() || interrupt::is_raised() {
-                return Ok(is_notified);
+            if line.link.listen(next)? {
+                // The new head of a queue is notified too. It reads the lock, and writes nothing
+                // that the new holder would have to wait for.
+                return Ok(!self.still_waits(names, token)?);
+            }
+            if until.passed() || interrupt::is_raised() {
+                return Ok(false);
             }
             if !is_listening && !self.still_waits(names, token)? {
                 return Ok(true);

@@ -6,10 +6,12 @@ use crate::support::database::{Kind, Server};
 use crate::support::dlock::{End, Output};
 use crate::support::hand_over::JOB;
 use crate::support::outages::storm_through_outages;
+use crate::support::proc;
 use crate::support::proxy::Proxy;
 use crate::support::storm::{Wish, is_soak};
-use crate::support::wait::wait_until;
+use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::World;
+use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self};
 use std::time::{Duration, Instant};
@@ -17,6 +19,7 @@ use std::time::{Duration, Instant};
 on_every_database!(
     a_crowd_is_served_in_order_and_at_the_cost_of_a_few,
     newcomers_keep_no_waiter_from_its_turn,
+    the_last_of_a_crowd_soon_notices_a_death_before_it,
     a_storm_with_restarts,
     statements_limited_to_a_millisecond_grant_no_lock_twice,
 );
@@ -33,6 +36,31 @@ fn a_crowd_is_served_in_order_and_at_the_cost_of_a_few(kind: Kind) {
     println!("statements that write, for each turn: {few:.1} of 10 who wait, {many:.1} of {crowd}");
     assert!(many < 2.5 * few, "{many} of many, {few} of few");
     writes_of_a_turn(&world, &server, "noisy", 20, 2);
+}
+
+/// Far back in a queue a waiter reads the lock each 25 s. When it has come to the front, it reads as
+/// often as the first ones do: the one before it may have died with a new grant, which lapses after
+/// four seconds.
+fn the_last_of_a_crowd_soon_notices_a_death_before_it(kind: Kind) {
+    let (world, _server) = large_server(kind);
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let wait = |script: &str| world.run("k", &["-w", "-t", "1m"], script).any_stderr().spawn();
+    let crowd: Vec<_> = (0..60).map(|_| wait("true")).collect();
+    world.wait_for_waiters("k", 60);
+    let dead = world.run("k", &["-w", "-t", "1m"], "true").dies_of(9).any_stderr().spawn();
+    world.wait_for_waiters("k", 61);
+    let last = wait("echo last >> log");
+    world.wait_for_waiters("k", 62);
+    for process in [dead.guard(), dead.pid()] {
+        proc::signal(process, Signal::KILL);
+    }
+    world.write("go", "");
+    holder.finish();
+    crowd.into_iter().for_each(|waiter| drop(waiter.finish()));
+    wait_within(Duration::from_secs(15), "its turn", || world.log().contains(&"last".into()).then_some(()));
+    last.finish();
+    dead.finish();
 }
 
 /// Writing statements per turn of a queue, from the first turn to the last, while `others` clients
