@@ -284,7 +284,7 @@ impl Coordinator for Tables {
     }
 
     /// Where a waiter sleeps at an advisory lock, the end of the connection before it wakes it.
-    fn wakes_new_heads(&self) -> bool {
+    fn wakes_near_the_front(&self) -> bool {
         self.dialect.has_channels()
     }
 

@@ -260,7 +260,7 @@ fn a_watch_on_a_long_line_soon_finds_new_keys(make: Make) {
     scene.proxy.go_far(Duration::from_millis(150));
     let watch = scene.world.dlock(["watch", "-v", "--json"]).any_stdout().any_stderr().spawn();
     wait_until("it watches", || watch.messages().contains("watching from now on"));
-    scene.world.run("k", &[], "true").any_stderr().run();
+    scene.world.run("k", &["--store", &scene.place.url()], "true").any_stderr().run();
     wait_until("it is told", || watch.printed().contains("granted"));
     watch.signal(Signal::TERM);
     watch.finish();

@@ -7,7 +7,7 @@ mod transactions;
 use crate::stores::databases::{JOB, is_of_use};
 use crate::support::certificates::Authority;
 use crate::support::database::refused;
-use crate::support::dlock::Dlock;
+use crate::support::dlock::{Dlock, finish_all};
 use crate::support::mysql::Mysql;
 use crate::support::storm::{Wish, storm};
 use crate::support::wait::{wait_for, wait_until};
@@ -16,7 +16,8 @@ use rustix::process::{Signal, geteuid};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
 use std::process::{Child, Stdio};
-use std::thread;
+use std::thread::{self, sleep};
+use std::time::Duration;
 
 /// A key that is no valid table name and needs quoting.
 const KEY: &str = "it's a \"key\" \\ über%";
@@ -45,6 +46,38 @@ fn a_refusal_of_the_server_is_reported() {
     set("max_statement_time = 0");
     world.run("k", &[], "echo well >> log").run();
     assert_eq!(world.log(), ["well"]);
+}
+
+/// MySQL takes a chain of 32 sleeping sessions for a deadlock, and ends one of the sleeps. The waiter
+/// keeps its connection and its place.
+#[test]
+fn a_long_queue_keeps_its_connections() {
+    let (world, server) = own_server(&["innodb-flush-log-at-trx-commit=2"]);
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let all = 40;
+    let queue: Vec<_> = (0..all)
+        .map(|number| {
+            let waiter = world.run("k", &["-w", "-t", "1m"], &format!("echo {number} >> log"));
+            let waiter = waiter.any_stderr().spawn();
+            world.wait_for_waiters("k", number + 1);
+            waiter
+        })
+        .collect();
+    let connections = || -> u64 {
+        let said = server.ask("ops", "SHOW GLOBAL STATUS LIKE 'Connections'");
+        said.split_whitespace().last().and_then(|count| count.parse().ok()).expect("a number")
+    };
+    let before = connections();
+    // Each sleeps anew at least twice.
+    sleep(Duration::from_secs(5));
+    let made = connections() - before;
+    assert!(made < 8, "{made} new connections");
+    world.write("go", "");
+    holder.finish();
+    finish_all(queue);
+    let served: Vec<_> = (0..all).map(|number| number.to_string()).collect();
+    assert_eq!(world.log()[2..], served);
 }
 
 /// A holder keeps its lock meanwhile.

@@ -20,9 +20,11 @@ const LIST_EVERY: Duration = Duration::from_secs(2);
 /// The pause after a search, as a multiple of the time that the search took: a search loads a
 /// server with many keys.
 const LIST_SHARE: u32 = 75;
-/// Longest pause after a search: on a long line or a busy machine a search takes longer than its
-/// load on the server.
+/// Longest pause after a search of less than three seconds: on a long line or a busy machine it takes
+/// longer than its load on the server.
 const LIST_AT_LEAST_EVERY: Duration = Duration::from_secs(30);
+/// Least pause after a longer search, as a multiple of its time.
+const LIST_LEAST_SHARE: u32 = 10;
 /// Margin for dating the last search by the store's clock. It reports no old event as new, because
 /// a lock that the search did not find had been idle for far longer.
 const SINCE_MARGIN: Duration = Duration::from_secs(1);
@@ -150,8 +152,10 @@ impl Look {
         names.extend(found.names);
         self.say_missing(&found.missing);
         self.listed = Some(begun);
-        let pause = if connects { LIST_EVERY } else { Moment::now().since(begun) * LIST_SHARE };
-        self.list_at = Some(Moment::now().after(pause.clamp(LIST_EVERY, LIST_AT_LEAST_EVERY)));
+        let took = Moment::now().since(begun);
+        let most = LIST_AT_LEAST_EVERY.max(took * LIST_LEAST_SHARE);
+        let pause = if connects { LIST_EVERY } else { took * LIST_SHARE };
+        self.list_at = Some(Moment::now().after(pause.clamp(LIST_EVERY, most)));
         Ok(names)
     }
 

@@ -28,8 +28,8 @@ pub trait Coordinator: Clone + Send {
 
     /// A position in the queue, and a number of heartbeat intervals. A waiter behind this position
     /// reads the records less often, because each read covers the whole queue: at most this number
-    /// of intervals apart. The end of its predecessor wakes it in any case, and it sends heartbeats
-    /// as often as the others.
+    /// of intervals apart. What [`Coordinator::watch`] tells wakes it in any case, and it sends
+    /// heartbeats as often as the others.
     const CROWD: (u64, u32);
 
     /// Time for a request that has no deadline of its own.
@@ -79,9 +79,9 @@ pub trait Coordinator: Clone + Send {
     /// Watches the owner of this token, to notice its death.
     fn watch(&mut self, token: &Token, deadline: Moment) -> Watching<Self::Watch>;
 
-    /// Whether a waiter must be woken when it becomes the head of a queue, because
-    /// [`Coordinator::watch`] does not tell it the end of the holder before it.
-    fn wakes_new_heads(&self) -> bool {
+    /// Whether a waiter must be woken when it comes near the front of a queue ([`Self::CROWD`]),
+    /// because [`Coordinator::watch`] does not tell it that the one before it died.
+    fn wakes_near_the_front(&self) -> bool {
         false
     }
 

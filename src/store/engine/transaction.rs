@@ -306,7 +306,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             changes.push(Change { before, after, is_changed });
         }
         // The store wakes tokens last, because a woken token asks at once. If a dead waiter was
-        // granted the lock, the waiter behind it watches it, and so asks by itself.
+        // granted the lock, the waiter behind it watches it or reads often, and so asks by itself.
         let (now, deadline) = (self.now, self.deadline);
         let batch = Batch { changes, me, now, woken: &woken, dead: &self.dead, deadline };
         self.coordinator.commit(self.seen, batch)
@@ -315,8 +315,8 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     /// The tokens to wake: new holders that have not confirmed, holders that were asked to end or
     /// whose lock was taken away, watchers, waiters whose `--once-per` run is done, and superseded
     /// waiters. Also the head of a queue, if it is new or what blocks it has changed. After an
-    /// exclusive grant most stores do not wake the head: it watches the new holder, its predecessor
-    /// until now.
+    /// exclusive grant the head is not woken: it watches the new holder, its predecessor until now,
+    /// or reads often.
     fn tokens_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
         let (mut woken, mut others) = (Vec::new(), Vec::new());
         for Opened { stored, before, snapshot } in &self.locks {
@@ -357,7 +357,16 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             let known = woken.len();
             woken.extend(granted.map(|(token, _)| token.clone()));
             let is_handover = woken.len() > known && matches!(record.lock, Lock::Exclusive { .. });
-            if (!is_handover || self.coordinator.wakes_new_heads())
+            if self.coordinator.wakes_near_the_front() {
+                let first = |record: &Record| -> Vec<Token> {
+                    let near = usize::try_from(C::CROWD.0).unwrap_or(usize::MAX).saturating_add(1);
+                    record.queue.iter().take(near).map(|(_, token)| token.clone()).collect()
+                };
+                let was_near = first(before);
+                let is_new = |token: &Token| !was_near.contains(token) && was_queued(token);
+                others.extend(first(record).into_iter().filter(is_new));
+            }
+            if !is_handover
                 && let Some((_, head)) = record.queue.first()
                 && snapshot.concerns_head(record)
             {

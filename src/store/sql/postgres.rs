@@ -332,7 +332,9 @@ fn meaning(store: &str, said: &Said) -> Failure {
         "57P01" | "57P02" | "57P05" | "08006" | "08003" | "08P01" => {
             Failure::Broken(Error::Unreachable(format!("cannot reach {store}: {text}")))
         }
+        // Any user of the server can fill the queue of notifications.
         code if code.starts_with("08")
+            || code == "54000"
             || code.starts_with("53")
             || code.starts_with("55")
             || code.starts_with("58")

@@ -29,7 +29,7 @@ impl Tables {
 
     /// Subscribes this connection to the notifications of `token`. Returns whether that is new.
     pub(super) fn listen(&mut self, token: &Token, deadline: Moment) -> Result<bool, Failure> {
-        if self.line.as_ref().is_some_and(|line| line.listens || line.is_direct != Some(true)) {
+        if self.line.as_ref().is_none_or(|line| line.listens || line.is_direct != Some(true)) {
             return Ok(false);
         }
         let Some(wake_channel) = self.dialect.wake_channel(token) else { return Ok(false) };
@@ -136,15 +136,25 @@ impl Tables {
                 return Ok(true);
             }
             // The predecessor may take its advisory lock in a moment.
-            let ahead = if before.is_some() { ahead.min((1 << looks.min(16)) - 1) } else { ahead };
+            let is_soon = before.is_some() && !self.dialect.has_channels();
+            let ahead = if is_soon { ahead.min((1 << looks.min(16)) - 1) } else { ahead };
             looks += 1;
             let Some(line) = &mut self.line else { return Ok(true) };
+            // A new connection. The next read shows whether it is direct.
+            if line.is_direct.is_none() {
+                return Ok(false);
+            }
             let is_listening = line.listens;
             let next = if is_listening { until } else { Moment::now().after(pace(ahead)).min(until) };
             if line.link.listen(next)? {
-                // The new head of a queue is notified too. It reads the lock, and writes nothing
-                // that the new holder would have to wait for.
-                return Ok(!self.still_waits(names, token)?);
+                // If it has only come near the front, it reads the lock. It writes nothing that the
+                // new holder would have to wait for.
+                let is_over = !self.still_waits(names, token)?;
+                if is_over && let Some(line) = &mut self.line {
+                    // A holder subscribes anew, and then looks for a request that came meanwhile.
+                    line.listens = false;
+                }
+                return Ok(is_over);
             }
             if until.passed() || interrupt::is_raised() {
                 return Ok(false);

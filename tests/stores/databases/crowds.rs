@@ -3,7 +3,7 @@
 use super::{large_server, own_server};
 use crate::support::database::on_every_database;
 use crate::support::database::{Kind, Server};
-use crate::support::dlock::{End, Output};
+use crate::support::dlock::{End, Output, finish_all};
 use crate::support::hand_over::JOB;
 use crate::support::outages::storm_through_outages;
 use crate::support::proc;
@@ -38,9 +38,9 @@ fn a_crowd_is_served_in_order_and_at_the_cost_of_a_few(kind: Kind) {
     writes_of_a_turn(&world, &server, "noisy", 20, 2);
 }
 
-/// Far back in a queue a waiter reads the lock each 25 s. When it has come to the front, it reads as
-/// often as the first ones do: the one before it may have died with a new grant, which lapses after
-/// four seconds.
+/// Far back in a queue a waiter reads the lock each 25 s. When it has come near the front, it reads
+/// as often as the first ones do: those before it may have died, one of them with a new grant, which
+/// lapses after four seconds.
 fn the_last_of_a_crowd_soon_notices_a_death_before_it(kind: Kind) {
     let (world, _server) = large_server(kind);
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
@@ -48,11 +48,14 @@ fn the_last_of_a_crowd_soon_notices_a_death_before_it(kind: Kind) {
     let wait = |script: &str| world.run("k", &["-w", "-t", "1m"], script).any_stderr().spawn();
     let crowd: Vec<_> = (0..60).map(|_| wait("true")).collect();
     world.wait_for_waiters("k", 60);
-    let dead = world.run("k", &["-w", "-t", "1m"], "true").dies_of(9).any_stderr().spawn();
-    world.wait_for_waiters("k", 61);
+    let dead = [61, 62].map(|number| {
+        let waiter = world.run("k", &["-w", "-t", "1m"], "true").dies_of(9).any_stderr().spawn();
+        world.wait_for_waiters("k", number);
+        waiter
+    });
     let last = wait("echo last >> log");
-    world.wait_for_waiters("k", 62);
-    for process in [dead.guard(), dead.pid()] {
+    world.wait_for_waiters("k", 63);
+    for process in dead.iter().flat_map(|waiter| [waiter.guard(), waiter.pid()]) {
         proc::signal(process, Signal::KILL);
     }
     world.write("go", "");
@@ -60,7 +63,7 @@ fn the_last_of_a_crowd_soon_notices_a_death_before_it(kind: Kind) {
     crowd.into_iter().for_each(|waiter| drop(waiter.finish()));
     wait_within(Duration::from_secs(15), "its turn", || world.log().contains(&"last".into()).then_some(()));
     last.finish();
-    dead.finish();
+    finish_all(dead);
 }
 
 /// Writing statements per turn of a queue, from the first turn to the last, while `others` clients
