@@ -153,6 +153,7 @@ impl Tables {
         let found = Found::parse(rows, names, &self.target.shown)?;
         if let Some(line) = &mut self.line {
             line.is_direct = Some(line.link.is_direct(found.process));
+            line.read_at = Some(Moment::now());
         }
         Ok(found)
     }

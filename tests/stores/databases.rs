@@ -2,7 +2,7 @@
 //! knows less, a clock that steps, connections that end, lost requests and replies, damaged rows.
 //! What only one kind of database does is in `sql` (PostgreSQL) and `mysql`.
 
-mod crowds;
+pub mod crowds;
 
 use crate::support::database::{Kind, Server, on_every_database, refused};
 use crate::support::dlock::{Dlock, End};

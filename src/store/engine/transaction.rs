@@ -358,13 +358,9 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             woken.extend(granted.map(|(token, _)| token.clone()));
             let is_handover = woken.len() > known && matches!(record.lock, Lock::Exclusive { .. });
             if self.coordinator.wakes_near_the_front() {
-                let first = |record: &Record| -> Vec<Token> {
-                    let near = usize::try_from(C::CROWD.0).unwrap_or(usize::MAX).saturating_add(1);
-                    record.queue.iter().take(near).map(|(_, token)| token.clone()).collect()
-                };
-                let was_near = first(before);
-                let is_new = |token: &Token| !was_near.contains(token) && was_queued(token);
-                others.extend(first(record).into_iter().filter(is_new));
+                let was_near = near_the_front(before, C::CROWD.0).collect::<Vec<_>>();
+                let has_come = |token: &&Token| was_queued(token) && !was_near.contains(token);
+                others.extend(near_the_front(record, C::CROWD.0).filter(has_come).cloned());
             }
             if !is_handover
                 && let Some((_, head)) = record.queue.first()
@@ -380,6 +376,12 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         woken.retain(|token| seen.insert(token.clone()));
         woken
     }
+}
+
+/// The waiters that have at most this many before them.
+fn near_the_front(record: &Record, ahead: u64) -> impl Iterator<Item = &Token> {
+    let count = usize::try_from(ahead).unwrap_or(usize::MAX).saturating_add(1);
+    record.queue.iter().take(count).map(|(_, token)| token)
 }
 
 fn full(names: &Names) -> BTreeSet<String> {

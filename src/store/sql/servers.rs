@@ -29,6 +29,8 @@ pub(super) struct Line {
     /// Whether the connection leads to one server process, without a pooler. Known after the first
     /// read.
     pub is_direct: Option<bool>,
+    /// When records were last read on the connection.
+    pub read_at: Option<Moment>,
 }
 
 /// Whether the statements may be sent again, on another connection.
@@ -118,8 +120,9 @@ impl Tables {
             let server = self.server.load(Ordering::Relaxed) % count;
             match self.dialect.connect(target, &target.servers[server], deadline) {
                 Ok(link) => {
-                    let (listens, has_advisory_lock, is_direct) = Default::default();
-                    return Ok((Line { server, link, listens, has_advisory_lock, is_direct }, deadline));
+                    let (listens, has_advisory_lock, is_direct, read_at) = Default::default();
+                    let line = Line { server, link, listens, has_advisory_lock, is_direct, read_at };
+                    return Ok((line, deadline));
                 }
                 // A server that refuses the connection may be a standby that admits no clients.
                 Err(error) if target.has_several() && !interrupt::is_raised() => {

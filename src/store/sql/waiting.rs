@@ -6,6 +6,7 @@ use super::servers::Again;
 use super::{Answer, Failure, Tables};
 use crate::clock::Moment;
 use crate::lock::{Names, Token};
+use crate::rules::SILENCE;
 use crate::store::Error;
 use crate::store::net::interrupt;
 use std::thread;
@@ -18,6 +19,18 @@ pub(super) const POLL: Duration = Duration::from_millis(25);
 const LOOKS: [u64; 8] = [0, 1, 1, 1, 2, 4, 8, 16];
 /// Longest polling interval of any waiter.
 const POLL_LONGEST: Duration = Duration::from_secs(1);
+
+/// How a sleep at the predecessor's advisory lock ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AtLock {
+    Released,
+    /// The time is up, and the lock is still held.
+    Through,
+    /// The lock is still held, but the server ended the sleep.
+    Held,
+    /// Nobody holds the lock, or this session cannot sleep at it.
+    NotHeld,
+}
 
 impl Tables {
     /// Whether `token` is in the queues of all these locks.
@@ -80,31 +93,33 @@ impl Tables {
         }
     }
 
-    /// Sleeps until the predecessor's advisory lock is released (true) or `until` (false). None if
-    /// the predecessor does not hold one, or the server does not let this session sleep.
-    fn sleep_at_advisory_lock(&mut self, before: &Token, until: Moment) -> Result<Option<bool>, Failure> {
+    /// Sleeps at the predecessor's advisory lock, if there is one predecessor.
+    fn sleep_at_advisory_lock(&mut self, before: Option<&Token>, until: Moment) -> Result<AtLock, Failure> {
         let is_direct = self.line.as_ref().is_some_and(|line| line.is_direct == Some(true));
-        if !is_direct || !self.has_advisory_locks {
-            return Ok(None);
-        }
+        let Some(before) = before.filter(|_| is_direct && self.has_advisory_locks) else {
+            return Ok(AtLock::NotHeld);
+        };
         // A millisecond more, so that the server's answer comes after `until`.
         let span = until.left() + Duration::from_millis(1);
-        let Some(statement) = self.dialect.sleep_at_advisory_lock(before, span) else { return Ok(None) };
+        let Some(statement) = self.dialect.sleep_at_advisory_lock(before, span) else {
+            return Ok(AtLock::NotHeld);
+        };
         let slept = match self.ask(&[statement], Again::No, until.after(self.target.op_timeout)) {
             Ok(answers) => answers.last().and_then(|answer| answer.rows.last()?.first()?.clone()),
             // MySQL and MariaDB take a chain of 32 sleeping sessions for a deadlock. So about one
             // waiter in 32 polls, and the chain begins anew behind it.
-            Err(Failure::Conflict) => return Ok(None),
+            Err(Failure::Conflict) => return Ok(AtLock::Held),
             Err(Failure::Refused(_)) => {
                 self.has_advisory_locks = false;
-                return Ok(None);
+                return Ok(AtLock::NotHeld);
             }
             Err(failure) => return Err(failure),
         };
         Ok(match slept.as_deref() {
-            Some(b"1") => Some(true),
-            Some(b"0") if until.passed() => Some(false),
-            _ => None,
+            Some(b"1") => AtLock::Released,
+            Some(b"0") if until.passed() => AtLock::Through,
+            Some(b"0") => AtLock::Held,
+            _ => AtLock::NotHeld,
         })
     }
 
@@ -118,9 +133,10 @@ impl Tables {
     ) -> Result<bool, Failure> {
         let mut looks = 0;
         loop {
-            match before.map_or(Ok(None), |before| self.sleep_at_advisory_lock(before, until))? {
-                Some(false) => return Ok(false),
-                Some(true) => {
+            let at_lock = self.sleep_at_advisory_lock(before, until)?;
+            match at_lock {
+                AtLock::Through => return Ok(false),
+                AtLock::Released => {
                     for pause in LOOKS {
                         thread::sleep(Duration::from_millis(pause));
                         if !self.still_waits(names, token)? {
@@ -129,7 +145,7 @@ impl Tables {
                     }
                     return Ok(true);
                 }
-                None => {}
+                AtLock::Held | AtLock::NotHeld => {}
             }
             // A notification before the subscription is lost.
             if self.listen(token, self.soon())? && !self.still_waits(names, token)? {
@@ -140,11 +156,12 @@ impl Tables {
             let ahead = if is_soon { ahead.min((1 << looks.min(16)) - 1) } else { ahead };
             looks += 1;
             let Some(line) = &mut self.line else { return Ok(true) };
-            // A new connection. The next read shows whether it is direct.
-            if line.is_direct.is_none() {
+            let is_listening = line.listens;
+            let is_told_of_a_death = is_listening || at_lock == AtLock::Held;
+            // The first read on a connection shows whether it is direct.
+            if line.read_at.is_none_or(|read| !is_told_of_a_death && read.after(SILENCE).passed()) {
                 return Ok(false);
             }
-            let is_listening = line.listens;
             let next = if is_listening { until } else { Moment::now().after(pace(ahead)).min(until) };
             if line.link.listen(next)? {
                 // If it has only come near the front, it reads the lock. It writes nothing that the

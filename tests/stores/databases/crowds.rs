@@ -43,6 +43,11 @@ fn a_crowd_is_served_in_order_and_at_the_cost_of_a_few(kind: Kind) {
 /// lapses after four seconds.
 fn the_last_of_a_crowd_soon_notices_a_death_before_it(kind: Kind) {
     let (world, _server) = large_server(kind);
+    notices_deaths(&world);
+}
+
+/// [`the_last_of_a_crowd_soon_notices_a_death_before_it`], for any store.
+pub fn notices_deaths(world: &World) {
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     let wait = |script: &str| world.run("k", &["-w", "-t", "1m"], script).any_stderr().spawn();
@@ -55,8 +60,11 @@ fn the_last_of_a_crowd_soon_notices_a_death_before_it(kind: Kind) {
     });
     let last = wait("echo last >> log");
     world.wait_for_waiters("k", 63);
-    for process in dead.iter().flat_map(|waiter| [waiter.guard(), waiter.pid()]) {
-        proc::signal(process, Signal::KILL);
+    for waiter in &dead {
+        // Neither may see the other's death.
+        waiter.signal(Signal::STOP);
+        proc::signal(waiter.guard(), Signal::KILL);
+        waiter.signal(Signal::KILL);
     }
     world.write("go", "");
     holder.finish();

@@ -1,6 +1,7 @@
 //! Connection poolers between dlock and PostgreSQL.
 
 use crate::stores::databases::JOB;
+use crate::stores::databases::crowds::notices_deaths;
 use crate::support::postgres::{Pooler, Postgres};
 use crate::support::wait::wait_until;
 use crate::support::world::World;
@@ -29,6 +30,16 @@ fn poolers_may_stand_in_between() {
         waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
         assert_eq!(world.log(), ["up", "done", "1", "2", "3", "4", "5", "6", "7", "8"], "{mode}");
     }
+}
+
+/// Nothing wakes a waiter behind a pooler, so it reads the lock more often.
+#[test]
+fn the_last_of_a_crowd_behind_a_pooler_soon_notices_a_death_before_it() {
+    let mut world = World::with_postgres();
+    world.open_to_all();
+    let pooler = Pooler::start(&world, Postgres::shared().port(), world.database(), "transaction");
+    world.use_store(pooler.url());
+    notices_deaths(&world);
 }
 
 /// One pooler before the primary and one before its standby, used as if they were the two servers.
