@@ -70,7 +70,7 @@ impl Write {
         Ok((write, left))
     }
 
-    /// The lock, if its row is all that the write changes, and nobody is told: a renewal, or the
+    /// The lock, if its row is all that the write changes, and no token is woken: a renewal, or the
     /// confirmation of a grant. Such a write can be a plain `UPDATE`, which costs the server less.
     pub fn sole(&self) -> Option<&NewLock> {
         let [lock] = self.locks.as_slice() else { return None };
