@@ -51,8 +51,15 @@ pub fn notices_deaths(world: &World) {
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     let wait = |script: &str| world.run("k", &["-w", "-t", "1m"], script).any_stderr().spawn();
-    let crowd: Vec<_> = (0..60).map(|_| wait("true")).collect();
-    world.wait_for_waiters("k", 60);
+    let crowd: Vec<_> = (0..57).map(|_| wait("true")).collect();
+    world.wait_for_waiters("k", 57);
+    let next = wait("while [ ! -e on ]; do sleep 0.02; done");
+    world.wait_for_waiters("k", 58);
+    let few = [59, 60].map(|number| {
+        let waiter = wait("true");
+        world.wait_for_waiters("k", number);
+        waiter
+    });
     let dead = [61, 62].map(|number| {
         let waiter = world.run("k", &["-w", "-t", "1m"], "true").dies_of(9).any_stderr().spawn();
         world.wait_for_waiters("k", number);
@@ -60,15 +67,19 @@ pub fn notices_deaths(world: &World) {
     });
     let last = wait("echo last >> log");
     world.wait_for_waiters("k", 63);
+    world.write("go", "");
+    holder.finish();
+    finish_all(crowd);
+    world.wait_for_waiters("k", 5);
     for waiter in &dead {
         // Neither may see the other's death.
         waiter.signal(Signal::STOP);
         proc::signal(waiter.guard(), Signal::KILL);
         waiter.signal(Signal::KILL);
     }
-    world.write("go", "");
-    holder.finish();
-    crowd.into_iter().for_each(|waiter| drop(waiter.finish()));
+    world.write("on", "");
+    next.finish();
+    finish_all(few);
     wait_within(Duration::from_secs(15), "its turn", || world.log().contains(&"last".into()).then_some(()));
     last.finish();
     finish_all(dead);
