@@ -228,14 +228,15 @@ while server and not reachable():
 time.sleep(1)
 line = Line() if what == 'cut' else None
 environment = {**os.environ, 'DLOCK_STORE': url % (line.port if line else port) if '%' in url else url, 'NO_COLOR': '1'}
+brief = ['--max-lease', str(max(ttl, 10))] if store == 'quorum' else []  # a new master counts after this long
 try:
-    first = subprocess.run([dlock, 'run', '-k', 'first', '-w', '20', '--', 'true'], env=environment, capture_output=True, text=True)
+    first = subprocess.run([dlock, 'run', *brief, '-t', str(min(ttl, 10)), '-k', 'first', '-w', '60', '--', 'true'], env=environment, capture_output=True, text=True)
     assert first.returncode == 0, first
     jobs = []
     for n in range(holders):
         err = open(f'{home}/err{n}', 'w')
         key, patience = ('k', '600') if what == 'queue' else (f'k{n}', '60')
-        jobs.append(subprocess.Popen([dlock, 'run', '-k', key, '-t', str(ttl), '-w', patience, '--', 'sh', '-c', f'touch {home}/up{n}; exec sleep 1000'], env=environment, stderr=err))
+        jobs.append(subprocess.Popen([dlock, 'run', *brief, '-k', key, '-t', str(ttl), '-w', patience, '--', 'sh', '-c', f'touch {home}/up{n}; exec sleep 1000'], env=environment, stderr=err))
         time.sleep(0.02)
     while len(glob.glob(f'{home}/up*')) < (1 if what == 'queue' else holders):
         time.sleep(0.1)
