@@ -284,7 +284,7 @@ impl Coordinator for Tables {
         Watching::Watched(token.clone())
     }
 
-    /// Where a waiter sleeps at an advisory lock, the end of the connection before it wakes it.
+    /// A waiter that sleeps at an advisory lock is woken by the end of its predecessor's connection.
     fn wakes_near_the_front(&self) -> bool {
         self.dialect.has_channels()
     }

@@ -28,7 +28,7 @@ enum AtLock {
     Through,
     /// The lock is still held, but the server ended the sleep.
     Held,
-    /// Nobody holds the lock, or this session cannot sleep at it.
+    /// Nobody holds the lock, or this session does not sleep at it.
     NotHeld,
 }
 
