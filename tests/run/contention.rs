@@ -71,13 +71,7 @@ fn each_waiter_is_woken_at_once(backend: Backend) {
     let world = World::new(backend);
     let first = world.run("queue", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
     world.wait_for_log("up");
-    let waiting = (0..7)
-        .map(|i| {
-            let waiter = world.run("queue", &["-w"], "date +%s%3N >> times; sleep 0.3").any_stderr().spawn();
-            world.wait_for_waiters("queue", i + 1);
-            waiter
-        })
-        .collect::<Vec<_>>();
+    let waiting = world.queue("queue", &["-w"], ["date +%s%3N >> times; sleep 0.3"; 7]);
     world.write("go", "");
     first.finish();
     for waiter in waiting {
@@ -110,16 +104,9 @@ fn a_granted_waiter_has_a_whole_lease(backend: Backend) {
     second.finish();
 }
 
-/// Starts waiters one after the other; each is in the queue before the next one starts.
 fn queue_up(world: &World, key: &str, count: usize) -> Vec<Running> {
-    (0..count)
-        .map(|i| {
-            let job = format!("echo start {i} >> log; sleep 0.01; echo end {i} >> log");
-            let waiter = world.run(key, &["--wait"], &job).any_stderr().spawn();
-            world.wait_for_waiters(key, i + 1);
-            waiter
-        })
-        .collect()
+    let job = |number| format!("echo start {number} >> log; sleep 0.01; echo end {number} >> log");
+    world.queue(key, &["--wait"], (0..count).map(job))
 }
 
 fn a_crowd_that_comes_at_once_runs_one_at_a_time(backend: Backend) {

@@ -103,11 +103,7 @@ fn all_readers_at_the_head_come_in_together(backend: Backend) {
     world.wait_for_log("start w");
     let together =
         format!("echo start r >> log; until [ $(grep -c 'start r' log) = {READERS} ]; do sleep 0.02; done");
-    let mut crowd = Vec::new();
-    for at in 0..READERS {
-        crowd.push(world.run("k", &["-s", "-w"], &together).any_stderr().spawn());
-        world.wait_for_waiters("k", at + 1);
-    }
+    let mut crowd = world.queue("k", &["-s", "-w"], [&together; READERS]);
     crowd.push(world.run("k", &["-w"], "echo second writer >> log").any_stderr().spawn());
     world.wait_for_waiters("k", READERS + 1);
     crowd.push(world.run("k", &["-s", "-w"], "echo later reader >> log").any_stderr().spawn());

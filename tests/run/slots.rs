@@ -60,11 +60,7 @@ fn each_gets_the_lowest_free_slot(backend: Backend) {
 fn a_freed_slot_goes_to_the_first_waiter(backend: Backend) {
     let world = World::new(backend);
     let holders = ["a", "b", "c"].map(|name| holder(&world, name, usize::from(name.as_bytes()[0] - b'a')));
-    let waiters = [0, 1, 2, 3].map(|at| {
-        let waiter = world.run("k", &["-n3", "-w"], &hold(&format!("w{at}"))).any_stderr().spawn();
-        world.wait_for_waiters("k", at + 1);
-        waiter
-    });
+    let waiters = world.queue("k", &["-n3", "-w"], (0..4).map(|at| hold(&format!("w{at}"))));
     // No newcomer overtakes, although a slot is free for a moment.
     world.write("b.go", "");
     world.wait_for_log("w0 1");

@@ -132,14 +132,8 @@ fn a_waiter_sleeps_until_its_predecessor_releases(kind: Kind) {
     let world = kind.world();
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
-    let waiters: Vec<_> = (1..=6)
-        .map(|number| {
-            let run = world.run("k", &["-w", "-t", "1m"], &format!("echo {number} >> log"));
-            let run = run.any_stderr().spawn();
-            world.wait_for_waiters("k", number);
-            run
-        })
-        .collect();
+    let jobs = (1..=6).map(|number| format!("echo {number} >> log"));
+    let waiters = world.queue("k", &["-w", "-t", "1m"], jobs);
     wait_until("all sleep", || kind.sleeping(&world) == 6);
     world.write("go", "");
     holder.finish();
@@ -211,13 +205,8 @@ fn damaged_waiters_block_nobody(kind: Kind, damage: &str) {
     let world = kind.world();
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
-    let waiters: Vec<_> = (1..=2)
-        .map(|number| {
-            let waiter = world.run("k", &["-w"], &format!("echo {number} >> log")).any_stderr().spawn();
-            world.wait_for_waiters("k", number);
-            waiter
-        })
-        .collect();
+    let jobs = (1..=2).map(|number| format!("echo {number} >> log"));
+    let waiters = world.queue("k", &["-w"], jobs);
     kind.ask(&world, damage);
     world.dlock(["status"]).any_stdout().run();
     world.write("go", "");

@@ -56,14 +56,8 @@ fn a_long_queue_keeps_its_connections() {
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
     let all = 40;
-    let queue: Vec<_> = (0..all)
-        .map(|number| {
-            let waiter = world.run("k", &["-w", "-t", "1m"], &format!("echo {number} >> log"));
-            let waiter = waiter.any_stderr().spawn();
-            world.wait_for_waiters("k", number + 1);
-            waiter
-        })
-        .collect();
+    let jobs = (0..all).map(|number| format!("echo {number} >> log"));
+    let queue = world.queue("k", &["-w", "-t", "1m"], jobs);
     let connections = || -> u64 {
         let said = server.ask("ops", "SHOW GLOBAL STATUS LIKE 'Connections'");
         said.split_whitespace().last().and_then(|count| count.parse().ok()).expect("a number")

@@ -58,14 +58,8 @@ fn a_table_that_is_locked_for_long_takes_no_connections() {
     let (world, server) = own_server(&[]);
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
-    let waiters: Vec<_> = (1..=3)
-        .map(|number| {
-            let run =
-                world.run("k", &["-w", "-t", "1m"], &format!("echo {number} >> log")).any_stderr().spawn();
-            world.wait_for_waiters("k", number);
-            run
-        })
-        .collect();
+    let jobs = (1..=3).map(|number| format!("echo {number} >> log"));
+    let waiters = world.queue("k", &["-w", "-t", "1m"], jobs);
     let hog = Hog::with(&server, "LOCK TABLE dlock_locks, dlock_waiters");
     let asking = "SELECT count(*), count(*) FILTER (WHERE age > interval '12 s') FROM (SELECT clock_timestamp() - query_start AS age \
                   FROM pg_stat_activity WHERE application_name = 'dlock' AND wait_event_type = 'Lock') AS a";

@@ -7,7 +7,7 @@ mod sessions;
 use crate::support::ask::exclusive;
 use crate::support::certificates::Authority;
 use crate::support::dlock::Dlock;
-use crate::support::hand_over::{hand_over, hand_over_to_readers};
+use crate::support::hand_over::{hand_over, hand_over_to_readers, notices_deaths};
 use crate::support::members::Cluster as _;
 use crate::support::storm::{Wish, is_soak, runs, storm};
 use crate::support::target::{local, target};
@@ -268,6 +268,11 @@ fn cost_of_a_turn(world: &World, server: &ZooKeeper, key: &str, waiters: usize) 
 #[ignore = "long; ./test --soak"]
 fn a_crowd_of_readers_is_granted_the_lock() {
     hand_over_to_readers(&World::with_zookeeper());
+}
+
+#[test]
+fn the_last_of_a_crowd_soon_notices_a_death_before_it() {
+    notices_deaths(&World::with_zookeeper());
 }
 
 /// Waiters and holders leave nothing behind, however they end.

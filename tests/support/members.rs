@@ -103,14 +103,8 @@ fn is_cut_off(world: &World, cluster: &impl Cluster, member: usize) {
 pub fn leaders_are_killed(world: &World, cluster: &mut impl Cluster, ttl: &str) {
     let holder = world.run("k", &["-t", ttl], JOB).any_stderr().spawn();
     world.wait_for_log("up");
-    let waiters: Vec<_> = (1..=3)
-        .map(|number| {
-            let job = format!("echo {number} >> log");
-            let waiter = world.run("k", &["-w", "-t", ttl], &job).any_stderr().spawn();
-            world.wait_for_waiters("k", number);
-            waiter
-        })
-        .collect();
+    let jobs = (1..=3).map(|number| format!("echo {number} >> log"));
+    let waiters = world.queue("k", &["-w", "-t", ttl], jobs);
     for round in 0..if is_soak() { 6 } else { 2 } {
         let began = Instant::now();
         let leader = cluster.leader();

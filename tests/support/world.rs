@@ -9,7 +9,7 @@ pub use backend::Database;
 pub(crate) use backend::on_every_store;
 
 use super::certificates::Authority;
-use super::dlock::Dlock;
+use super::dlock::{Dlock, Running};
 #[cfg(feature = "etcd")]
 use super::etcd::Etcd;
 #[cfg(feature = "mysql")]
@@ -320,6 +320,23 @@ impl World {
     #[track_caller]
     pub fn wait_for_waiters(&self, key: &str, count: usize) {
         wait_until(&format!("{count} waiters for {key}"), || self.waiters(key) == count);
+    }
+
+    /// Starts a waiter for each of these jobs, and waits until it is in the queue before the next
+    /// one. Nobody else may wait for the key.
+    #[track_caller]
+    pub fn queue<J: AsRef<str>>(
+        &self,
+        key: &str,
+        options: &[&str],
+        jobs: impl IntoIterator<Item = J>,
+    ) -> Vec<Running> {
+        let mut queue = Vec::new();
+        for job in jobs {
+            queue.push(self.run(key, options, job.as_ref()).any_stderr().spawn());
+            self.wait_for_waiters(key, queue.len());
+        }
+        queue
     }
 
     /// Waits until the key is in that state.

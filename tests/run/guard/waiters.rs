@@ -87,12 +87,7 @@ fn crashed_waiters_delay_the_queue_once(backend: Backend) {
     let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
     let holder = world.run("k", &["-t", LONG], hold).spawn();
     world.wait_for_log("up");
-    let doomed = (1..=6).map(|place| {
-        let waiter = world.run("k", &["-w", "-t", LONG], "echo doomed >> log").any_stderr().spawn();
-        world.wait_for_waiters("k", place);
-        waiter
-    });
-    let doomed = doomed.collect::<Vec<_>>();
+    let doomed = world.queue("k", &["-w", "-t", LONG], ["echo doomed >> log"; 6]);
     let next = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
     wait_until("the next waits", || world.waiters("k") == 7);
     doomed.iter().for_each(crash);

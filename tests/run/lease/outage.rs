@@ -126,14 +126,8 @@ fn an_outage_that_makes_all_waiters_stale_keeps_the_order() {
     let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
     let holder = world.run("k", &["-t", "1m"], job).any_stderr().spawn();
     world.wait_for_log("up");
-    let waiters: Vec<_> = (0..6)
-        .map(|number| {
-            let waiter = world.run("k", &["-w", "-t", "1m"], &format!("echo {number} >> log"));
-            let waiter = waiter.any_stderr().spawn();
-            world.wait_for_waiters("k", number + 1);
-            waiter
-        })
-        .collect();
+    let jobs = (0..6).map(|number| format!("echo {number} >> log"));
+    let waiters = world.queue("k", &["-w", "-t", "1m"], jobs);
     world.redis_mut().kill();
     sleep(Duration::from_secs(7));
     world.redis_mut().restart();

@@ -3,15 +3,13 @@
 use super::{large_server, own_server};
 use crate::support::database::on_every_database;
 use crate::support::database::{Kind, Server};
-use crate::support::dlock::{End, Output, finish_all};
-use crate::support::hand_over::JOB;
+use crate::support::dlock::{End, Output};
+use crate::support::hand_over::{JOB, notices_deaths};
 use crate::support::outages::storm_through_outages;
-use crate::support::proc;
 use crate::support::proxy::Proxy;
 use crate::support::storm::{Wish, is_soak};
-use crate::support::wait::{wait_until, wait_within};
+use crate::support::wait::wait_until;
 use crate::support::world::World;
-use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self};
 use std::time::{Duration, Instant};
@@ -38,51 +36,9 @@ fn a_crowd_is_served_in_order_and_at_the_cost_of_a_few(kind: Kind) {
     writes_of_a_turn(&world, &server, "noisy", 20, 2);
 }
 
-/// Far back in a queue a waiter reads the lock each 25 s. When it has come near the front, it reads
-/// as often as the first ones do: those before it may have died, one of them with a new grant, which
-/// lapses after four seconds.
 fn the_last_of_a_crowd_soon_notices_a_death_before_it(kind: Kind) {
     let (world, _server) = large_server(kind);
     notices_deaths(&world);
-}
-
-/// [`the_last_of_a_crowd_soon_notices_a_death_before_it`], for any store.
-pub fn notices_deaths(world: &World) {
-    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
-    world.wait_for_log("up");
-    let wait = |script: &str| world.run("k", &["-w", "-t", "1m"], script).any_stderr().spawn();
-    let crowd: Vec<_> = (0..57).map(|_| wait("true")).collect();
-    world.wait_for_waiters("k", 57);
-    let next = wait("while [ ! -e on ]; do sleep 0.02; done");
-    world.wait_for_waiters("k", 58);
-    let few = [59, 60].map(|number| {
-        let waiter = wait("true");
-        world.wait_for_waiters("k", number);
-        waiter
-    });
-    let dead = [61, 62].map(|number| {
-        let waiter = world.run("k", &["-w", "-t", "1m"], "true").dies_of(9).any_stderr().spawn();
-        world.wait_for_waiters("k", number);
-        waiter
-    });
-    let last = wait("echo last >> log");
-    world.wait_for_waiters("k", 63);
-    world.write("go", "");
-    holder.finish();
-    finish_all(crowd);
-    world.wait_for_waiters("k", 5);
-    for waiter in &dead {
-        // Neither may see the other's death.
-        waiter.signal(Signal::STOP);
-        proc::signal(waiter.guard(), Signal::KILL);
-        waiter.signal(Signal::KILL);
-    }
-    world.write("on", "");
-    next.finish();
-    finish_all(few);
-    wait_within(Duration::from_secs(15), "its turn", || world.log().contains(&"last".into()).then_some(()));
-    last.finish();
-    finish_all(dead);
 }
 
 /// Writing statements per turn of a queue, from the first turn to the last, while `others` clients

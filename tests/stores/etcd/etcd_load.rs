@@ -3,7 +3,7 @@
 
 use super::{Asker, WISHES, in_time, own_cluster};
 use crate::support::etcd::Etcd;
-use crate::support::hand_over::{JOB, hand_over_to_readers};
+use crate::support::hand_over::{JOB, hand_over_to_readers, notices_deaths};
 use crate::support::storm::{is_soak, storm};
 use crate::support::wait::{OUTAGE, wait_until, wait_within};
 use crate::support::world::World;
@@ -93,6 +93,11 @@ fn cost_of_a_turn(world: &World, etcd: &Etcd, key: &str, waiters: usize) -> [f64
 #[ignore = "long; ./test --soak"]
 fn a_crowd_of_readers_is_granted_the_lock() {
     hand_over_to_readers(&World::with_etcd());
+}
+
+#[test]
+fn the_last_of_a_crowd_soon_notices_a_death_before_it() {
+    notices_deaths(&World::with_etcd());
 }
 
 /// A cluster that is full cannot record the end of a run, and the message says so.

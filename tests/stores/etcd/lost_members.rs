@@ -49,6 +49,29 @@ fn a_member_that_is_gone_or_silent_is_left_alone() {
     assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
+/// A holder listens on a connection of its own. If the member there is silent, it hears a request at its next renewal, which
+/// goes to another member. Of twelve holders some listen at the one that is stopped.
+#[test]
+fn a_request_is_heard_though_a_member_is_silent() {
+    let (world, etcd) = own_cluster(3, &[]);
+    let keys: Vec<String> = (0..12).map(|number| format!("k{number}")).collect();
+    let holders: Vec<_> = keys
+        .iter()
+        .map(|key| {
+            world.run(key, &["-t", "8s"], "echo up >> log; exec sleep 1000").status(79).any_stderr().spawn()
+        })
+        .collect();
+    wait_until("all hold", || world.lines("up") == keys.len());
+    let leader = etcd.leader();
+    etcd.signal((leader + 1) % 3, Signal::STOP);
+    let requests: Vec<_> =
+        keys.iter().map(|key| world.dlock(["release", key, "-y"]).any_stderr().spawn()).collect();
+    finish_all(requests);
+    finish_all(holders);
+    etcd.signal((leader + 1) % 3, Signal::CONT);
+    assert!(keys.iter().all(|key| world.state(key) == "free"));
+}
+
 /// Each of three members shuts down in order and starts again. It then answers that its own connections are closing, which is
 /// an outage and not an error: waiters and watchers go on with the others.
 #[test]

@@ -90,14 +90,8 @@ fn foreign_objects_in_the_search_path_never_run() {
             world.dlock(["doctor"]).any_stdout().any_stderr().run();
             let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
             world.wait_for_log("up");
-            let waiters: Vec<_> = (1..=3)
-                .map(|number| {
-                    let waiter = world.run("k", &["-w"], &format!("echo {number} >> log"));
-                    let waiter = waiter.any_stderr().spawn();
-                    world.wait_for_waiters("k", number);
-                    waiter
-                })
-                .collect();
+            let jobs = (1..=3).map(|number| format!("echo {number} >> log"));
+            let waiters = world.queue("k", &["-w"], jobs);
             world.write("go", "");
             holder.finish();
             waiters.into_iter().for_each(|waiter| drop(waiter.finish()));

@@ -109,13 +109,7 @@ fn a_heartbeat_touches_one_row() {
     let (world, server) = own_server(&[]);
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
-    let waiters: Vec<_> = (1..=5)
-        .map(|number| {
-            let run = world.run("k", &["-w", "-t", "1m"], "true").any_stderr().spawn();
-            world.wait_for_waiters("k", number);
-            run
-        })
-        .collect();
+    let waiters = world.queue("k", &["-w", "-t", "1m"], ["true"; 5]);
     server.begin_log();
     let said = wait_for("a heartbeat", || {
         let log = server.log();

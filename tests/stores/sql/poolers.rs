@@ -1,7 +1,7 @@
 //! Connection poolers between dlock and PostgreSQL.
 
 use crate::stores::databases::JOB;
-use crate::stores::databases::crowds::notices_deaths;
+use crate::support::hand_over::notices_deaths;
 use crate::support::postgres::{Pooler, Postgres};
 use crate::support::wait::wait_until;
 use crate::support::world::World;
@@ -18,13 +18,8 @@ fn poolers_may_stand_in_between() {
         world.use_store(pooler.url());
         let holder = world.run("k", &["-t", "20s"], JOB).any_stderr().spawn();
         world.wait_for_log("up");
-        let waiters: Vec<_> = (1..=8)
-            .map(|number| {
-                let waiter = world.run("k", &["-w"], &format!("echo {number} >> log")).any_stderr().spawn();
-                world.wait_for_waiters("k", number);
-                waiter
-            })
-            .collect();
+        let jobs = (1..=8).map(|number| format!("echo {number} >> log"));
+        let waiters = world.queue("k", &["-w"], jobs);
         world.write("go", "");
         holder.finish();
         waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
