@@ -173,7 +173,7 @@ pub enum Endurance {
 pub enum Slept {
     /// Something may have changed.
     Woken,
-    /// The time has come, or there was an interrupt, or it is better to ask again.
+    /// The time has come, or there was an interrupt.
     Through,
 }
 

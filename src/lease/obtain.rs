@@ -330,9 +330,7 @@ impl Obtaining<'_> {
     fn sleep(&mut self, at: Moment, until: Option<Moment>) -> Step {
         let limit = until.map_or(at, |until| until.min(at));
         match self.store.sleep(&self.request.names, &self.request.ask.token, limit) {
-            Ok(Slept::Through) if !at.passed() && (limit.passed() || interrupt::is_raised()) => {
-                return Step::GoesOn;
-            }
+            Ok(Slept::Through) if !at.passed() => return Step::GoesOn,
             Err(_) if interrupt::is_raised() => return self.then(Next::Ask),
             Ok(_) => {}
             // The next heartbeat shows what is wrong, or succeeds on a new connection.

@@ -38,7 +38,7 @@ use crate::rules::{ABSENCE, HEARTBEAT, Phase, Record, SILENCE, Time};
 use crate::store::{Error, Slept};
 use contention::{Contender, Contention};
 use coordinator::{
-    Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, Purpose, Reading, Watching, Written,
+    Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, Purpose, Reading, Wake, Watching, Written,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -386,9 +386,13 @@ impl<C: Coordinator> Engine<C> {
             // If `until` follows soon, the caller's next request is the heartbeat.
             let next = if next.after(HEARTBEAT / 4) < until { next } else { until };
             let watches = &mut self.watched.watches.values();
-            if self.coordinator.wait(names, token, self.ahead, watches, next)? {
-                self.is_woken = true;
-                return Ok(Slept::Woken);
+            match self.coordinator.wait(names, token, self.ahead, watches, next)? {
+                Wake::Woken => {
+                    self.is_woken = true;
+                    return Ok(Slept::Woken);
+                }
+                Wake::Look => return Ok(Slept::Woken),
+                Wake::Through => {}
             }
             // The sleep was interrupted, or `until` has come.
             if !next.passed() || next == until {

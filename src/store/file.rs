@@ -29,7 +29,7 @@ use crate::lock::{Name, Names, Token};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Purpose, Reading, Snapshot,
-    Watching, Written,
+    Wake, Watching, Written,
 };
 use crate::store::engine::stored_lock::{Change, StoredLock};
 use crate::store::{Error, Listener, Subscription};
@@ -267,9 +267,10 @@ impl Coordinator for Files {
         _: u64,
         watches: &mut dyn Iterator<Item = &Watch>,
         until: Moment,
-    ) -> Result<bool, Error> {
+    ) -> Result<Wake, Error> {
         let mine = self.life_of(token).map(AsRef::as_ref);
         liveness::sleep(mine, watches, until)
+            .map(Wake::from)
             .map_err(|errno| self.directory.error("wait for the lock", errno))
     }
 

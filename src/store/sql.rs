@@ -36,7 +36,7 @@ use crate::lock::{Name, Names, Token};
 use crate::rules::{Lock, Record, millis};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Snapshot, Watching, Written,
+    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Snapshot, Wake, Watching, Written,
     is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
@@ -296,7 +296,7 @@ impl Coordinator for Tables {
         ahead: u64,
         watches: &mut dyn Iterator<Item = &Token>,
         until: Moment,
-    ) -> Result<bool, Error> {
+    ) -> Result<Wake, Error> {
         // A waiter behind several holders cannot sleep at one advisory lock.
         let before = watches.next().filter(|_| watches.next().is_none());
         let slept = self.sleep(names, token, ahead, before, until);
@@ -305,7 +305,7 @@ impl Coordinator for Tables {
         Ok(slept.unwrap_or_else(|_| {
             self.reset();
             thread::sleep(POLL);
-            true
+            Wake::Woken
         }))
     }
 

@@ -50,8 +50,8 @@ use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Reading, Snapshot, Watching,
-    Written, is_chosen_to_clean_up,
+    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Reading, Snapshot, Wake,
+    Watching, Written, is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
 use crate::store::net::interrupt;
@@ -240,13 +240,14 @@ impl Coordinator for Znodes {
         _: u64,
         watches: &mut dyn Iterator<Item = &Watch>,
         until: Moment,
-    ) -> Result<bool, Error> {
+    ) -> Result<Wake, Error> {
         // A broken connection does not end the place in the queue. The next request shows whether
         // servers answer.
-        Ok(self.listen(token, &watches.collect::<Vec<_>>(), until).unwrap_or_else(|_| {
+        let heard = self.listen(token, &watches.collect::<Vec<_>>(), until);
+        Ok(heard.map(Wake::from).unwrap_or_else(|_| {
             self.session.hang_up();
             interrupt::sleep_until(Moment::now().after(PAUSE));
-            true
+            Wake::Woken
         }))
     }
 

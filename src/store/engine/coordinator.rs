@@ -85,11 +85,10 @@ pub trait Coordinator: Clone + Send {
         false
     }
 
-    /// Sleeps. Returns true when the owner of `token`, which waits for these locks, is woken or one
-    /// of the `watches` ends; false at `until`, on an [interrupt](crate::store::net::interrupt), or
-    /// before that if it still waits but should read the records again.
-    /// `ahead` is the number of waiters before it: a store that must poll may poll less often far
-    /// back in the queue.
+    /// Sleeps until the owner of `token`, which waits for these locks, is woken or one of the
+    /// `watches` ends, but not beyond `until` and not through an
+    /// [interrupt](crate::store::net::interrupt). `ahead` is the number of waiters before it: a
+    /// store that must poll may poll less often far back in the queue.
     fn wait(
         &mut self,
         names: &Names,
@@ -97,7 +96,7 @@ pub trait Coordinator: Clone + Send {
         ahead: u64,
         watches: &mut dyn Iterator<Item = &Self::Watch>,
         until: Moment,
-    ) -> Result<bool, Error>;
+    ) -> Result<Wake, Error>;
 
     /// See [`crate::store::Store::listen_as_holder`].
     fn listen_as_holder(&mut self, _: &Names, _: &Token, _until: Moment) -> Option<bool> {
@@ -261,6 +260,24 @@ pub enum Watching<W> {
     Missing,
     /// It cannot be watched now.
     Unknown,
+}
+
+/// Why a [`Coordinator::wait`] ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// The token was woken, or a watch has ended.
+    Woken,
+    /// The token still waits, but should read the records again.
+    Look,
+    /// The time has come, or there was an interrupt.
+    Through,
+}
+
+impl From<bool> for Wake {
+    /// From whether the token was woken.
+    fn from(is_woken: bool) -> Self {
+        if is_woken { Self::Woken } else { Self::Through }
+    }
 }
 
 /// The outcome of a commit.

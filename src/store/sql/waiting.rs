@@ -8,6 +8,7 @@ use crate::clock::Moment;
 use crate::lock::{Names, Token};
 use crate::rules::SILENCE;
 use crate::store::Error;
+use crate::store::engine::coordinator::Wake;
 use crate::store::net::interrupt;
 use std::thread;
 use std::time::Duration;
@@ -130,12 +131,12 @@ impl Tables {
         ahead: u64,
         before: Option<&Token>,
         until: Moment,
-    ) -> Result<bool, Failure> {
+    ) -> Result<Wake, Failure> {
         let mut looks = 0;
         loop {
             let at_lock = self.sleep_at_advisory_lock(before, until)?;
             match at_lock {
-                AtLock::Through => return Ok(false),
+                AtLock::Through => return Ok(Wake::Through),
                 AtLock::Released => {
                     for pause in LOOKS {
                         thread::sleep(Duration::from_millis(pause));
@@ -143,41 +144,43 @@ impl Tables {
                             break;
                         }
                     }
-                    return Ok(true);
+                    return Ok(Wake::Woken);
                 }
                 AtLock::Held | AtLock::NotHeld => {}
             }
             // A notification before the subscription is lost.
             if self.listen(token, self.soon())? && !self.still_waits(names, token)? {
-                return Ok(true);
+                return Ok(Wake::Woken);
             }
             // The predecessor may take its advisory lock in a moment.
             let is_soon = before.is_some() && !self.dialect.has_channels();
             let ahead = if is_soon { ahead.min((1 << looks.min(16)) - 1) } else { ahead };
             looks += 1;
-            let Some(line) = &mut self.line else { return Ok(true) };
+            let Some(line) = &mut self.line else { return Ok(Wake::Woken) };
             let is_listening = line.listens;
             let is_told_of_a_death = is_listening || at_lock == AtLock::Held;
             // The first read on a connection shows whether it is direct.
             if line.read_at.is_none_or(|read| !is_told_of_a_death && read.after(SILENCE).passed()) {
-                return Ok(false);
+                return Ok(Wake::Look);
             }
             let next = if is_listening { until } else { Moment::now().after(pace(ahead)).min(until) };
             if line.link.listen(next)? {
                 // If it has only come near the front, it reads the lock. It writes nothing that the
                 // new holder would have to wait for.
-                let is_over = !self.still_waits(names, token)?;
-                if is_over && let Some(line) = &mut self.line {
+                if self.still_waits(names, token)? {
+                    return Ok(Wake::Look);
+                }
+                if let Some(line) = &mut self.line {
                     // A holder subscribes anew, and then looks for a request that came meanwhile.
                     line.listens = false;
                 }
-                return Ok(is_over);
+                return Ok(Wake::Woken);
             }
             if until.passed() || interrupt::is_raised() {
-                return Ok(false);
+                return Ok(Wake::Through);
             }
             if !is_listening && !self.still_waits(names, token)? {
-                return Ok(true);
+                return Ok(Wake::Woken);
             }
         }
     }
