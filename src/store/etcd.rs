@@ -140,8 +140,9 @@ impl Coordinator for Keys {
 
     const LEASES: Leases = Leases::Sessions;
 
-    /// A waiter polls rarely: a watch reports the end of the waiter before it, and a grant.
-    const CROWD: (u64, u32) = (4, 16);
+    /// A waiter reads very rarely, because a watch reports a grant and the end of the waiter before
+    /// it. Each read of a long queue costs etcd as much as five heartbeats.
+    const CROWD: (u64, u32) = (1, 64);
 
     fn request_time(&self) -> Duration {
         self.client.request_time()
