@@ -41,8 +41,6 @@ use coordinator::{
     Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, Purpose, Reading, Wake, Watching, Written,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use stored_lock::StoredLock;
 use transaction::{Look, Transaction};
@@ -60,8 +58,6 @@ const LIST_REQUESTS: u32 = 10;
 /// A store over a coordinator. A clone shares the liveness that [`prepare`](crate::store::Store::prepare) began.
 pub struct Engine<C: Coordinator> {
     pub(super) coordinator: C,
-    /// This process's token, as it is stored.
-    own: Option<Arc<Own>>,
     /// End of the lease, if this process took or renewed it.
     lease: Option<Moment>,
     /// Time of the last heartbeat, while this process waits.
@@ -74,13 +70,6 @@ pub struct Engine<C: Coordinator> {
     /// Whether this process has cleaned up, which it does once, after its first acquire.
     has_cleaned_up: bool,
     watched: Watched<C::Watch>,
-}
-
-/// This process's token.
-struct Own {
-    token: Token,
-    /// Whether this process has released the token: no thread of it may acquire with it any more.
-    is_given_up: AtomicBool,
 }
 
 /// The other processes that `sleep` watches.
@@ -101,23 +90,21 @@ impl<W> Default for Watched<W> {
 
 impl<C: Coordinator> Clone for Engine<C> {
     fn clone(&self) -> Self {
-        Self { own: self.own.clone(), ..Self::new(self.coordinator.clone()) }
+        Self::new(self.coordinator.clone())
     }
 }
 
 impl<C: Coordinator> Engine<C> {
     /// A store that keeps its locks in this coordinator.
     pub fn new(coordinator: C) -> Self {
-        let (own, watched) = (None, Watched::default());
         Self {
             coordinator,
-            own,
             lease: None,
             heard: None,
             is_woken: false,
             has_cleaned_up: false,
             ahead: 0,
-            watched,
+            watched: Watched::default(),
         }
     }
 

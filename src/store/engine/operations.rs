@@ -3,7 +3,7 @@
 use super::coordinator::{Coordinator, Leases, OwnLiveness};
 use super::stored_lock::StoredLock;
 use super::transaction::{Look, Transaction};
-use super::{Engine, LIST_REQUESTS, LIST_WITHIN, Own, WATCHES_MAX, Watched, is_held};
+use super::{Engine, LIST_REQUESTS, LIST_WITHIN, WATCHES_MAX, Watched, is_held};
 use crate::clock::Moment;
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
 use crate::rules::{
@@ -13,8 +13,6 @@ use crate::rules::{
 use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::RawFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 impl<C: Coordinator> Store for Engine<C> {
@@ -25,9 +23,7 @@ impl<C: Coordinator> Store for Engine<C> {
     /// only when its lease is over, or when it misses its heartbeats.
     fn prepare(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
         let token = self.coordinator.stored(token);
-        let fds = self.coordinator.begin(&token)?;
-        self.own = Some(Arc::new(Own { token, is_given_up: AtomicBool::new(false) }));
-        Ok(fds)
+        self.coordinator.begin(&token)
     }
 
     fn hand_over(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<(), Error> {
@@ -50,9 +46,7 @@ impl<C: Coordinator> Store for Engine<C> {
         let was_woken = std::mem::take(&mut self.is_woken);
         let waits = self.heard.is_some() && ask.patience == Patience::Queue && !was_woken;
         let look = Look::Wants(ask.mode);
-        let own = self.own.clone().filter(|own| own.token == *token);
-        let operation =
-            |transaction: &mut Transaction<'_, C>| acquire(transaction, names, ask, own.as_deref());
+        let operation = |transaction: &mut Transaction<'_, C>| acquire(transaction, names, ask);
         let idle =
             if waits { self.try_without_writing(names, token, look, deadline, operation)? } else { None };
         let (mut answer, to_watch, is_named) = match idle {
@@ -114,9 +108,6 @@ impl<C: Coordinator> Store for Engine<C> {
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {
         let token = &self.coordinator.stored(token);
-        if let Some(own) = self.own.as_ref().filter(|own| own.token == *token) {
-            own.is_given_up.store(true, Ordering::SeqCst);
-        }
         let left = self.transact(names, Some(token), Look::Heads, None, deadline, |transaction| {
             transaction.table.leave(transaction.now, names, token, end)
         })?;
@@ -245,16 +236,13 @@ fn acquire<C: Coordinator>(
     transaction: &mut Transaction<'_, C>,
     names: &Names,
     ask: &Ask,
-    own: Option<&Own>,
 ) -> (Acquired, BTreeSet<Token>, bool) {
     let token = &ask.token;
-    // Another thread of this process may have released the token while this thread waited for the
-    // records. So may the guard, which is another process: then no record names the token, and its
+    // The guard may have released the token meanwhile. Then no record names the token, and its
     // liveness has ended.
     let is_known = transaction.is_named(token);
     let life = transaction.coordinator.own(token);
-    let is_given_up = own.is_some_and(|own| own.is_given_up.load(Ordering::SeqCst));
-    if is_given_up || (!is_known && life == OwnLiveness::Ended) {
+    if !is_known && life == OwnLiveness::Ended {
         return (Acquired::TokenEnded, BTreeSet::new(), false);
     }
     if life == OwnLiveness::Seen {

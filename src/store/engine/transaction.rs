@@ -31,7 +31,7 @@
 //! There is deliberately no journal: each operation would cost one more write.
 
 use super::coordinator::{Batch, Coordinator, Liveness, Reading, Written};
-use super::snapshot::{Asked, Snapshot, admits, asked, holders, predecessor};
+use super::snapshot::{admits, concerns_head, concerns_watchers, holders, predecessor};
 use super::stored_lock::{Change, StoredLock, Tracked};
 use crate::clock::Moment;
 use crate::lock::{Mode, Names, Token};
@@ -72,8 +72,6 @@ struct Opened {
     stored: StoredLock,
     /// The record as it was read.
     before: Record,
-    /// The parts of it that decide which tokens to wake.
-    snapshot: Snapshot,
 }
 
 /// Which holders an operation checks for death. It always checks the heads of the queues, which may
@@ -98,9 +96,8 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         let (mut table, mut locks) = (LockTable::default(), Vec::with_capacity(snapshot.locks.len()));
         for mut stored in snapshot.locks {
             let record = std::mem::take(&mut stored.record);
-            let (snapshot, before) = (Snapshot::at(&record), record.clone());
-            table.records.insert(stored.name.clone(), record);
-            locks.push(Opened { stored, before, snapshot });
+            table.records.insert(stored.name.clone(), record.clone());
+            locks.push(Opened { stored, before: record });
         }
         Ok(Self {
             coordinator,
@@ -300,7 +297,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     pub fn commit(mut self, me: Option<&Token>) -> Result<Written, Error> {
         let woken = self.tokens_to_wake(me);
         let mut changes = Vec::with_capacity(self.locks.len());
-        for Opened { stored: mut after, before, .. } in self.locks {
+        for Opened { stored: mut after, before } in self.locks {
             after.record = self.table.records.remove(&after.name).unwrap_or_default();
             let is_changed = self.asked.contains(&after.name) || after.record != before;
             changes.push(Change { before, after, is_changed });
@@ -319,7 +316,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     /// or reads often.
     fn tokens_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
         let (mut woken, mut others) = (Vec::new(), Vec::new());
-        for Opened { stored, before, snapshot } in &self.locks {
+        for Opened { stored, before } in &self.locks {
             let Some(record) = self.table.records.get(&stored.name) else { continue };
             let was_queued = |token: &Token| before.queue.iter().any(|(_, queued)| queued == token);
             let granted = record
@@ -327,18 +324,17 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
                 .iter()
                 .filter(|(token, hold)| !hold.confirmed && !before.holds.contains_key(*token));
             let is_newly_asked = |(token, hold): &(&Token, &Hold)| {
-                let was_asked = snapshot.holds.get(*token);
-                asked(hold) == Asked::Yes && was_asked.is_some_and(|(_, asked)| *asked == Asked::No)
+                hold.asked.is_some() && before.holds.get(*token).is_some_and(|hold| hold.asked.is_none())
             };
             let to_end = record.holds.iter().filter(is_newly_asked).map(|(token, _)| token.clone());
-            let was_taken_away = |(token, (phase, _)): &(&Token, &(Phase, Asked))| {
+            let was_taken_away = |(token, hold): &(&Token, &Hold)| {
                 let is_over = || record.tombstones.contains_key(*token);
-                *phase == Phase::Held
+                hold.phase == Phase::Held
                     && record.holds.get(*token).map_or_else(is_over, |hold| hold.phase == Phase::Revoked)
             };
-            others.extend(snapshot.holds.iter().filter(was_taken_away).map(|(token, _)| token.clone()));
-            let concerns_watchers = !record.watchers.is_empty() && snapshot.concerns_watchers(record);
-            let watchers = concerns_watchers.then_some(&record.watchers).into_iter().flatten();
+            others.extend(before.holds.iter().filter(was_taken_away).map(|(token, _)| token.clone()));
+            let watchers =
+                concerns_watchers(before, record).then_some(&record.watchers).into_iter().flatten();
             others.extend(to_end.chain(watchers.map(|(token, _)| token.clone())));
             // A waiter whose --once-per run is done has left the queue. It is woken, and gets the
             // answer when it asks.
@@ -364,7 +360,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             }
             if !is_handover
                 && let Some((_, head)) = record.queue.first()
-                && snapshot.concerns_head(record)
+                && concerns_head(before, record)
             {
                 woken.push(head.clone());
             }

@@ -95,7 +95,7 @@ fn a_token_that_the_guard_released_is_refused_by_its_dlock() -> Result<()> {
 }
 
 #[test]
-fn a_token_that_one_thread_released_is_refused_in_another() -> Result<()> {
+fn a_token_that_was_released_is_refused_in_another_thread() -> Result<()> {
     let place = Place::new()?;
     let mut process = place.process()?;
     let mut thread = Process::of(process.store.clone(), process.token.clone())?;
