@@ -58,9 +58,6 @@ use std::time::Duration;
 use subscription::RequestSubscription;
 use waiting::POLL;
 
-/// Time between a write that others see early and the statement that waits for the disk.
-const SECURE_AFTER: Duration = Duration::from_millis(5);
-
 /// A store in a database.
 pub type SqlStore = Engine<Tables>;
 
@@ -158,20 +155,6 @@ impl Tables {
         Ok(found)
     }
 
-    /// Waits until a change that others have already seen is on the disk. Returns a conflict if the
-    /// server has crashed and lost it: then the change must be made again.
-    fn secure(&mut self, write: &Write, deadline: Moment) -> Result<Written, Error> {
-        let Some(secure) = self.dialect.secure(write) else { return Ok(Written::Yes) };
-        let ends: usize = write.locks.iter().map(|lock| lock.parts.ends.len()).sum();
-        // The next holder's write goes to the disk first, and takes this change with it.
-        thread::sleep(SECURE_AFTER);
-        match self.ask(&[secure], Again::Yes, deadline) {
-            Ok(answers) if answers.iter().all(|answer| answer.changed == ends as u64) => Ok(Written::Yes),
-            Ok(_) | Err(Failure::Conflict) => Ok(Written::Conflict),
-            Err(failure) => Err(failure.into()),
-        }
-    }
-
     /// Whether this process must hold its advisory lock while the records say this; None if they
     /// do not concern it. The end of one of several holders tells the waiters nothing, so only a
     /// waiter and an exclusive holder hold one.
@@ -246,7 +229,7 @@ impl Coordinator for Tables {
                 if let Some(behind) = self.dialect.behind(&write) {
                     self.tell(behind, deadline);
                 }
-                self.secure(&write, deadline)
+                Ok(Written::Yes)
             }
             Err(Failure::Conflict) => Ok(Written::Conflict),
             // If the write was done, the retry finds other versions.

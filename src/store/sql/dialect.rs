@@ -132,13 +132,6 @@ pub trait Dialect: Send + Sync {
         None
     }
 
-    /// A statement after a write that others see before it is on the disk. It changes as many rows
-    /// as there are new ends if the write was not lost, and returns when the write is on the disk.
-    /// None if a write is on the disk when it returns.
-    fn secure(&self, _: &Write) -> Option<String> {
-        None
-    }
-
     /// Records a waiter's heartbeat: it is not stale for this many milliseconds from now. Changes
     /// one row for each queue that it is in.
     fn heartbeat(&self, names: &str, token: &Token, millis: u64) -> String;

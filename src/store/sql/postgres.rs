@@ -118,8 +118,7 @@ impl Dialect for Postgres {
                 "(SELECT pg_catalog.count(pg_catalog.pg_notify(v.wake_channel, '')) FROM (VALUES {channels}) AS v (wake_channel), go)"
             ),
         };
-        let early = if is_seen_early(write) { "SET LOCAL synchronous_commit TO off; " } else { "" };
-        format!("{early}WITH {} SELECT (SELECT pg_catalog.count(*) FROM go), {told}", parts.join(", "))
+        format!("WITH {} SELECT (SELECT pg_catalog.count(*) FROM go), {told}", parts.join(", "))
     }
 
     fn is_written(&self, answer: &Answer) -> bool {
@@ -127,12 +126,6 @@ impl Dialect for Postgres {
             Some(row) => row.first().and_then(Option::as_deref) == Some(b"1"),
             None => answer.changed == 1,
         }
-    }
-
-    fn secure(&self, write: &Write) -> Option<String> {
-        let ends = join(write.locks.iter().flat_map(|lock| self.ends(lock)));
-        is_seen_early(write)
-            .then(|| format!("UPDATE ONLY dlock_ends SET body = body WHERE (name, number, body) IN ({ends})"))
     }
 
     /// A heartbeat need not survive a crash of the server.
@@ -268,13 +261,6 @@ impl Postgres {
         let name = self.bytes(lock.name.as_bytes());
         lock.parts.ends.iter().map(move |end| format!("({name}, {}, {})", end.number, self.bytes(&end.value)))
     }
-}
-
-/// Whether others see the write before it is on the disk. What they write next comes after it in
-/// the server's log, so it is on the disk when theirs is, and nobody starts a job before that. The
-/// end that it records shows whether it was lost.
-fn is_seen_early(write: &Write) -> bool {
-    !write.woken.is_empty() && write.locks.iter().any(|lock| !lock.parts.ends.is_empty())
 }
 
 /// A column of bytes as hexadecimal digits.
