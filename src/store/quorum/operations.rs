@@ -13,7 +13,7 @@ use crate::rules::{
 use crate::store::net::interrupt;
 use crate::store::redis::reply::Refusals;
 use crate::store::redis::{RedisStore, Target, argument};
-use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
+use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use std::collections::BTreeSet;
 use std::thread;
 use std::time::Duration;
@@ -81,6 +81,11 @@ impl Store for QuorumStore {
             self.hold = old;
             Err(self.too_few(&answers))
         }
+    }
+
+    /// After an attempt without an answer, each master is connected anew.
+    fn endurance(&self) -> Endurance {
+        Endurance::Long
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {

@@ -3,6 +3,7 @@
 
 use super::{ALONE, DEAF, STEADY, fences};
 use crate::support::deadline::{dead_in_time, end_of_last_lease, now};
+use crate::support::dlock::finish_all;
 use crate::support::masters::{Masters, url};
 use crate::support::proc;
 use crate::support::proxy::{Fault, Proxy};
@@ -119,6 +120,33 @@ fn an_outage_of_half_a_ttl_disturbs_nothing() {
     masters.world().write("over", "");
     holder.finish();
     assert_eq!(masters.world().log(), ["up"]);
+}
+
+/// The same with a crowd. A request in flight is not abandoned: its answer comes when the masters go
+/// on. A holder makes two more connections to each at most; two more are the test's own.
+#[test]
+fn an_outage_costs_each_master_few_connections() {
+    let masters = Masters::aged(3);
+    let count = 10;
+    let job = "echo up >> log; until [ -e over ]; do sleep 0.2; done";
+    let start = |number| masters.run(&format!("k{number}"), &["-t", "12s"], job).any_stderr().spawn();
+    let holders: Vec<_> = (0..count).map(start).collect();
+    wait_until("all hold", || masters.world().lines("up") == count);
+    let connections = |at| -> usize {
+        let said: String = masters.at(at).ask(&["INFO", "stats"]);
+        let line = said.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.and_then(|number| number.parse().ok()).expect("a number")
+    };
+    let before = [0, 1, 2].map(connections);
+    (0..3).for_each(|at| masters.at(at).pause());
+    sleep(Duration::from_secs(5));
+    (0..3).for_each(|at| masters.at(at).resume());
+    // By then a job whose lock was not renewed in time is stopped.
+    sleep(Duration::from_secs(12));
+    let new: Vec<_> = (0..3).map(|at| connections(at) - before[at]).collect();
+    masters.world().write("over", "");
+    finish_all(holders);
+    assert!(new.iter().all(|new| *new <= 2 * count + 2), "{new:?} new connections of {count} holders");
 }
 
 /// Each master in turn is away for longer than the lease and comes back. It gets the lock again, so
