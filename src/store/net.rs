@@ -6,6 +6,7 @@
 //! | [`dial`] | connects by a deadline |
 //! | [`streams`] | moves bytes between a socket and a parser by a deadline |
 //! | [`tls`] | does that over TLS, and decides which server is trusted |
+//! | [`pipe`] | sends and receives on a connection to a database, etcd or ZooKeeper |
 //! | [`interrupt`] | interrupts a wait for a server |
 //! | [`failure`] | says what an error of a connection means |
 //! | [`target`] | says where a store is |
@@ -20,6 +21,7 @@ pub mod dial;
 pub mod failure;
 pub mod interrupt;
 pub mod password;
+pub mod pipe;
 pub mod streams;
 pub mod target;
 pub mod tls;

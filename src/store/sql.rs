@@ -21,7 +21,6 @@ mod dialect;
 mod link;
 #[cfg(feature = "mysql")]
 mod mysql;
-mod pipe;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod probe;

@@ -1,6 +1,7 @@
 //! Turns an error of a connection into one line that names the cause, and cuts a server's own text
 //! for display. Each store translates its server's refusals itself.
 
+use super::password::Refusal;
 use crate::store::Error;
 use std::io::{self, ErrorKind};
 
@@ -8,6 +9,45 @@ use std::io::{self, ErrorKind};
 const SHOWN_MAX: usize = 200;
 /// Hexadecimal digits in a row that may be a token.
 const TOKEN_LIKE: usize = 12;
+
+/// What went wrong in an exchange.
+#[derive(Debug)]
+pub enum Failure {
+    /// The connection ended. A new one may work at once.
+    Broken(Error),
+    /// There was no answer in time.
+    Silent(Error),
+    /// The server cannot serve now. Another one may.
+    Unable(Error),
+    /// A retry, here or at another server, would fail as well.
+    Refused(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl Refusal for Failure {
+    fn refusal(&self) -> Option<&Error> {
+        match self {
+            Self::Refused(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Broken(error)
+            | Failure::Silent(error)
+            | Failure::Unable(error)
+            | Failure::Refused(error) => error,
+        }
+    }
+}
 
 /// Whether the server closed the connection.
 pub fn is_end(error: &io::Error) -> bool {

@@ -2,7 +2,7 @@
 //! protocol for it.
 
 use crate::clock::Moment;
-use crate::store::Error;
+use crate::store::{Error, net};
 
 /// One connection.
 pub(super) trait Link: Send {
@@ -49,6 +49,17 @@ pub(super) enum Failure {
     /// Another client changed the same rows.
     Conflict,
     Refused(Error),
+}
+
+impl From<net::failure::Failure> for Failure {
+    fn from(failure: net::failure::Failure) -> Self {
+        use net::failure::Failure as Of;
+        match failure {
+            Of::Broken(error) => Self::Broken(error),
+            Of::Silent(error) | Of::Unable(error) => Self::Silent(error),
+            Of::Refused(error) => Self::Refused(error),
+        }
+    }
 }
 
 impl From<Failure> for Error {

@@ -10,15 +10,14 @@
 //! After any failure the connection is not used again, because a late answer would be taken for the
 //! answer to another question.
 
-use super::super::pipe::{ANSWER_MOST, Pipe};
 use super::super::{Answer, Failure, Link};
 use super::{IS_READ_ONLY, meaning};
 use crate::clock::Moment;
 use crate::store::Error;
+use crate::store::net::Address;
 use crate::store::net::password::log_in;
-use crate::store::net::streams::Bounded;
-use crate::store::net::tls::Session;
-use crate::store::net::{Address, target::Target};
+use crate::store::net::pipe::{ANSWER_MOST, Pipe};
+use crate::store::net::target::Target;
 use ring::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -112,7 +111,8 @@ impl Connection {
         settings: String,
         deadline: Moment,
     ) -> Result<Self, Error> {
-        let (pipe, has_password) = (Pipe::open(target, server, deadline)?, password.is_some());
+        let pipe = Pipe::open(target.shown_at(server), target, server, deadline)?;
+        let has_password = password.is_some();
         let role = if target.has_several() { format!("SELECT {IS_READ_ONLY}; ") } else { String::new() };
         let mut connection =
             Self { pipe, sequence: 0, has_password, process: 0, settings, role, is_owed: false };
@@ -132,7 +132,7 @@ impl Connection {
         let greeting = Greeting::parse(&packet).ok_or_else(|| self.not_mysql())?;
         self.process = greeting.process;
         let mut can = can::ALL;
-        if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, server) {
+        if target.tls.is_some() {
             // Bytes after the greeting came before TLS: the certificate does not vouch for them.
             if greeting.can & can::SSL == 0 || !self.pipe.rest().is_empty() {
                 return Err(Failure::Refused(Error::Misnamed(format!(
@@ -142,9 +142,7 @@ impl Connection {
             }
             can |= can::SSL;
             self.send(&hello(can), deadline)?;
-            let Pipe { store, stream, .. } = &mut self.pipe;
-            let session = Session::begin(store, tls, host, &mut Bounded { stream, deadline });
-            self.pipe.tls = Some(session.map_err(Failure::Refused)?);
+            self.pipe.begin_tls(target, server, deadline).map_err(Failure::Refused)?;
         }
         let known = ["caching_sha2_password", "mysql_native_password"].contains(&greeting.plugin.as_str());
         let mut plugin = if known { greeting.plugin } else { "mysql_native_password".into() };
@@ -230,9 +228,9 @@ impl Connection {
         match self.pipe.send(&bytes, deadline) {
             Ok(()) => Ok(()),
             // The error that the server sent before it closed is more useful.
-            Err(error) => match self.packet(deadline) {
-                Err(failure @ Failure::Refused(_)) => Err(failure),
-                _ => Err(self.pipe.failure(&error)),
+            Err(failure) => match self.packet(deadline) {
+                Err(refused @ Failure::Refused(_)) => Err(refused),
+                _ => Err(failure.into()),
             },
         }
     }
@@ -263,7 +261,7 @@ impl Connection {
     /// The received bytes, once there are this many.
     fn filled(&mut self, length: usize, deadline: Moment) -> Result<&[u8], Failure> {
         while self.pipe.rest().len() < length {
-            self.pipe.fill(deadline).map_err(|error| self.pipe.failure(&error))?;
+            self.pipe.fill(deadline)?;
         }
         Ok(self.pipe.rest())
     }
@@ -332,9 +330,7 @@ impl Connection {
             if is_end(&packet) {
                 return packet.last_chunk().copied().ok_or_else(|| self.not_mysql());
             }
-            self.pipe
-                .count(usize::try_from(columns).unwrap_or(usize::MAX))
-                .map_err(|error| self.pipe.failure(&error))?;
+            self.pipe.count(usize::try_from(columns).unwrap_or(usize::MAX))?;
             let row = row(&packet, columns).ok_or_else(|| self.not_mysql())?;
             answer.rows.push(row);
         }
@@ -389,14 +385,13 @@ impl Link for Connection {
 
     /// The server sends nothing on its own except when it closes.
     fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
-        match self.pipe.listen(until) {
-            Ok(false) => Ok(false),
-            Ok(true) if self.is_owed => {
+        match self.pipe.listen(until)? {
+            false => Ok(false),
+            true if self.is_owed => {
                 self.settle(Moment::now().after(REST_WITHIN))?;
                 self.listen(until)
             }
-            Ok(true) => Err(self.pipe.failure(&ErrorKind::ConnectionAborted.into())),
-            Err(error) => Err(self.pipe.failure(&error)),
+            true => Err(self.pipe.failure(&ErrorKind::ConnectionAborted.into()).into()),
         }
     }
 

@@ -6,7 +6,6 @@
 //! After any failure the connection is not used again, because a late answer would be taken for the
 //! answer to another question.
 
-use super::super::pipe::{ANSWER_MOST, Pipe};
 use super::super::{Answer, Failure, Link};
 use super::guard::{Guard, Preamble};
 use super::meaning;
@@ -15,19 +14,16 @@ use crate::store::Error;
 use crate::store::net::Address;
 use crate::store::net::failure::unreachable;
 use crate::store::net::password::log_in;
+use crate::store::net::pipe::{ANSWER_MOST, Pipe};
 use crate::store::net::streams::Bounded;
 use crate::store::net::target::Target;
-use crate::store::net::tls::Session;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
-use std::io::{self, ErrorKind, Read, Write};
-use std::time::Duration;
+use std::io::{ErrorKind, Read, Write};
 
 /// Least SCRAM iterations, PostgreSQL's default. With fewer it is cheap to guess the password from
 /// the proof.
 const ITERATIONS_LEAST: u32 = 4096;
-/// Longest wait for the rest of a message that has begun to arrive.
-const REST_WITHIN: Duration = Duration::from_secs(1);
 
 /// `on` if the server cannot write now. Asked in each text if a URL names several servers, because
 /// a pooler may send each text to another server. PostgreSQL 14 and later report it at the login,
@@ -87,11 +83,10 @@ impl Connection {
         password: Option<&str>,
         deadline: Moment,
     ) -> Result<Self, Error> {
-        let mut pipe = Pipe::open(target, server, deadline)?;
-        if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, server) {
-            let mut raw = Bounded { stream: &mut pipe.stream, deadline };
-            ask_for_tls(&pipe.store, &mut raw)?;
-            pipe.tls = Some(Session::begin(&pipe.store, tls, host, &mut raw)?);
+        let mut pipe = Pipe::open(target.shown_at(server), target, server, deadline)?;
+        if target.tls.is_some() {
+            ask_for_tls(&pipe.store, &mut Bounded { stream: &mut pipe.stream, deadline })?;
+            pipe.begin_tls(target, server, deadline)?;
         }
         let (asks_role, guard) = (target.has_several(), Guard::default());
         let mut connection = Self { pipe, process: 0, is_notified: false, asks_role, guard };
@@ -204,9 +199,9 @@ impl Connection {
         match self.pipe.send(bytes, deadline) {
             Ok(()) => Ok(()),
             // The error that the server sent before it closed is more useful.
-            Err(error) => match self.message(deadline) {
+            Err(failure) => match self.message(deadline) {
                 Ok(Message { kind: b'E', body }) => Err(self.error(&body)),
-                _ => Err(self.pipe.failure(&error)),
+                _ => Err(failure.into()),
             },
         }
     }
@@ -221,7 +216,7 @@ impl Connection {
                     _ => return Ok(message),
                 }
             }
-            self.pipe.fill(deadline).map_err(|error| self.pipe.failure(&error))?;
+            self.pipe.fill(deadline)?;
         }
     }
 
@@ -267,7 +262,7 @@ impl Connection {
             match message.kind {
                 b'D' => {
                     let columns = message.body.first_chunk().map_or(0, |count| u16::from_be_bytes(*count));
-                    self.pipe.count(columns.into()).map_err(|error| self.pipe.failure(&error))?;
+                    self.pipe.count(columns.into())?;
                     let row = row(&message.body).ok_or_else(|| self.not_postgres())?;
                     if left > 0 { facts.push(row) } else { answer.rows.push(row) }
                 }
@@ -308,27 +303,6 @@ impl Connection {
         let preamble = &preamble.text;
         framed(Some(b'Q'), format!("SET LOCAL lock_timeout = {millis}; {role}{preamble}{text}\0").as_bytes())
     }
-
-    fn sleep(&mut self, until: Moment) -> io::Result<bool> {
-        let mut has_read = false;
-        loop {
-            while let Some(message) = self.take().map_err(|_| ErrorKind::InvalidData)? {
-                self.is_notified |= message.kind == b'A';
-                if message.kind == b'E' {
-                    return Err(ErrorKind::ConnectionAborted.into());
-                }
-            }
-            if std::mem::take(&mut self.is_notified) {
-                return Ok(true);
-            }
-            // Ends in time even if the server never stops sending.
-            if has_read && until.passed() || !self.pipe.listen(until)? {
-                return Ok(false);
-            }
-            has_read = true;
-            self.pipe.fill(Moment::now().after(REST_WITHIN))?;
-        }
-    }
 }
 
 impl Link for Connection {
@@ -348,7 +322,25 @@ impl Link for Connection {
     }
 
     fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
-        self.sleep(until).map_err(|error| self.pipe.failure(&error))
+        let mut has_read = false;
+        loop {
+            while let Some(message) =
+                self.take().map_err(|_| self.pipe.failure(&ErrorKind::InvalidData.into()))?
+            {
+                self.is_notified |= message.kind == b'A';
+                if message.kind == b'E' {
+                    return Err(self.pipe.failure(&ErrorKind::ConnectionAborted.into()).into());
+                }
+            }
+            if std::mem::take(&mut self.is_notified) {
+                return Ok(true);
+            }
+            // Ends in time even if the server never stops sending.
+            if has_read && until.passed() || !self.pipe.hear(until)? {
+                return Ok(false);
+            }
+            has_read = true;
+        }
     }
 
     fn is_direct(&self, process: u64) -> bool {

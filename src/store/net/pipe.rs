@@ -1,41 +1,48 @@
-//! What the connections to all databases share: sending and receiving bytes under deadlines, over a
-//! socket or TLS, and what failures mean. The messages are in `mysql::wire` and `postgres::wire`.
+//! A connection to a database, etcd or ZooKeeper: sends and receives bytes under deadlines, over a
+//! socket or TLS, and says what a failure means. What the bytes mean is the store's own. Redis has
+//! its own connection (`redis::connection`).
+//!
+//! After any failure the connection is dropped: a late answer would be taken for the answer to the
+//! next request.
 
-use super::Failure;
+use super::failure::{Failure, is_end, unreachable};
+use super::streams::{Bounded, Channel, Stream, any_readable};
+use super::target::Target;
+use super::tls::Session;
+use super::{Address, dial};
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::net::failure::{is_end, unreachable};
-use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
-use crate::store::net::target::Target;
-use crate::store::net::tls::Session;
-use crate::store::net::{Address, dial};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::time::Duration;
 
-/// Longest answer in bytes. That is room for ten thousand waiters, each with a command of a
-/// thousand characters in two digits each, or for the names of a hundred thousand locks.
+/// Most bytes of the answers to one request or batch. That is room for ten thousand waiters, each
+/// with a command of a thousand characters, even in hex or base64, or for the names of a hundred
+/// thousand locks.
 pub const ANSWER_MOST: usize = 32 << 20;
 /// Most values in an answer, because a value of one byte takes many times as much memory here. That
 /// is room for two hundred thousand waiters.
 const VALUES_MOST: usize = 1 << 20;
 /// Most columns in a row; no statement of dlock's asks for more.
 const COLUMNS_MOST: usize = 64;
+/// Longest wait for the rest of a message that has begun to arrive.
+const REST_WITHIN: Duration = Duration::from_secs(1);
 /// Longest wait for a connection that cannot take the farewell.
 const FAREWELL: Duration = Duration::from_millis(1);
 const READ_SIZE: usize = 16 * 1024;
 
 /// A connection, and the bytes that it has received.
 pub struct Pipe {
-    /// How messages name the store.
+    /// How messages name the server.
     pub store: String,
     pub stream: Stream,
-    pub tls: Option<Session>,
+    tls: Option<Session>,
     inbox: Vec<u8>,
     taken: usize,
-    /// Bytes received since the last send, and the number of values in rows.
+    /// Bytes received since the last send or wait for news, and the number of values in rows.
     come: usize,
     values: usize,
-    /// Sent to the server before the connection is closed; empty before the login.
+    /// Sent to the server before the connection is closed. If it is empty, as before a login, the
+    /// connection is only closed.
     pub farewell: &'static [u8],
     /// The process that connected. A forked copy sends no farewell.
     process: u32,
@@ -44,9 +51,8 @@ pub struct Pipe {
 impl Pipe {
     /// Connects by `deadline`, without TLS. The connect timeout covers reaching the server. The login may
     /// take until `deadline`, because another connection would be no faster.
-    pub fn open(target: &Target, server: &Address, deadline: Moment) -> Result<Self, Error> {
+    pub fn open(store: String, target: &Target, server: &Address, deadline: Moment) -> Result<Self, Error> {
         let reached = deadline.min(Moment::now().after(target.connect_timeout));
-        let store = target.shown_at(server);
         let stream = dial::open(&store, server, target.tls.as_ref(), reached)?;
         Ok(Self {
             store,
@@ -59,6 +65,15 @@ impl Pipe {
             farewell: &[],
             process: std::process::id(),
         })
+    }
+
+    /// Begins TLS, if the server is reached over it.
+    pub fn begin_tls(&mut self, target: &Target, server: &Address, deadline: Moment) -> Result<(), Error> {
+        if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, server) {
+            let mut raw = Bounded { stream: &mut self.stream, deadline };
+            self.tls = Some(Session::begin(&self.store, tls, host, &mut raw)?);
+        }
+        Ok(())
     }
 
     /// Whether nobody else can read the bytes: they go through TLS, or stay in this machine's
@@ -77,10 +92,15 @@ impl Pipe {
         self.taken += length;
     }
 
-    /// Waits for more bytes. An answer that is too long is an error.
-    pub fn fill(&mut self, deadline: Moment) -> io::Result<()> {
-        if self.come > ANSWER_MOST {
-            return Err(endless());
+    /// Whether more has been received than an answer may have. Then [`Pipe::fill`] fails.
+    pub const fn has_too_much(&self) -> bool {
+        self.come > ANSWER_MOST
+    }
+
+    /// Waits for more bytes.
+    pub fn fill(&mut self, deadline: Moment) -> Result<(), Failure> {
+        if self.has_too_much() {
+            return Err(self.endless());
         }
         self.inbox.drain(..self.taken);
         self.taken = 0;
@@ -93,29 +113,36 @@ impl Pipe {
         self.inbox.truncate(length + count);
         self.come += count;
         match read {
-            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
-            read => read.map(drop),
+            Ok(0) => Err(self.failure(&ErrorKind::UnexpectedEof.into())),
+            read => read.map(drop).map_err(|error| self.failure(&error)),
         }
     }
 
     /// Counts a row of this many values. An answer with too many is an error.
-    pub fn count(&mut self, columns: usize) -> io::Result<()> {
+    pub fn count(&mut self, columns: usize) -> Result<(), Failure> {
         // A row without values takes memory too.
         self.values = self.values.saturating_add(columns.max(1));
-        if columns > COLUMNS_MOST || self.values > VALUES_MOST { Err(endless()) } else { Ok(()) }
+        if columns > COLUMNS_MOST || self.values > VALUES_MOST { Err(self.endless()) } else { Ok(()) }
     }
 
     /// Sends all bytes.
-    pub fn send(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {
+    pub fn send(&mut self, bytes: &[u8], deadline: Moment) -> Result<(), Failure> {
         (self.come, self.values) = (0, 0);
         let mut channel =
             Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
-        channel.write_all(bytes).and_then(|()| channel.flush())
+        let sent = channel.write_all(bytes).and_then(|()| channel.flush());
+        let sent = sent.map_err(|error| channel.last_words().unwrap_or(error));
+        sent.map_err(|error| self.failure(&error))
     }
 
-    /// Sleeps until the server sends something or closes (true), or until `until` (false).
-    pub fn listen(&mut self, until: Moment) -> io::Result<bool> {
+    /// Sleeps until the server sends something or closes (true), or until `until` or an interrupt
+    /// (false).
+    pub fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
         (self.come, self.values) = (0, 0);
+        self.has_news(until).map_err(|error| self.failure(&error))
+    }
+
+    fn has_news(&mut self, until: Moment) -> io::Result<bool> {
         if let Some(session) = &mut self.tls
             && session.has_more()?
         {
@@ -133,11 +160,24 @@ impl Pipe {
         Ok(false)
     }
 
+    /// The same as [`Pipe::listen`], and receives what has come.
+    pub fn hear(&mut self, until: Moment) -> Result<bool, Failure> {
+        let is_news = self.listen(until)?;
+        if is_news {
+            self.fill(Moment::now().after(REST_WITHIN))?;
+        }
+        Ok(is_news)
+    }
+
     /// What an I/O error on the connection means.
     pub fn failure(&self, error: &io::Error) -> Failure {
         let explained = self.tls.as_ref().and_then(|session| session.explain(&self.store, error));
         let meant = explained.unwrap_or_else(|| unreachable(&self.store, error));
         if is_end(error) { Failure::Broken(meant) } else { Failure::Silent(meant) }
+    }
+
+    fn endless(&self) -> Failure {
+        self.failure(&io::Error::new(ErrorKind::InvalidData, "its answer is too long"))
     }
 }
 
@@ -155,8 +195,4 @@ impl Drop for Pipe {
             session.close(&mut Bounded { stream: &mut self.stream, deadline });
         }
     }
-}
-
-fn endless() -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, "its answer is too long")
 }
