@@ -2,14 +2,14 @@
 //! the next one, within the time of the operation. It also logs in, and turns etcd's errors into
 //! dlock's.
 
-use super::http::{Answer, Connection, Failure, Request};
+use super::http::{Answer, Connection, Request, or_refused};
 use super::messages::{
     Act, Header, LeaseAnswer, Number, Range, RangeAnswer, ServerError, Streamed, Txn, TxnAnswer, bundled,
 };
 use crate::clock::Moment;
 use crate::rules::Time;
 use crate::store::Error;
-use crate::store::net::failure::plain;
+use crate::store::net::failure::{Failure, plain};
 use crate::store::net::interrupt;
 use crate::store::net::password;
 use crate::store::net::target::Target;
@@ -187,12 +187,8 @@ impl Client {
 
     /// Connects to the member in use.
     pub fn connect(&self, deadline: Moment) -> Result<Connection, Failure> {
-        let Target { servers, tls, shown, connect_timeout, .. } = &*self.target;
-        let address = &servers[self.member];
-        let reached = Moment::now().after(*connect_timeout);
-        Connection::begin(shown, address, tls.as_ref(), reached, deadline).map_err(|error| {
-            if error.is_transient() { Failure::Silent(error) } else { Failure::Refused(error) }
-        })
+        let begun = Connection::begin(&self.target, &self.target.servers[self.member], deadline);
+        begun.map_err(|error| or_refused(Failure::Silent(error)))
     }
 
     /// The token to send with a request, after the login.

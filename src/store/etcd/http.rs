@@ -8,64 +8,15 @@
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::Address;
-use crate::store::net::dial;
-use crate::store::net::failure::{is_end, unreachable};
-use crate::store::net::password::Refusal;
-use crate::store::net::streams::{Bounded, Channel, Stream, any_readable};
-use crate::store::net::tls::{Session, Tls};
+use crate::store::net::failure::Failure;
+use crate::store::net::pipe::{ANSWER_MOST, Pipe};
+use crate::store::net::target::Target;
 use std::fmt::Write as _;
-use std::io::{self, ErrorKind, Read, Write};
-use std::time::Duration;
+use std::io::ErrorKind;
 
-/// Most bytes of an answer, of the answers to one batch, and of a line of a watch. That is enough
-/// for ten thousand waiters, each with a command of a thousand characters, in base64, or for the
-/// names of a hundred thousand locks.
-const ANSWER_MOST: usize = 32 << 20;
 /// Most bytes of a header line.
 const LINE_MOST: usize = 64 << 10;
 const LINES_MOST: usize = 200;
-const READ_SIZE: usize = 16 * 1024;
-/// Time for one read after bytes have begun to arrive.
-const REST_WITHIN: Duration = Duration::from_secs(1);
-
-/// What went wrong in an exchange.
-#[derive(Debug)]
-pub enum Failure {
-    /// The connection ended. A new one may work at once.
-    Broken(Error),
-    /// There was no answer in time.
-    Silent(Error),
-    /// The member cannot serve now. Another one may.
-    Unable(Error),
-    /// A retry, here or at another member, would fail as well.
-    Refused(Error),
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self::Refused(error)
-    }
-}
-
-impl Refusal for Failure {
-    fn refusal(&self) -> Option<&Error> {
-        match self {
-            Self::Refused(error) => Some(error),
-            _ => None,
-        }
-    }
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Broken(error)
-            | Failure::Silent(error)
-            | Failure::Unable(error)
-            | Failure::Refused(error) => error,
-        }
-    }
-}
 
 /// A POST to the gateway.
 #[derive(Debug, Clone)]
@@ -99,39 +50,19 @@ enum Body {
 
 /// A connection to a member.
 pub struct Connection {
-    store: String,
+    pipe: Pipe,
     host: String,
-    stream: Stream,
-    tls: Option<Session>,
-    inbox: Vec<u8>,
-    taken: usize,
     body: Body,
-    /// Bytes received since the last request, or since the wait for a line began.
-    received: usize,
     /// Bytes of a watch that were not yet returned.
     line: Vec<u8>,
 }
 
 impl Connection {
-    /// Connects to a member. The connection must be open by `reached`, and its TLS handshake done
-    /// by `deadline`. Messages call the member `store`.
-    pub fn begin(
-        store: &str,
-        address: &Address,
-        tls: Option<&Tls>,
-        reached: Moment,
-        deadline: Moment,
-    ) -> Result<Self, Error> {
-        let mut stream = dial::open(store, address, tls, reached.min(deadline))?;
-        let tls = match (tls, address) {
-            (Some(tls), Address::Tcp { host, .. }) => {
-                Some(Session::begin(store, tls, host, &mut Bounded { stream: &mut stream, deadline })?)
-            }
-            _ => None,
-        };
-        let (inbox, line) = (Vec::new(), Vec::new());
-        let (store, host) = (store.to_owned(), address.to_string());
-        Ok(Self { store, host, stream, tls, inbox, taken: 0, body: Body::Over, received: 0, line })
+    /// Connects to a member.
+    pub fn begin(target: &Target, member: &Address, deadline: Moment) -> Result<Self, Error> {
+        let mut pipe = Pipe::open(target.shown.clone(), target, member, deadline)?;
+        pipe.begin_tls(target, member, deadline)?;
+        Ok(Self { pipe, host: member.to_string(), body: Body::Over, line: Vec::new() })
     }
 
     /// Sends requests in one batch and returns their answers in order. `pass` is the token of a
@@ -166,7 +97,6 @@ impl Connection {
     /// The next line, or None if none is complete at `until`.
     pub fn next_line(&mut self, until: Moment) -> Result<Option<Vec<u8>>, Failure> {
         let mut has_read = false;
-        self.received = 0;
         loop {
             if let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
                 let rest = self.line.split_off(end + 1);
@@ -182,19 +112,14 @@ impl Connection {
             match took? {
                 Took::Some if self.line.len() > ANSWER_MOST => return Err(self.not_etcd()),
                 Took::Some => has_read = true,
-                Took::Over => return Err(self.failure(&ErrorKind::UnexpectedEof.into())),
-                Took::Nothing => {
-                    let is_there = self.wait(until).map_err(|error| self.failure(&error))?;
-                    if !is_there {
-                        return Ok(None);
-                    }
-                }
+                Took::Over => return Err(self.pipe.failure(&ErrorKind::UnexpectedEof.into())),
+                Took::Nothing if self.pipe.hear(until).map_err(or_refused)? => {}
+                Took::Nothing => return Ok(None),
             }
         }
     }
 
     fn send(&mut self, requests: &[Request], pass: Option<&str>, deadline: Moment) -> Result<(), Failure> {
-        self.received = 0;
         let mut text = String::new();
         for Request { path, body } in requests {
             let host = &self.host;
@@ -209,11 +134,7 @@ impl Connection {
             }
             let _ = write!(text, "Content-Length: {}\r\n\r\n{body}", body.len());
         }
-        let mut channel =
-            Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
-        let sent = channel.write_all(text.as_bytes()).and_then(|()| channel.flush());
-        let sent = sent.map_err(|error| channel.last_words().unwrap_or(error));
-        sent.map_err(|error| self.failure(&error))
+        self.pipe.send(text.as_bytes(), deadline).map_err(or_refused)
     }
 
     fn answer(&mut self, deadline: Moment) -> Result<Answer, Failure> {
@@ -252,7 +173,7 @@ impl Connection {
             }
             // A proxy that cannot reach the member may say so without a length.
             if matches!(status, 502..=504) && body.is_none() {
-                let why = format!("{} cannot serve now: HTTP {status}", self.store);
+                let why = format!("{} cannot serve now: HTTP {status}", self.pipe.store);
                 return Err(Failure::Unable(Error::Unavailable(why)));
             }
             if status != 100 {
@@ -268,7 +189,7 @@ impl Connection {
             match self.take_body(&mut body)? {
                 Took::Over => return Ok(body),
                 Took::Some => {}
-                Took::Nothing => self.fill(deadline).map_err(|error| self.failure(&error))?,
+                Took::Nothing => self.fill(deadline)?,
             }
         }
     }
@@ -313,22 +234,22 @@ impl Connection {
     }
 
     fn take(&mut self, most: usize, to: &mut Vec<u8>) -> usize {
-        let rest = &self.inbox[self.taken..];
+        let rest = self.pipe.rest();
         let count = rest.len().min(most);
         to.extend_from_slice(&rest[..count]);
-        self.taken += count;
+        self.pipe.take(count);
         count
     }
 
     /// A line without its end, if all of it has arrived.
     fn take_line(&mut self) -> Result<Option<String>, Failure> {
-        let rest = &self.inbox[self.taken..];
+        let rest = self.pipe.rest();
         let Some(end) = rest.iter().position(|byte| *byte == b'\n') else {
             return if rest.len() > LINE_MOST { Err(self.not_etcd()) } else { Ok(None) };
         };
         let line = rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]);
         let line = String::from_utf8_lossy(line).into_owned();
-        self.taken += end + 1;
+        self.pipe.take(end + 1);
         Ok(Some(line))
     }
 
@@ -337,66 +258,17 @@ impl Connection {
             if let Some(line) = self.take_line()? {
                 return Ok(line);
             }
-            self.fill(deadline).map_err(|error| self.failure(&error))?;
+            self.fill(deadline)?;
         }
     }
 
-    fn fill(&mut self, deadline: Moment) -> io::Result<()> {
-        if self.received > ANSWER_MOST {
-            return Err(io::Error::new(ErrorKind::InvalidData, "its answer is too long"));
-        }
-        self.inbox.drain(..self.taken);
-        self.taken = 0;
-        let length = self.inbox.len();
-        self.inbox.resize(length + READ_SIZE, 0);
-        let mut channel =
-            Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
-        let read = channel.read(&mut self.inbox[length..]);
-        let count = *read.as_ref().unwrap_or(&0);
-        self.inbox.truncate(length + count);
-        self.received += count;
-        match read {
-            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
-            read => read.map(drop),
-        }
-    }
-
-    /// Waits until more has arrived, and reads it into the inbox. Returns false at `until`.
-    fn wait(&mut self, until: Moment) -> io::Result<bool> {
-        loop {
-            let is_there = match &mut self.tls {
-                Some(session) => session.has_more()?,
-                None => false,
-            };
-            if !is_there && !any_readable(&[&self.stream], until)? {
-                return Ok(false);
-            }
-            let is_more = match &mut self.tls {
-                Some(session) if !is_there => session.take_in(&mut self.stream)?,
-                _ => true,
-            };
-            if is_more {
-                self.fill(Moment::now().after(REST_WITHIN))?;
-                return Ok(true);
-            }
-        }
-    }
-
-    fn failure(&self, error: &io::Error) -> Failure {
-        let explained = self.tls.as_ref().and_then(|session| session.explain(&self.store, error));
-        let meant = explained.unwrap_or_else(|| unreachable(&self.store, error));
-        if !meant.is_transient() {
-            Failure::Refused(meant)
-        } else if is_end(error) {
-            Failure::Broken(meant)
-        } else {
-            Failure::Silent(meant)
-        }
+    fn fill(&mut self, deadline: Moment) -> Result<(), Failure> {
+        self.pipe.fill(deadline).map_err(or_refused)
     }
 
     fn not_etcd(&self) -> Failure {
         let what = "the server there is not etcd with its JSON gateway";
-        Failure::Refused(Error::Garbled(format!("{}: {what}", self.store)))
+        Failure::Refused(Error::Garbled(format!("{}: {what}", self.pipe.store)))
     }
 }
 
@@ -408,6 +280,15 @@ enum Took {
     Nothing,
     /// The end of the body.
     Over,
+}
+
+/// The failure, or a refusal if a retry would fail as well: no member accepts this client's
+/// certificate.
+pub fn or_refused(failure: Failure) -> Failure {
+    match failure {
+        Failure::Broken(error) | Failure::Silent(error) if !error.is_transient() => Failure::Refused(error),
+        failure => failure,
+    }
 }
 
 /// Seconds since 1970 of an HTTP date.

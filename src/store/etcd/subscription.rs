@@ -4,14 +4,14 @@
 
 use super::Keys;
 use super::client::{Client, is_old_pass, reply};
-use super::http::{Connection, Failure, Request};
+use super::http::{Connection, Request};
 use super::messages::{Bytes, Number, ServerError, Streamed, Watched};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::Phase;
 use crate::store::engine::coordinator::{Purpose, Reading};
 use crate::store::engine::subscription::Source;
-use crate::store::net::failure::plain;
+use crate::store::net::failure::{Failure, plain};
 use crate::store::{Error, Listener};
 use serde_json::json;
 use std::collections::BTreeSet;
