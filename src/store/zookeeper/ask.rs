@@ -4,9 +4,9 @@
 use super::Znodes;
 use super::jute::{Answer, Ask, Code};
 use super::stamp::{Stamp, stamped};
-use super::wire::Failure;
 use crate::clock::Moment;
 use crate::store::Error;
+use crate::store::net::failure::Failure;
 
 /// Most broken connections that one exchange retries.
 pub(super) const BROKEN_MOST: u32 = 8;

@@ -1,11 +1,11 @@
 //! Cleans up locks that have been unused for long. Every user of the store does so now and then.
 
 use super::jute::{Answer, Ask};
-use super::wire::Failure;
 use super::{Again, Znodes, node};
 use crate::clock::Moment;
 use crate::rules::{Time, millis};
 use crate::store::engine::stored_lock::StoredLock;
+use crate::store::net::failure::Failure;
 
 /// Most locks that one clean-up looks at.
 const CLEANS_UP_MOST: usize = 64;

@@ -3,11 +3,11 @@
 
 use super::ask::BROKEN_MOST;
 use super::jute::{Answer, Ask, Code};
-use super::wire::Failure;
 use super::{Again, Znodes};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
+use crate::store::net::failure::Failure;
 
 /// This process's session node.
 #[derive(Clone, Copy)]

@@ -31,8 +31,7 @@ impl Znodes {
         let target = &*self.target;
         let ask = |server: &crate::store::net::Address| {
             let within = self.target.connect_timeout.min(deadline.left());
-            let said =
-                say(&server.to_string(), server, target.tls.as_ref(), "srvr", Moment::now().after(within))?;
+            let said = say(target, server, "srvr", Moment::now().after(within))?;
             let line = |begin: &str| {
                 let rest = said.lines().find_map(|line| line.strip_prefix(begin));
                 rest.map(|rest| rest.split(['-', ',']).next().unwrap_or(rest).trim().to_owned())

@@ -3,11 +3,12 @@
 //! timeout ends. This module chooses the server, logs in, and notices when a session was replaced
 //! by a new one.
 
-use super::jute::{Access, Answer, Ask, Code, Event, hello};
-use super::wire::{Connection, Failure};
+use super::jute::{Answer, Ask, Code, Event, hello};
+use super::wire::Connection;
 use crate::clock::Moment;
 use crate::rules::millis;
 use crate::store::Error;
+use crate::store::net::failure::Failure;
 use crate::store::net::password;
 use crate::store::net::target::Target;
 use crate::store::net::{self, interrupt};
@@ -145,8 +146,6 @@ impl Session {
         let server = &target.servers[self.next % target.servers.len()];
         self.next = (self.next + 1) % target.servers.len();
         let shown = target.shown_at(server);
-        // The nodes that dlock creates belong to the user that is logged in.
-        let access = if target.user.is_some() { Access::Creator } else { Access::Everybody };
         let wanted = match self.length {
             Length::Brief => BRIEF_TIMEOUT,
             Length::Lease(ttl) => ttl,
@@ -154,16 +153,8 @@ impl Session {
         loop {
             let wanted_ms = i32::try_from(millis(wanted)).unwrap_or(i32::MAX);
             let hello = hello(self.seen, wanted_ms, self.id, &self.password);
-            let reached = Moment::now().after(target.connect_timeout).min(deadline);
-            let (mut connection, welcome) = Connection::begin(
-                &shown,
-                server,
-                target.tls.as_ref(),
-                access,
-                &hello,
-                self.number,
-                (reached, deadline),
-            )?;
+            let (mut connection, welcome) =
+                Connection::begin(&target, server, &hello, self.number, deadline)?;
             let Some(timeout) = welcome.timeout else {
                 if self.id == 0 {
                     return Err(Failure::Broken(Error::Unavailable(format!(

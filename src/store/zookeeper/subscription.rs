@@ -1,11 +1,11 @@
 //! The subscription of a watcher: it watches locks, in a session of its own.
 
 use super::jute::{Answer, Ask, Code};
-use super::wire::Failure;
 use super::{Again, Znodes};
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::engine::subscription::Source;
+use crate::store::net::failure::Failure;
 
 /// A subscription, in a session of its own.
 pub(super) struct WatcherSubscription {

@@ -3,10 +3,10 @@
 //! node, and writes its heartbeats.
 
 use super::jute::{Ask, Event, Kind};
-use super::wire::Failure;
 use super::{Again, Znodes, node};
 use crate::clock::Moment;
 use crate::lock::{Names, Token};
+use crate::store::net::failure::Failure;
 use crate::store::net::interrupt;
 use std::cell::Cell;
 

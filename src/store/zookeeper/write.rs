@@ -5,13 +5,13 @@ use super::life::Life;
 use super::node::LockNode;
 use super::read::Seen;
 use super::remembered::{Left, Remembered};
-use super::wire::Failure;
 use super::{Again, Znodes};
 use crate::lock::Token;
 use crate::rules::{Due, Record, millis};
 use crate::store::Error;
 use crate::store::engine::coordinator::{Batch, Written};
 use crate::store::engine::stored_lock::Change;
+use crate::store::net::failure::Failure;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
