@@ -1,9 +1,15 @@
 //! Facts about a store that matter to locks, as the probes of the stores find them.
 //! `commands::doctor` judges them. A fact that the store does not tell is None.
 
+use crate::clock::Moment;
 use crate::store::Error;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Most round trips that are measured.
+const ROUND_TRIPS: usize = 50;
+/// Time after which no further round trip is measured.
+const MEASURED_WITHIN: Duration = Duration::from_secs(1);
 
 /// What was found out about a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -204,4 +210,28 @@ pub struct Disk {
     pub locks: Result<(), String>,
     /// Whether a FIFO reports the death of its reader.
     pub fifos: Result<(), String>,
+}
+
+/// Measures round trips. Returns their durations, fastest first, and the offset of the server's
+/// clock by the fastest one. `ask` returns the server's time since 1970, if it was in the answer.
+pub fn measure<E>(
+    mut ask: impl FnMut() -> Result<Option<Duration>, E>,
+) -> Result<(Vec<Duration>, Option<Offset>), E> {
+    let end = Moment::now().after(MEASURED_WITHIN);
+    let mut samples = Vec::new();
+    while samples.is_empty() || (samples.len() < ROUND_TRIPS && !end.passed()) {
+        let sent = Moment::now();
+        let theirs = ask()?;
+        let took = Moment::now().since(sent);
+        samples.push((took, theirs.map(|theirs| offset(theirs.saturating_add(took / 2)))));
+    }
+    samples.sort_by_key(|(took, _)| *took);
+    let clock = samples.first().and_then(|(_, clock)| *clock);
+    Ok((samples.into_iter().map(|(took, _)| took).collect(), clock))
+}
+
+/// Offset of a clock that shows this time since 1970 now.
+pub fn offset(theirs: Duration) -> Offset {
+    let ours = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    if theirs >= ours { Offset::Ahead(theirs - ours) } else { Offset::Behind(ours - theirs) }
 }

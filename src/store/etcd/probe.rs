@@ -10,14 +10,9 @@ use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::Time;
 use crate::store::Error;
-use crate::store::probe::{Database, Offset, Role, Tried, WakeUp};
+use crate::store::probe::{Database, Offset, Role, Tried, WakeUp, measure, offset};
 use serde_json::Value;
-use std::time::{Duration, SystemTime};
-
-/// Most round trips that are measured.
-const ASKED: usize = 50;
-/// Time after which no further round trip is measured.
-const WITHIN: Duration = Duration::from_secs(1);
+use std::time::Duration;
 
 impl EtcdStore {
     /// Fails if the cluster cannot be asked for its version or its clock. If only the test lock
@@ -32,7 +27,7 @@ impl EtcdStore {
         let standbys = None;
         Ok(Database {
             round_trips,
-            clock,
+            clock: Some(clock),
             version,
             members,
             role,
@@ -72,18 +67,16 @@ impl Keys {
 
     /// Round trips, fastest first, and the offset of the member's clock, which is exact to a
     /// second.
-    fn round_trips(&mut self, deadline: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
-        let (mut round_trips, mut clock) = (Vec::new(), None);
+    fn round_trips(&mut self, deadline: Moment) -> Result<(Vec<Duration>, Offset), Error> {
         let range = Span::one(self.layout().lock("")).whole();
-        let end = Moment::now().after(WITHIN);
-        while round_trips.is_empty() || (round_trips.len() < ASKED && !end.passed()) {
-            let sent = Moment::now();
-            let read = self.client.read(vec![range.clone()], deadline)?;
-            round_trips.push(Moment::now().since(sent));
-            clock = Some(offset(read.now));
-        }
-        round_trips.sort_unstable();
-        Ok((round_trips, clock))
+        // This is this machine's time at the arrival of the answer, moved into the second that the
+        // member names. So half a round trip must not be added.
+        let mut now = Time(0);
+        let (round_trips, _) = measure(|| {
+            now = self.client.read(vec![range.clone()], deadline)?.now;
+            Ok::<_, Error>(None)
+        })?;
+        Ok((round_trips, offset(Duration::from_micros(now.0))))
     }
 
     /// Writes a key of each kind, and revokes the lease that they are on. No lock has their empty
@@ -104,15 +97,5 @@ impl Keys {
         self.client.revoke(&[id], deadline)?;
         done?;
         Ok(Tried::Done)
-    }
-}
-
-/// Offset of a clock that shows this time now. Less than a second cannot be seen.
-fn offset(theirs: Time) -> Offset {
-    let theirs = SystemTime::UNIX_EPOCH + Duration::from_micros(theirs.0);
-    let ours = SystemTime::now();
-    match theirs.duration_since(ours) {
-        Ok(ahead) => Offset::Ahead(ahead),
-        Err(behind) => Offset::Behind(behind.duration()),
     }
 }

@@ -9,14 +9,9 @@ use super::target::Target;
 use crate::clock::Moment;
 use crate::lock::{Key, Name, Token};
 use crate::store::Error;
-use crate::store::probe::{Facts, Info, Node, Offset, Persistence, Rights, Role};
+use crate::store::probe::{Facts, Info, Node, Persistence, Rights, Role, measure};
 use redis::{Cmd, Value};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-/// Round trips to measure.
-const SAMPLES: usize = 50;
-/// Limit for measuring, in op-timeouts.
-const SAMPLES_WITHIN: u32 = 3;
+use std::time::Duration;
 
 /// Most keys tried to find one in the server's own slots; a cluster seldom has more than 100
 /// masters.
@@ -56,7 +51,7 @@ fn facts(target: &Target, prefix: &str) -> Result<Facts, Error> {
     let mut server = Server::dial(target)?;
     // The first command carries AUTH and SELECT, so it is not measured.
     server.ask(&["TIME"])?;
-    let (round_trips, clock) = server.measure()?;
+    let (round_trips, clock) = measure(|| server.clock())?;
     let info = server.info()?;
     Ok(Facts { round_trips, clock, info, rights: server.rights(prefix)? })
 }
@@ -86,19 +81,9 @@ impl Server {
         }
     }
 
-    /// Measures round trips by TIME, which every user of dlock's may run.
-    fn measure(&mut self) -> Result<(Vec<Duration>, Option<Offset>), Error> {
-        let deadline = Moment::now().after(self.op_timeout() * SAMPLES_WITHIN);
-        let mut samples = Vec::new();
-        while samples.len() < SAMPLES && (samples.is_empty() || !deadline.passed()) {
-            let (began, here) = (Moment::now(), SystemTime::now());
-            let there = self.ask(&["TIME"])?;
-            let took = Moment::now().since(began);
-            samples.push((took, offset(&there, here + took / 2)));
-        }
-        samples.sort_by_key(|(took, _)| *took);
-        let clock = samples.first().and_then(|(_, clock)| *clock);
-        Ok((samples.into_iter().map(|(took, _)| took).collect(), clock))
+    /// The server's time since 1970, by TIME, which every user of dlock's may run.
+    fn clock(&mut self) -> Result<Option<Duration>, Error> {
+        Ok(time_of(&self.ask(&["TIME"])?))
     }
 
     fn info(&mut self) -> Result<Option<Info>, Error> {
@@ -187,12 +172,10 @@ impl Rights {
     }
 }
 
-/// The difference between the server's TIME and a time of this machine.
-fn offset(there: &Value, here: SystemTime) -> Option<Offset> {
-    let (seconds, micros): (u64, u64) = redis::from_redis_value_ref(there).ok()?;
-    let there = Duration::from_secs(seconds).checked_add(Duration::from_micros(micros))?;
-    let here = here.duration_since(UNIX_EPOCH).ok()?;
-    Some(if there >= here { Offset::Ahead(there - here) } else { Offset::Behind(here - there) })
+/// The time in an answer to TIME.
+fn time_of(answer: &Value) -> Option<Duration> {
+    let (seconds, micros): (u64, u64) = redis::from_redis_value_ref(answer).ok()?;
+    Duration::from_secs(seconds).checked_add(Duration::from_micros(micros))
 }
 
 /// Parses INFO. `saves` is the setting `save`, if it is known.
@@ -258,7 +241,7 @@ mod tests {
     fn a_time_that_no_clock_shows_is_none() {
         let time = |seconds: &[u8], micros: &[u8]| {
             let words = [seconds, micros].map(|word| Value::BulkString(word.to_vec()));
-            offset(&Value::Array(words.to_vec()), SystemTime::now())
+            time_of(&Value::Array(words.to_vec()))
         };
         assert!(time(b"1800000000", b"999999").is_some());
         assert!(time(b"18446744073709551615", b"18446744073709551615").is_none());

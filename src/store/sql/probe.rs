@@ -5,18 +5,12 @@ use super::dialect::{NewLock, Write};
 use super::{Again, Failure, SqlStore, Tables};
 use crate::clock::Moment;
 use crate::lock::Token;
-use crate::rules::{Time, millis};
 use crate::store::Error;
 use crate::store::engine::coordinator::{Coordinator, Purpose, Reading};
 use crate::store::engine::stored_lock::{EndPart, Parts, WaiterPart};
-use crate::store::probe::{Database, Offset, Role, Standbys, Tried, WakeUp};
+use crate::store::probe::{Database, Role, Standbys, Tried, WakeUp, measure};
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
-
-/// Most round trips that are measured.
-const ASKED: usize = 50;
-/// Time limit for that measurement.
-const WITHIN: Duration = Duration::from_secs(1);
+use std::time::Duration;
 
 impl SqlStore {
     /// Checks the database.
@@ -24,7 +18,7 @@ impl SqlStore {
         let mut tables = self.coordinator;
         let [version, standby, forgets, rights] = tables.survey(deadline)?;
         let tried = tables.try_tables(deadline);
-        let (round_trips, clock) = tables.round_trips(deadline)?;
+        let (round_trips, clock) = measure(|| tables.clock(deadline))?;
         let is_direct = tables.line.as_ref().is_some_and(|line| line.is_direct == Some(true));
         let wake_up = match is_direct {
             false => WakeUp::Pooled,
@@ -72,25 +66,11 @@ impl Tables {
         Ok(Some(Standbys { primary, acknowledge, settings: self.dialect.acknowledged_by() }))
     }
 
-    /// Returns the round trips, fastest first, and the offset of the server's clock by the fastest.
-    fn round_trips(&mut self, deadline: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
-        let (mut round_trips, mut clock) = (Vec::new(), None);
-        let end = Moment::now().after(WITHIN);
-        while round_trips.is_empty() || (round_trips.len() < ASKED && !end.passed()) {
-            let sent = Moment::now();
-            let answers = self.ask(&[self.dialect.time()], Again::Yes, deadline)?;
-            let took = Moment::now().since(sent);
-            if round_trips.iter().all(|before| took < *before) {
-                let text = answers[0].rows.first().and_then(|row| row.first()?.clone()).unwrap_or_default();
-                clock = String::from_utf8(text)
-                    .ok()
-                    .and_then(|text| text.parse().ok())
-                    .and_then(|now| offset(now, took / 2));
-            }
-            round_trips.push(took);
-        }
-        round_trips.sort_unstable();
-        Ok((round_trips, clock))
+    /// The server's time since 1970.
+    fn clock(&mut self, deadline: Moment) -> Result<Option<Duration>, Failure> {
+        let answers = self.ask(&[self.dialect.time()], Again::Yes, deadline)?;
+        let text = answers[0].rows.first().and_then(|row| row.first()?.clone()).unwrap_or_default();
+        Ok(String::from_utf8(text).ok().and_then(|text| text.parse().ok()).map(Duration::from_micros))
     }
 
     /// Whether the server allows what wakes waiters. Channels need no right.
@@ -139,15 +119,4 @@ impl Tables {
 
 fn probe_token() -> Result<Token, Error> {
     Token::random().map_err(|error| Error::Unavailable(format!("the system gave no random bytes: {error}")))
-}
-
-/// The offset of a clock that showed `now` (microseconds since 1970) that long ago.
-fn offset(now: u64, ago: Duration) -> Option<Offset> {
-    let theirs = SystemTime::UNIX_EPOCH + Duration::from_micros(Time(now).0) + ago;
-    let ours = SystemTime::now();
-    Some(match theirs.duration_since(ours) {
-        Ok(ahead) => Offset::Ahead(ahead),
-        Err(behind) => Offset::Behind(behind.duration()),
-    })
-    .filter(|_| millis(ago) < 60_000)
 }

@@ -8,13 +8,8 @@ use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::millis;
 use crate::store::Error;
-use crate::store::probe::{Ensemble, Member, Offset};
-use std::time::{Duration, SystemTime};
-
-/// Most round trips that are measured.
-const ASKED: usize = 50;
-/// Time after which no further round trip is measured.
-const WITHIN: Duration = Duration::from_secs(1);
+use crate::store::probe::{Ensemble, Member, Offset, measure, offset};
+use std::time::Duration;
 
 impl ZooKeeperStore {
     /// Examines the ensemble.
@@ -43,15 +38,9 @@ impl Znodes {
 
     /// Round trips, fastest first, and the offset of the leader's clock by the last write.
     fn round_trips(&mut self, deadline: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
-        let mut round_trips = Vec::new();
-        let end = Moment::now().after(WITHIN);
-        while round_trips.len() < ASKED && (round_trips.is_empty() || !end.passed()) {
-            let began = Moment::now();
-            drop(self.ask(&[Ask::Look { path: self.base(), watch: false }], Again::Yes, deadline)?);
-            round_trips.push(Moment::now().since(began));
-        }
-        round_trips.sort_unstable();
-        Ok((round_trips, self.stamp.and_then(offset)))
+        let look = [Ask::Look { path: self.base(), watch: false }];
+        let (round_trips, _) = measure(|| self.ask(&look, Again::Yes, deadline).map(|_| None))?;
+        Ok((round_trips, self.stamp.and_then(leader_offset)))
     }
 
     fn tried(&mut self, deadline: Moment) -> Result<Option<()>, Error> {
@@ -84,12 +73,7 @@ impl Znodes {
 }
 
 /// Offset of the leader's clock from this machine's. None if the stamp is older than a minute.
-fn offset(stamp: Stamp) -> Option<Offset> {
+fn leader_offset(stamp: Stamp) -> Option<Offset> {
     let ago = Moment::now().since(stamp.sent);
-    let theirs = SystemTime::UNIX_EPOCH + Duration::from_millis(stamp.at) + ago;
-    Some(match theirs.duration_since(SystemTime::now()) {
-        Ok(ahead) => Offset::Ahead(ahead),
-        Err(behind) => Offset::Behind(behind.duration()),
-    })
-    .filter(|_| millis(ago) < 60_000)
+    (millis(ago) < 60_000).then(|| offset(Duration::from_millis(stamp.at).saturating_add(ago)))
 }
