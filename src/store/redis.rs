@@ -6,8 +6,8 @@
 //!
 //! | where | what |
 //! |---|---|
-//! | here | what a waiter sleeps on ([`RedisStore::await_wake`]), and which locks there are ([`RedisStore::find_at`]) |
-//! | [`ahead`] | how many locks are read |
+//! | here | what a waiter sleeps on ([`RedisStore::await_wake`]), and how many locks are read |
+//! | [`keyspace`] | which locks there are ([`RedisStore::find_at`]) |
 //! | [`subscription`] | how a holder or a watcher learns that something happened |
 //! | [`call`] | how a script is run: by hash or with its text, acknowledged by replicas ([`acknowledge`]) |
 //! | [`script`], [`argument`], [`reply`] | what is sent, and how the answer is read |
@@ -28,11 +28,11 @@ use crate::store;
 use call::Caller;
 use cluster::Nodes;
 use connection::Connection;
-use prefetch::Prefetch;
 use redis::{Value, cmd};
-use reply::{History, Refusals, garbled};
+use reply::{History, Refusals, Reply, Seen, garbled};
 use route::{Limit, Server, Topology, Whom};
 use sentinel::Sentinels;
+use serde::Serialize;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -46,7 +46,6 @@ mod cluster;
 pub(super) mod connection;
 pub(super) mod failure;
 mod keyspace;
-mod prefetch;
 pub mod probe;
 pub(super) mod reply;
 mod route;
@@ -63,6 +62,15 @@ const FAR_HEARTBEAT: Duration = Duration::from_millis(2200);
 /// Limit for a whole SCAN: a server that returns wrong cursors would never end it. Some hundred
 /// million keys take this long.
 const SCAN_WITHIN: Duration = Duration::from_secs(60);
+/// Most locks that one script reads. Other clients of the server wait meanwhile.
+const SEEN_AT_ONCE: usize = 64;
+
+/// The argument of `inspect`.
+#[derive(Serialize)]
+struct Look {
+    ends: usize,
+}
+
 /// Locks on a Redis server.
 pub struct RedisStore {
     caller: Caller,
@@ -73,7 +81,6 @@ pub struct RedisStore {
     wake_number: u64,
     asked: bool,
     queue_max: usize,
-    ahead: Option<Prefetch>,
 }
 
 /// The connection on which a waiter sleeps.
@@ -109,7 +116,6 @@ impl RedisStore {
             wake_number: 0,
             asked: false,
             queue_max: rules::QUEUE_MAX,
-            ahead: None,
         }
     }
 
@@ -276,7 +282,29 @@ impl Store for RedisStore {
     }
 
     fn inspect_some(&mut self, names: &[Name], ends: usize, deadline: Moment) -> Result<Vec<View>, Error> {
-        self.look(names, ends, deadline)
+        let mut some = names.get(..SEEN_AT_ONCE).unwrap_or(names);
+        // One script takes locks of one slot only.
+        if self.caller.route.topology.part(some).is_some() {
+            some = &some[..1];
+        }
+        let (now, locks) = loop {
+            let said = self.caller.run(&script::INSPECT, some, &Look { ends }, deadline);
+            match said.and_then(Reply::locks) {
+                // The error may be about another lock than the first one.
+                Err(error) if some.len() > 1 && !error.is_transient() => some = &some[..some.len() / 2],
+                read => break read?,
+            }
+        };
+        let mut views = Vec::new();
+        for (name, lock) in some.iter().zip(&locks) {
+            match lock.read::<Seen>() {
+                Ok(seen) => views.push(seen.view(name, now)),
+                Err(error) if views.is_empty() => return Err(error),
+                // The next call begins with this lock, and returns its error.
+                Err(_) => break,
+            }
+        }
+        Ok(views)
     }
 
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
@@ -307,7 +335,6 @@ impl Store for RedisStore {
     }
 
     fn reset(&mut self) {
-        self.ahead = None;
         self.caller.route.reset();
     }
 }

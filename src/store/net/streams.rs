@@ -58,11 +58,6 @@ impl Inbox {
         self.taken == self.bytes.len()
     }
 
-    /// The bytes that are left.
-    pub fn peek(&self) -> &[u8] {
-        &self.bytes[self.taken..]
-    }
-
     /// Takes up to `most` bytes.
     pub fn take(&mut self, most: usize) -> &[u8] {
         let from = self.taken;
@@ -72,7 +67,7 @@ impl Inbox {
 
     /// Takes bytes up to and with the next line end.
     pub fn take_line(&mut self) -> &[u8] {
-        let rest = self.peek();
+        let rest = &self.bytes[self.taken..];
         let line = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1);
         self.take(line)
     }

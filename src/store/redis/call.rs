@@ -113,19 +113,6 @@ impl Caller {
         self.run_once(&Request::new(code, names, argument)?, names, deadline)
     }
 
-    /// Sends by hash what [`Caller::run`] would, and does not wait for the answer.
-    pub fn post(
-        &self,
-        connection: &mut Connection,
-        code: &Code,
-        names: &[Name],
-        argument: &impl Serialize,
-        deadline: Moment,
-    ) -> Result<(), Error> {
-        let Request { keys, argument, .. } = Request::new(code, names, argument)?;
-        connection.post(vec![code.by_hash(&keys, &argument)], deadline)
-    }
-
     fn run_once(&mut self, request: &Request<'_>, names: &[Name], deadline: Moment) -> Result<Reply, Error> {
         let said = self.call(request, names, deadline)?;
         Ok(Reply::new(said.value, &self.shown))

@@ -217,15 +217,6 @@ impl Connection {
     /// Sends commands in one write; before the first ones it sends the setup commands, and waits
     /// for their replies. Only the first command may need the slot.
     pub fn send(&mut self, commands: Vec<Cmd>, deadline: Moment) -> Result<(), Error> {
-        self.post(commands, deadline)?;
-        while self.owed.front() == Some(&Before::Greeting) {
-            self.settle_next(deadline)?;
-        }
-        Ok(())
-    }
-
-    /// Like [`Connection::send`], without waiting.
-    pub fn post(&mut self, commands: Vec<Cmd>, deadline: Moment) -> Result<(), Error> {
         let asking = (self.asking == Asking::Yes).then(|| (Before::Aside, cmd("ASKING")));
         let mut bytes = Vec::new();
         for (before, command) in std::mem::take(&mut self.preface).into_iter().chain(asking) {
@@ -239,6 +230,9 @@ impl Connection {
         if let Err(error) = channel.write_all(&bytes).and_then(|()| channel.flush()) {
             let error = channel.last_words().unwrap_or(error);
             return Err(self.failure(&error, deadline));
+        }
+        while self.owed.front() == Some(&Before::Greeting) {
+            self.settle_next(deadline)?;
         }
         Ok(())
     }
@@ -258,13 +252,6 @@ impl Connection {
     pub fn reply(&mut self, deadline: Moment) -> Result<Value, Error> {
         self.settle(deadline)?;
         self.parse(deadline)
-    }
-
-    /// Waits for the next reply until `deadline`, and reads only its number of fields, if that has
-    /// arrived and the reply is an array.
-    pub fn fields_to_come(&mut self, deadline: Moment) -> Result<Option<usize>, Error> {
-        let channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
-        resp::length(&mut self.inbox, channel).map_err(|error| self.failure(&error, deadline))
     }
 
     /// Waits for the next reply until `deadline`. An error reply is an `Err`, except if it tells what to

@@ -34,17 +34,6 @@ pub fn read(inbox: &mut Inbox, channel: Channel<'_>) -> Result<Value, Failure> {
     Reading { inbox, channel, room: REPLY_MAX, line: Vec::new() }.value(0)
 }
 
-/// The number of fields of the next reply, if it is an array and its length has arrived. Consumes
-/// nothing.
-pub fn length(inbox: &mut Inbox, mut channel: Channel<'_>) -> io::Result<Option<usize>> {
-    if inbox.is_empty() {
-        inbox.fill(&mut channel)?;
-    }
-    let head = inbox.peek().strip_prefix(b"*").and_then(|rest| rest.split(|byte| *byte == b'\r').next());
-    let whole = head.filter(|head| inbox.peek().len() > head.len() + 1);
-    Ok(whole.and_then(|head| std::str::from_utf8(head).ok()?.parse().ok()))
-}
-
 struct Reading<'a> {
     inbox: &'a mut Inbox,
     channel: Channel<'a>,

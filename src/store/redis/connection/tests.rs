@@ -163,29 +163,6 @@ fn no_reply_is_endless() -> Outcome {
     Ok(())
 }
 
-/// The next request can be sent as soon as the number of fields is known.
-#[test]
-fn how_many_fields_there_are_is_known_before_they_come() -> Outcome {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let target = Target { password: None, ..target(&listener, None)? };
-    let server: Served = thread::spawn(move || {
-        let (mut stream, _) = listener.accept()?;
-        stream.write_all(b"*2\r\n:1\r\n")?;
-        read_until(&mut stream, b"PING\r\n")?;
-        stream.write_all(b":2\r\n+PONG\r\n")?;
-        stream.read_exact(&mut [0; 1])
-    });
-    let mut connection = Connection::dial(&target, soon())?;
-    assert_eq!(connection.fields_to_come(soon())?, Some(2));
-    connection.post(vec![cmd("PING")], soon())?;
-    assert_eq!(connection.reply(soon())?, Value::Array(vec![Value::Int(1), Value::Int(2)]));
-    assert_eq!(connection.fields_to_come(soon())?, None);
-    assert_eq!(connection.reply(soon())?, Value::SimpleString("PONG".into()));
-    drop(connection);
-    let _ = server.join();
-    Ok(())
-}
-
 /// Every kind of reply, also in pieces.
 #[test]
 fn replies() -> Outcome {
