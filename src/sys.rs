@@ -174,30 +174,12 @@ pub fn fork() -> io::Result<Fork> {
     }
 }
 
-/// The stack of a child made by [`spawn`].
-#[derive(Debug)]
-pub struct Stack(Vec<u128>);
-
-impl Stack {
-    /// `slack` is what the C library may need for exec, in bytes.
-    pub fn new(slack: usize) -> Self {
-        // Not written to before it is used, so that the kernel maps only the pages that are needed.
-        Self(Vec::with_capacity((256 * 1024 + slack) / size_of::<u128>()))
-    }
-
-    /// Touches the page that every child uses, so that the kernel maps it now.
-    pub fn touch(&mut self) {
-        if let Some(top) = self.0.spare_capacity_mut().last_mut() {
-            top.write(0);
-        }
-    }
-}
-
 /// Starts a child that runs `become_it` to execute another program. `become_it` returns only on
 /// failure. This process sleeps until the child has executed or ended. The child shares its memory,
 /// so nothing is copied; descriptors, mask and dispositions are the child's own. Returns the
-/// child's id, and the errno if `become_it` failed: then the child is about to end.
-pub fn spawn<F: FnOnce() -> io::Error>(mut stack: Stack, become_it: F) -> io::Result<(c_int, Option<c_int>)> {
+/// child's id, and the errno if `become_it` failed: then the child is about to end. `slack` is what
+/// the C library may need for exec on the child's stack, in bytes.
+pub fn spawn<F: FnOnce() -> io::Error>(slack: usize, become_it: F) -> io::Result<(c_int, Option<c_int>)> {
     struct Task<F> {
         run: Option<F>,
         failed: Option<c_int>,
@@ -212,13 +194,15 @@ pub fn spawn<F: FnOnce() -> io::Error>(mut stack: Stack, become_it: F) -> io::Re
     }
     debug_assert!(is_single_threaded(), "a child that shares the memory needs a process of one thread");
     let mut task = Task { run: Some(become_it), failed: None };
+    // Not written to before the child runs, so that the kernel maps only the pages that are needed.
+    let mut stack: Vec<u128> = Vec::with_capacity((256 * 1024 + slack) / size_of::<u128>());
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     // SAFETY: the child has its own stack, which grows down from the end of the vector (on every
     // architecture that Rust's std supports) and is aligned to 16 bytes. Task and stack outlive the
     // child's use of them, for clone returns when it has executed or ended. There is no other
     // thread, so nothing else runs in this memory meanwhile.
     let pid = unsafe {
-        let top = stack.0.as_mut_ptr().add(stack.0.capacity());
+        let top = stack.as_mut_ptr().add(stack.capacity());
         libc::clone(enter::<F>, top.cast(), flags, (&raw mut task).cast())
     };
     if pid == -1 { Err(io::Error::last_os_error()) } else { Ok((pid, task.failed)) }

@@ -10,8 +10,8 @@ use super::stop::Stop;
 use super::{Ended, Event, GUARD_NAME, Group, Leftovers, NotStarted, Orphaned, Process, StopReason};
 use crate::clock::{Moment, Timer};
 use crate::exit::OnLost;
-use crate::sys::{self, SignalSet, Stack};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::sys::{self, SignalSet};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -26,10 +26,6 @@ use std::time::Duration;
 mod children;
 mod due;
 mod start;
-
-/// If no order comes for this long, dlock is waiting for the lock, and the guard prepares the start
-/// of CMD.
-const PREPARE_AFTER: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// What dlock hands to the guard at the fork.
 pub(super) struct Setup {
@@ -71,8 +67,6 @@ struct GuardProcess<F> {
     buffer: Vec<u8>,
     changes: Vec<Change>,
     cmd: Option<Cmd>,
-    /// CMD's stack, prepared while dlock waited for the lock.
-    stack: Option<Stack>,
     state: JobState,
     /// dlock is gone, or has left the rest to the guard.
     is_orphaned: bool,
@@ -129,7 +123,6 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             buffer: vec![0],
             changes: Vec::new(),
             cmd: None,
-            stack: None,
             state: JobState::Idle,
             is_orphaned: false,
             may_finish_quietly: false,
@@ -144,10 +137,6 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         loop {
             self.arm()?;
             let ready = self.wait()?;
-            if ready.nothing {
-                self.prepare_start();
-                continue;
-            }
             // Orders first, then the children, so that no limit stops a job that has ended by
             // itself.
             if ready.link {
@@ -182,10 +171,8 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         if !link {
             fds[2] = PollFd::new(&self.timer, read);
         }
-        let is_prepared = self.stack.is_some() || !matches!(self.state, JobState::Idle);
-        let limit = (!is_prepared).then_some(PREPARE_AFTER);
         loop {
-            match poll(&mut fds, limit.as_ref()) {
+            match poll(&mut fds, None) {
                 Ok(_) => break,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -193,7 +180,6 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         }
         let ready = |at: usize| !fds[at].revents().is_empty();
         Ok(Ready {
-            nothing: !(0..fds.len()).any(ready),
             children: ready(1),
             link: link && fds[2].revents().intersects(read | hangup),
             closed: link && fds[2].revents().intersects(hangup),
@@ -295,8 +281,6 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
 }
 
 struct Ready {
-    /// The wait timed out.
-    nothing: bool,
     children: bool,
     link: bool,
     closed: bool,

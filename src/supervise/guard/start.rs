@@ -7,7 +7,7 @@ use crate::supervise::pin::Pin;
 use crate::supervise::procfs::own_pid;
 use crate::supervise::protocol::Change;
 use crate::supervise::{Event, Group, NotStarted, Orphaned};
-use crate::sys::{self, Disposition, Fork, Stack};
+use crate::sys::{self, Disposition, Fork};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -47,9 +47,11 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
 
     /// Returns CMD's id, and the errno if it could not be executed.
     fn start_cmd(&mut self) -> io::Result<(i32, Option<i32>)> {
-        let stack = self.stack.take().unwrap_or_else(|| self.new_stack());
         let changes = std::mem::take(&mut self.changes);
-        sys::spawn(stack, || {
+        // Room for a second argv: the C library builds that on the stack for a script that exec
+        // hands to /bin/sh.
+        let slack = (self.setup.argv.len() + 8) * size_of::<usize>();
+        sys::spawn(slack, || {
             // CMD notes its id itself, first of all: if the guard is stopped here, dlock still
             // knows which process to look for.
             self.setup.limits.set_cmd(own_pid());
@@ -67,19 +69,6 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
                 bond.watch()
             }
         }
-    }
-
-    /// A stack with room for a second argv: the C library builds that on the stack for a script
-    /// that exec hands to /bin/sh.
-    fn new_stack(&self) -> Stack {
-        Stack::new((self.setup.argv.len() + 8) * size_of::<usize>())
-    }
-
-    /// Prepares the start of CMD while dlock waits for the lock.
-    pub fn prepare_start(&mut self) {
-        let mut stack = self.new_stack();
-        stack.touch();
-        self.stack = Some(stack);
     }
 
     /// Closes the descriptors that were inherited for CMD: a reader of CMD's output must see its
