@@ -44,20 +44,20 @@ complete -c dlock -n "__fish_dlock_needs_command" -f -a "doctor" -d 'Say whether
 complete -c dlock -n "__fish_dlock_needs_command" -f -a "completions" -d 'Print a completion script for a shell'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s n -l slots -d 'Up to N holders at a time, 1 to 1000, each with a slot number of its own' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s t -l ttl -d 'The length of the lease, 500ms to 24h [default: 30s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait for the lock, first come first served; without DUR for ever [default: do not wait]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 0 to 255 [default: 75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l reason -d 'Why the lock is taken; `dlock status` shows it' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l label -d 'Show and store TEXT in place of the command line' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'The time between TERM and KILL when dlock must stop the job [default: 10s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'What to do with the job when the lock is lost [default: stop]' -r -f -a "stop\t'Stop it'
+warn\t'Let it run on, warn, and exit 79 when it has ended'"
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'Replicas that must acknowledge each grant, renewal and release [default: 0]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l min-hold -d 'Keep the lock at least this long after it was granted' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l once-per -d 'Skip CMD, and exit 0, if a run with --once-per that succeeded was granted within the last DUR' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-run -d 'Stop CMD when it has run this long, and exit 124' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s t -l ttl -d 'The length of the lease, 500ms to 24h [default: 30s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-lease -d 'The longest lease on redis+quorum:// masters; the same on every machine [default: 5m]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'The time between TERM and KILL when dlock must stop CMD [default: 10s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'What to do with CMD when the lock is lost [default: stop]' -r -f -a "stop\t'Stop it'
-warn\t'Let it run on, warn, and exit 79 when it has ended'"
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 0 to 255 [default: 75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l report -d 'When done, write the outcome to FILE as JSON' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'Replicas that must acknowledge each grant, renewal and release [default: 0]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l reason -d 'Why the job runs; `dlock status` shows it' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l label -d 'Show and store TEXT in place of the command line' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s c -l command -d 'Run STRING by $SHELL (or /bin/sh) in place of `-- CMD`' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
@@ -74,26 +74,26 @@ always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Share the lock with others that share it'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -l exclusive -d 'One holder at a time [default]'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l replace -d 'The newest wins: ask the holder to end, and run CMD when the old job is dead; needs --wait'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-replace -d 'Once CMD runs, do not let a run with --replace end it'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l replace -d 'The newest wins: ask the holder to end, and take the lock when the old job is dead; needs --wait'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-replace -d 'Once the lock is held, do not let a run with --replace end the hold'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'Keep the lock until every process of the job has ended, not CMD alone'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l nonblock -d 'flock\'s way to say that it does not wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s n -l slots -d 'Up to N holders at a time, 1 to 1000, each with a slot number of its own' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s t -l ttl -d 'The length of the lease, 500ms to 24h [default: 30s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s w -l wait -d 'Wait for the lock, first come first served; without DUR for ever [default: do not wait]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 0 to 255 [default: 75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l reason -d 'Why the lock is taken; `dlock status` shows it' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l label -d 'Show and store TEXT in place of the command line' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l grace -d 'The time between TERM and KILL when dlock must stop the job [default: 10s]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l on-lost -d 'What to do with the job when the lock is lost [default: stop]' -r -f -a "stop\t'Stop it'
+warn\t'Let it run on, warn, and exit 79 when it has ended'"
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l replicas -d 'Replicas that must acknowledge each grant, renewal and release [default: 0]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l pid -d 'Hold the lock until this process ends, in place of the end of stdin' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l env-file -d 'Append the same variables to FILE, as NAME=value lines without quotes; needs --background' -r -F
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s n -l slots -d 'Up to N holders at a time, 1 to 1000, each with a slot number of its own' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s w -l wait -d 'Wait for the lock, first come first served; without DUR for ever [default: do not wait]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s t -l ttl -d 'The length of the lease, 500ms to 24h [default: 30s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l grace -d 'The time between TERM and KILL when the process must be stopped [default: 10s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l on-lost -d 'What to do with the process when the lock is lost [default: stop]' -r -f -a "stop\t'Stop it'
-warn\t'Let it run on, warn, and exit 79 when it has ended'"
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 0 to 255 [default: 75]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l replicas -d 'Replicas that must acknowledge each grant, renewal and release [default: 0]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l reason -d 'Why the lock is held; `dlock status` shows it' -r
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l label -d 'Show and store TEXT in place of the command line of the process' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
@@ -107,13 +107,13 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s s -l shared -d 'Share the lock with others that share it'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s x -l exclusive -d 'One holder at a time [default]'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l replace -d 'The newest wins: ask the holder to end, and take the lock when the old job is dead; needs --wait'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l no-replace -d 'Once the lock is held, do not let a run with --replace end the hold'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l background -d 'Return when the lock is granted, and go on in the background; needs --pid'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l export -d 'Print shell code that sets DLOCK_KEY, DLOCK_HELD and so on; needs --background'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l json -d 'Print what happens to the hold on stdout, one JSON object a line'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s s -l shared -d 'Share the lock with others that share it'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s x -l exclusive -d 'One holder at a time [default]'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l replace -d 'Replace the holder: ask it to end, and take the lock then; needs --wait. See \'dlock run --help\''
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -l no-replace -d 'Once the lock is held, do not let a run with --replace end the hold'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s h -l help -d 'Print help (see more with \'--help\')'
@@ -161,12 +161,12 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s n -l slots -d 'Up to N holders at a time, 1 to 1000, each with a slot number of its own' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wait for the lock, first come first served; without DUR for ever [default: do not wait]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s t -l ttl -d 'The length of the lease, 500ms to 24h [default: 30s]' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l min-hold -d 'Keep the lock at least this long after it was granted, also when it is given back earlier' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 1 to 255 [default: 75]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s w -l wait -d 'Wait for the lock, first come first served; without DUR for ever [default: do not wait]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 0 to 255 [default: 75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l reason -d 'Why the lock is taken; `dlock status` shows it' -r
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l label -d 'Show and store TEXT in place of the command line of the process that started dlock' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l label -d 'Show and store TEXT in place of the command line' -r
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l min-hold -d 'Keep the lock at least this long after it was granted, also when it is given back earlier' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F

@@ -180,8 +180,8 @@ impl Command {
     /// The lock that the command is about, if it is one; of locks taken together, the first.
     pub fn key(&self) -> Option<&Key> {
         let keys: &[Key] = match self {
-            Self::Run(run) => return run.key.first(),
-            Self::Hold(hold) => return hold.key.first(),
+            Self::Run(run) => return run.how.key.first(),
+            Self::Hold(hold) => return hold.how.key.first(),
             Self::Acquire(acquire) => return acquire.key.first(),
             Self::Renew(renew) => renew.key.as_slice(),
             Self::Check(check) => check.key.as_slice(),

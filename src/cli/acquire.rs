@@ -1,9 +1,9 @@
 //! The options of `dlock acquire` and their help.
 
 use super::duration;
-use super::options::{How, exit_status, note, ttl};
-use crate::lock::{Key, Ttl};
-use clap::{ArgAction, Args, ValueHint};
+use super::options::How;
+use clap::Args;
+use std::ops::Deref;
 use std::time::Duration;
 
 const AFTER: &str = "\
@@ -51,28 +51,14 @@ EXIT STATUS
     after_long_help = AFTER
 )]
 pub struct Acquire {
-    /// The lock's name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none
-    #[arg(short, long, required = true, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new, action = ArgAction::Append)]
-    pub key: Vec<Key>,
-
     #[command(flatten)]
     pub how: How,
-
-    /// The length of the lease, 500ms to 24h [default: 30s]
-    ///
-    /// After this time the lock is free for others, unless it is renewed. Give more than the script needs, or renew.
-    #[arg(short, long, value_name = "DUR", value_parser = ttl)]
-    pub ttl: Option<Ttl>,
 
     /// Keep the lock at least this long after it was granted, also when it is given back earlier
     ///
     /// For cron hosts whose clocks differ, as in 'dlock run'. Not together with --wait.
     #[arg(long, value_name = "DUR", value_parser = duration::parse)]
     pub min_hold: Option<Duration>,
-
-    /// The exit status when the lock was not obtained, 1 to 255 [default: 75]
-    #[arg(short = 'E', long, alias = "conflict-exit-code", value_name = "N", value_parser = exit_status)]
-    pub busy_exit_code: Option<u8>,
 
     /// Print shell code that sets DLOCK_KEY, DLOCK_TOKEN and so on, in place of the token
     ///
@@ -86,12 +72,13 @@ pub struct Acquire {
     /// docs/json.md.
     #[arg(long)]
     pub json: bool,
+}
 
-    /// Why the lock is taken; `dlock status` shows it
-    #[arg(long, value_name = "TEXT", value_parser = note)]
-    pub reason: Option<String>,
+/// The flags of the request read as fields of `Acquire`.
+impl Deref for Acquire {
+    type Target = How;
 
-    /// Show and store TEXT in place of the command line of the process that started dlock
-    #[arg(long, value_name = "TEXT", value_parser = note)]
-    pub label: Option<String>,
+    fn deref(&self) -> &How {
+        &self.how
+    }
 }

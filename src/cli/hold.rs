@@ -1,11 +1,8 @@
 //! The options of `dlock hold` and their help.
 
-use super::duration;
-use super::options::{How, exit_status, note, ttl};
+use super::options::{How, Keep};
 use super::run::Run;
-use crate::exit::OnLost;
-use crate::lock::{Key, Replicas, Ttl};
-use clap::{ArgAction, Args, ValueHint};
+use clap::{Args, ValueHint};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -58,9 +55,11 @@ EXIT STATUS
     after_long_help = AFTER
 )]
 pub struct Hold {
-    /// The lock's name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none
-    #[arg(short, long, required = true, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new, action = ArgAction::Append)]
-    pub key: Vec<Key>,
+    #[command(flatten)]
+    pub how: How,
+
+    #[command(flatten)]
+    pub keep: Keep,
 
     /// Hold the lock until this process ends, in place of the end of stdin
     #[arg(long, value_name = "PID", value_hint = ValueHint::Other, value_parser = clap::value_parser!(i32).range(1..))]
@@ -92,50 +91,6 @@ pub struct Hold {
     /// the fields.
     #[arg(long)]
     pub json: bool,
-
-    #[command(flatten)]
-    pub how: How,
-
-    /// The length of the lease, 500ms to 24h [default: 30s]
-    ///
-    /// dlock renews it each time a quarter of it has passed. If the machine is lost, the lock is free after this time.
-    #[arg(short, long, value_name = "DUR", value_parser = ttl)]
-    pub ttl: Option<Ttl>,
-
-    /// The time between TERM and KILL when the process must be stopped [default: 10s]
-    ///
-    /// While a lease runs out it is cut to a fifth of the ttl. Without --pid: the time from the end of stdout to the end
-    /// of the hold.
-    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
-    pub grace: Option<Duration>,
-
-    /// What to do with the process when the lock is lost [default: stop]
-    #[arg(long, value_name = "WHAT")]
-    pub on_lost: Option<OnLost>,
-
-    /// The exit status when the lock was not obtained, 0 to 255 [default: 75]
-    #[arg(short = 'E', long, alias = "conflict-exit-code", value_name = "N", value_parser = exit_status)]
-    pub busy_exit_code: Option<u8>,
-
-    /// Replace the holder: ask it to end, and take the lock then; needs --wait. See 'dlock run --help'
-    #[arg(long, conflicts_with_all = ["shared", "slots"])]
-    pub replace: bool,
-
-    /// Once the lock is held, do not let a run with --replace end the hold
-    #[arg(long)]
-    pub no_replace: bool,
-
-    /// Replicas that must acknowledge each grant, renewal and release [default: 0]
-    #[arg(long, value_name = "N|all", value_parser = Replicas::parse)]
-    pub replicas: Option<Replicas>,
-
-    /// Why the lock is held; `dlock status` shows it
-    #[arg(long, value_name = "TEXT", value_parser = note)]
-    pub reason: Option<String>,
-
-    /// Show and store TEXT in place of the command line of the process
-    #[arg(long, value_name = "TEXT", value_parser = note)]
-    pub label: Option<String>,
 }
 
 impl Hold {
@@ -143,22 +98,10 @@ impl Hold {
     /// Options about CMD are switched off.
     pub fn as_run(&self) -> Run {
         Run {
-            key: self.key.clone(),
-            shared: self.how.shared,
-            exclusive: self.how.exclusive,
-            slots: self.how.slots.map(Some),
-            wait: self.how.wait,
+            how: self.how.clone(),
+            keep: self.keep.clone(),
             min_hold: Some(Duration::ZERO),
             max_run: Some(Duration::ZERO),
-            replace: self.replace,
-            no_replace: self.no_replace,
-            ttl: self.ttl,
-            grace: self.grace,
-            on_lost: self.on_lost,
-            busy_exit_code: self.busy_exit_code,
-            replicas: self.replicas,
-            reason: self.reason.clone(),
-            label: self.label.clone(),
             ..Run::default()
         }
     }

@@ -2,29 +2,109 @@
 //! a status, a note.
 
 use super::duration;
-use crate::lock::{SLOTS_MAX, Ttl};
+use crate::exit::OnLost;
+use crate::lock::{Key, Replicas, SLOTS_MAX, Ttl};
 use clap::{ArgAction, Args, ValueEnum, ValueHint};
 use std::ffi::OsString;
 use std::time::Duration;
 
-/// How `acquire` and `hold` ask for the lock.
-#[derive(Debug, Args)]
+/// How `run`, `hold` and `acquire` ask for the lock.
+#[derive(Debug, Clone, Default, Args)]
 pub struct How {
+    /// The lock's name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none
+    ///
+    /// While it waits dlock holds none of them. So two runs that name the same keys in another order cannot block
+    /// each other. The same key twice is one.
+    #[arg(short, long, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new, action = ArgAction::Append, help_heading = "Lock")]
+    pub key: Vec<Key>,
+
     /// Share the lock with others that share it
-    #[arg(short, long, conflicts_with_all = ["exclusive", "slots"])]
+    ///
+    /// Any number of shared holders at a time, or one exclusive holder. While a run waits for the exclusive lock, later
+    /// shared runs wait, too.
+    #[arg(short, long, conflicts_with_all = ["exclusive", "slots"], help_heading = "Lock")]
     pub shared: bool,
 
     /// One holder at a time [default]
-    #[arg(short = 'x', long, short_alias = 'e', conflicts_with = "slots")]
+    #[arg(short = 'x', long, short_alias = 'e', conflicts_with = "slots", help_heading = "Lock")]
     pub exclusive: bool,
 
     /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
-    #[arg(short = 'n', long, value_name = "N", value_parser = slots)]
+    ///
+    /// The number is in DLOCK_SLOT: 0 to N-1, the lowest that is free. All runs under the key must give
+    /// the same N. While the lock is held, it is busy for a run with another N or another mode.
+    #[arg(short = 'n', long, value_name = "N", value_parser = slots, help_heading = "Lock")]
     pub slots: Option<u32>,
 
+    /// The length of the lease, 500ms to 24h [default: 30s]
+    ///
+    /// After this time the lock is free for others, unless the lease is renewed. 'run' and 'hold' renew it each time
+    /// a quarter of it has passed, so an outage of the store of up to half of it disturbs nothing. After 'acquire' the
+    /// script renews it: give more than the script needs, or renew.
+    #[arg(short, long, value_name = "DUR", value_parser = ttl, help_heading = "Lock")]
+    pub ttl: Option<Ttl>,
+
     /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
-    #[arg(short, long, value_name = "DUR", num_args = 0..=1, value_parser = duration::parse)]
+    ///
+    /// Waiters get the lock in the order they came, whatever machine they are on. dlock also waits for a store that cannot
+    /// be reached. A duration is 90s, 1h30m, or bare seconds, fractions too. 0: do not wait.
+    #[arg(short, long, value_name = "DUR", num_args = 0..=1, value_parser = duration::parse, help_heading = "Waiting")]
     pub wait: Option<Option<Duration>>,
+
+    /// The exit status when the lock was not obtained, 0 to 255 [default: 75]
+    ///
+    /// 'acquire' and 'hold --background' refuse 0, because the script would go on without the lock.
+    #[arg(short = 'E', long, alias = "conflict-exit-code", value_name = "N", value_parser = exit_status, help_heading = "Waiting")]
+    pub busy_exit_code: Option<u8>,
+
+    /// Why the lock is taken; `dlock status` shows it
+    #[arg(long, value_name = "TEXT", value_parser = note, help_heading = "Reporting")]
+    pub reason: Option<String>,
+
+    /// Show and store TEXT in place of the command line
+    ///
+    /// Without it the first 200 bytes of the command line are stored, where everybody with access to the store can
+    /// read them: of CMD, of the process of 'hold --pid', else of the process that started dlock.
+    #[arg(long, value_name = "TEXT", value_parser = note, help_heading = "Reporting")]
+    pub label: Option<String>,
+}
+
+/// How `run` and `hold` keep the lock, and give it up.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Keep {
+    /// The newest wins: ask the holder to end, and take the lock when the old job is dead; needs --wait
+    ///
+    /// Like cancel-in-progress in CI. The old job is stopped as by 'dlock release', and its dlock exits 79. Other waiters
+    /// with --replace under this key exit 75, so of several the last one gets the lock. Waiters without --replace keep their
+    /// places before this one, and a holder with --no-replace is waited for. While the lock is paused, no holder is asked
+    /// to end. Not with --shared or --slots.
+    #[arg(long, conflicts_with_all = ["shared", "slots"], help_heading = "Waiting")]
+    pub replace: bool,
+
+    /// Once the lock is held, do not let a run with --replace end the hold
+    ///
+    /// If all runs use it together with --replace, the running job ends by itself, and then the newest waiter runs.
+    #[arg(long, help_heading = "Waiting")]
+    pub no_replace: bool,
+
+    /// The time between TERM and KILL when dlock must stop the job [default: 10s]
+    ///
+    /// While a lease runs out it is cut to a fifth of the ttl. For a 'hold' without --pid: the time from the end of
+    /// stdout to the end of the hold.
+    #[arg(long, value_name = "DUR", value_parser = duration::parse, help_heading = "Limits")]
+    pub grace: Option<Duration>,
+
+    /// What to do with the job when the lock is lost [default: stop]
+    #[arg(long, value_name = "WHAT", help_heading = "When the lock is lost")]
+    pub on_lost: Option<OnLost>,
+
+    /// Replicas that must acknowledge each grant, renewal and release [default: 0]
+    ///
+    /// A number, or `all`: every replica that the store knows, at least one. If too few acknowledge a grant, the lock
+    /// is given back and dlock exits 69; if too few acknowledge a renewal, it has failed. A failover then loses the lock
+    /// less often; see docs/stores.md.
+    #[arg(long, value_name = "N|all", value_parser = Replicas::parse, help_heading = "Lock")]
+    pub replicas: Option<Replicas>,
 }
 
 // The options every command takes. A flag wins over its variable, a variable over a configuration file.

@@ -1,10 +1,9 @@
 //! The options of `dlock run` and their help.
 
 use super::duration;
-use super::options::{exit_status, note, slots, ttl};
-use crate::exit::OnLost;
-use crate::lock::{Key, ONCE_PER_MOST, Replicas, Ttl};
-use clap::{ArgAction, Args, ValueHint};
+use super::options::{How, Keep};
+use crate::lock::ONCE_PER_MOST;
+use clap::{Args, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -74,37 +73,11 @@ EXIT STATUS
     after_long_help = RUN_AFTER
 )]
 pub struct Run {
-    /// The lock's name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none
-    ///
-    /// While it waits dlock holds none of them. So two runs that name the same keys in another order cannot block
-    /// each other. The same key twice is one.
-    #[arg(short, long, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new, action = ArgAction::Append, help_heading = "Lock")]
-    pub key: Vec<Key>,
+    #[command(flatten)]
+    pub how: How,
 
-    /// Share the lock with others that share it
-    ///
-    /// Any number of shared holders at a time, or one exclusive holder. While a run waits for the exclusive lock, later
-    /// shared runs wait, too.
-    #[arg(short, long, help_heading = "Lock")]
-    pub shared: bool,
-
-    /// One holder at a time [default]
-    #[arg(short = 'x', long, short_alias = 'e', help_heading = "Lock")]
-    pub exclusive: bool,
-
-    /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
-    ///
-    /// CMD finds the number in DLOCK_SLOT: 0 to N-1, the lowest that is free. All runs under the key must give
-    /// the same N. While the lock is held, it is busy for a run with another N or another mode.
-    #[arg(short = 'n', long, value_name = "N", num_args = 0..=1, value_parser = slots, help_heading = "Lock")]
-    pub slots: Option<Option<u32>>,
-
-    /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
-    ///
-    /// Waiters get the lock in the order they came, whatever machine they are on. dlock also waits for a store that cannot
-    /// be reached. A duration is 90s, 1h30m, or bare seconds, fractions too. 0: do not wait.
-    #[arg(short, long, value_name = "DUR", num_args = 0..=1, value_parser = duration::parse, help_heading = "Waiting")]
-    pub wait: Option<Option<Duration>>,
+    #[command(flatten)]
+    pub keep: Keep,
 
     /// Keep the lock at least this long after it was granted
     ///
@@ -125,31 +98,9 @@ pub struct Run {
     #[arg(long, value_name = "DUR", value_parser = once_per, conflicts_with_all = ["shared", "slots"], help_heading = "Once")]
     pub once_per: Option<Duration>,
 
-    /// The newest wins: ask the holder to end, and run CMD when the old job is dead; needs --wait
-    ///
-    /// Like cancel-in-progress in CI. The old job is stopped as by 'dlock release', and its dlock exits 79. Other waiters
-    /// with --replace under this key exit 75, so of several the last one runs. Waiters without --replace keep their places
-    /// before this run, and a run with --no-replace is waited for. While the lock is paused, no holder is asked to end. Not
-    /// with --shared or --slots.
-    #[arg(long, conflicts_with_all = ["shared", "slots"], help_heading = "Waiting")]
-    pub replace: bool,
-
-    /// Once CMD runs, do not let a run with --replace end it
-    ///
-    /// If all runs use it together with --replace, the running job ends by itself, and then the newest waiter runs.
-    #[arg(long, help_heading = "Waiting")]
-    pub no_replace: bool,
-
     /// Stop CMD when it has run this long, and exit 124
     #[arg(long, value_name = "DUR", value_parser = duration::parse, help_heading = "Limits")]
     pub max_run: Option<Duration>,
-
-    /// The length of the lease, 500ms to 24h [default: 30s]
-    ///
-    /// dlock renews the lease each time a quarter of it has passed. An outage of the store of up to half of it
-    /// disturbs nothing. If the machine is lost, the lock is free after this time.
-    #[arg(short, long, value_name = "DUR", value_parser = ttl, help_heading = "Lock")]
-    pub ttl: Option<Ttl>,
 
     /// The longest lease on redis+quorum:// masters; the same on every machine [default: 5m]
     ///
@@ -157,20 +108,6 @@ pub struct Run {
     /// long, because it may have forgotten a lock that is still held. Other stores ignore this option.
     #[arg(long, value_name = "DUR", value_parser = duration::parse_positive, help_heading = "Lock")]
     pub max_lease: Option<Duration>,
-
-    /// The time between TERM and KILL when dlock must stop CMD [default: 10s]
-    ///
-    /// While a lease runs out it is cut to a fifth of the ttl.
-    #[arg(long, value_name = "DUR", value_parser = duration::parse, help_heading = "Limits")]
-    pub grace: Option<Duration>,
-
-    /// What to do with CMD when the lock is lost [default: stop]
-    #[arg(long, value_name = "WHAT", help_heading = "When the lock is lost")]
-    pub on_lost: Option<OnLost>,
-
-    /// The exit status when the lock was not obtained, 0 to 255 [default: 75]
-    #[arg(short = 'E', long, alias = "conflict-exit-code", value_name = "N", value_parser = exit_status, help_heading = "Waiting")]
-    pub busy_exit_code: Option<u8>,
 
     /// Keep the lock until every process of the job has ended, not CMD alone
     ///
@@ -185,25 +122,6 @@ pub struct Run {
     /// are explained in docs/report.md.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Reporting")]
     pub report: Option<PathBuf>,
-
-    /// Replicas that must acknowledge each grant, renewal and release [default: 0]
-    ///
-    /// A number, or `all`: every replica that the store knows, at least one. If too few acknowledge a grant, the lock
-    /// is given back and dlock exits 69; if too few acknowledge a renewal, it has failed. A failover then loses the lock
-    /// less often; see docs/stores.md.
-    #[arg(long, value_name = "N|all", value_parser = Replicas::parse, help_heading = "Lock")]
-    pub replicas: Option<Replicas>,
-
-    /// Why the job runs; `dlock status` shows it
-    #[arg(long, value_name = "TEXT", value_parser = note, help_heading = "Reporting")]
-    pub reason: Option<String>,
-
-    /// Show and store TEXT in place of the command line
-    ///
-    /// Without it the first 200 bytes of the command line are stored, where everybody with access to the store can
-    /// read them.
-    #[arg(long, value_name = "TEXT", value_parser = note, help_heading = "Reporting")]
-    pub label: Option<String>,
 
     /// Run STRING by $SHELL (or /bin/sh) in place of `-- CMD`
     #[arg(short = 'c', long = "command", value_name = "STRING")]

@@ -4,6 +4,7 @@
 use super::acquire::Acquire;
 use super::complete::Question;
 use super::hold::Hold;
+use super::options::How;
 use super::{Cli, Command, LogFormat, Release, Run, leading};
 use crate::shell::word;
 use clap::ValueEnum as _;
@@ -106,18 +107,7 @@ pub fn log_format(arguments: impl IntoIterator<Item = OsString>) -> Option<LogFo
 
 /// Checks what clap cannot express about `run`.
 fn check_run(run: &Run) -> Result<(), String> {
-    let hidden = &run.hidden;
-    if run.slots == Some(None) {
-        return Err("-n without a number: not waiting is the default, leave it out \
-             (with a number it means slots: -n 3, up to three holders)"
-            .into());
-    }
-    let modes = [("--shared", run.shared), ("--exclusive", run.exclusive), ("--slots", run.slots.is_some())];
-    let mut given = modes.into_iter().filter_map(|(name, given)| given.then_some(name));
-    if let (Some(one), Some(other)) = (given.next(), given.next()) {
-        return Err(format!("{one} and {other} exclude each other; leave one out"));
-    }
-    if let ([], [word, separator, ..]) = (&*run.key, &*run.command)
+    if let ([], [word, separator, ..]) = (&*run.how.key, &*run.command)
         && separator == "--"
     {
         let word = short(&word.to_string_lossy());
@@ -125,18 +115,23 @@ fn check_run(run: &Run) -> Result<(), String> {
             "'{word}' is taken for the command; a key is given by -k: dlock run -k {word} -- CMD"
         ));
     }
-    if run.key.is_empty() {
-        return Err("run needs a key (-k, --key): dlock run -k KEY -- CMD".into());
-    }
-    if waits(run.wait) && hidden.nonblock {
+    check_key("run", &run.how, " -- CMD")?;
+    if waits(run.how.wait) && run.hidden.nonblock {
         return Err("--wait and --nonblock contradict each other; leave one out".into());
     }
-    check_min_hold(run.wait, run.min_hold)?;
+    check_min_hold(run.how.wait, run.min_hold)?;
     match (&run.shell, run.command.is_empty()) {
         (None, true) => Err("run needs a command: dlock run -k KEY -- CMD, or -c STRING".into()),
         (Some(_), false) => Err("-c STRING and a command exclude each other; leave one out".into()),
         _ => Ok(()),
     }
+}
+
+fn check_key(command: &str, how: &How, rest: &str) -> Result<(), String> {
+    if how.key.is_empty() {
+        return Err(format!("{command} needs a key (-k, --key): dlock {command} -k KEY{rest}"));
+    }
+    Ok(())
 }
 
 /// Whether the flag asks to wait.
@@ -153,8 +148,9 @@ fn check_min_hold(wait: Option<Option<Duration>>, min_hold: Option<Duration>) ->
 
 /// Checks what clap cannot express about `acquire`.
 fn check_acquire(acquire: &Acquire) -> Result<(), String> {
+    check_key("acquire", &acquire.how, "")?;
     check_min_hold(acquire.how.wait, acquire.min_hold)?;
-    if acquire.busy_exit_code == Some(0) {
+    if acquire.how.busy_exit_code == Some(0) {
         return Err("with -E 0 the script would go on without the lock; give another number".into());
     }
     Ok(())
@@ -162,7 +158,8 @@ fn check_acquire(acquire: &Acquire) -> Result<(), String> {
 
 /// Checks what clap cannot express about `hold`.
 fn check_hold(hold: &Hold) -> Result<(), String> {
-    if hold.background && hold.busy_exit_code == Some(0) {
+    check_key("hold", &hold.how, "")?;
+    if hold.background && hold.how.busy_exit_code == Some(0) {
         return Err("with -E 0 the script would go on without the lock; give another number".into());
     }
     Ok(())
@@ -176,7 +173,8 @@ fn check_token(command: &str, token: bool, key: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks what clap cannot express about `release`.
+/// Checks what clap cannot express about `release`: `requires` would allow --now with --token-file,
+/// because --token-file excludes --force.
 fn check_release(release: &Release) -> Result<(), String> {
     if release.now && !release.force {
         return Err("--now goes with --force: dlock release KEY --force --now".into());
@@ -227,7 +225,7 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
                 did_you_mean(option_near(command, &argument))
             )
         }
-        ErrorKind::InvalidValue if value.is_empty() => format!("{name} needs a value; see '{help}'"),
+        ErrorKind::InvalidValue if value.is_empty() => without_value(name, &help),
         ErrorKind::InvalidValue => {
             let valid = text(ContextKind::ValidValue).unwrap_or_default();
             format!("{name} is one of {valid}, not '{}'", short(&value))
@@ -243,7 +241,7 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
         }
         ErrorKind::ArgumentConflict => {
             let other = text(ContextKind::PriorArg).unwrap_or_default();
-            let other = other.split(' ').next().unwrap_or_default();
+            let other = other.split([' ', ',']).next().unwrap_or_default();
             format!("{name} and {other} exclude each other; leave one out")
         }
         ErrorKind::MissingRequiredArgument => format!("{command} needs {name}; see '{help}'"),
@@ -254,6 +252,16 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
             format!("{}; see '{help}'", line.strip_prefix("error: ").unwrap_or(line))
         }
     }
+}
+
+/// The error for an option without its value. In flock(1), -n takes none, and means not to wait.
+fn without_value(name: &str, help: &str) -> String {
+    if name == "--slots" {
+        return "-n without a number: not waiting is the default, leave it out \
+             (with a number it means slots: -n 3, up to three holders)"
+            .into();
+    }
+    format!("{name} needs a value; see '{help}'")
 }
 
 fn did_you_mean(near: Option<String>) -> String {
@@ -369,7 +377,11 @@ mod tests {
             &["foo"],
             &["statsu"],
             &["acquire"],
+            &["acquire", "-n", "-k", "x"],
+            &["acquire", "-k", "x", "-s", "-x", "-n", "2"],
             &["acquire", "x"],
+            &["hold"],
+            &["hold", "-k", "x", "-n"],
             &["acquire", "-k", "x", "-s", "-n", "2"],
             &["acquire", "-k", "x", "-w", "--min-hold", "1"],
             &["acquire", "-k", "x", "--json", "--export"],
@@ -438,6 +450,7 @@ mod tests {
             &["release", "k", "--slot", "1", "--force"],
             &["release", "k", "--timeout", "x"],
             &["release", "k", "--now"],
+            &["release", "k", "--now", "--token-file", "f"],
             &["release", "k", "--force", "--token-file", "f"],
             &["release", "k", "l", "--force"],
             &["completions"],
@@ -534,7 +547,7 @@ mod tests {
         ] {
             let run = run(line);
             assert_eq!(run.command, ["echo", "-n", "--", "-k", "x", "--wiat"], "{line:?}");
-            assert_eq!(each_once(&run.key).len(), 1);
+            assert_eq!(each_once(&run.how.key).len(), 1);
         }
     }
 
@@ -567,21 +580,24 @@ mod tests {
 
     #[test]
     fn habits_of_other_tools_work() {
-        assert_eq!(run(&["-k", "a", "--conflict-exit-code", "9", "--", "x"]).busy_exit_code, Some(9));
-        assert!(run(&["-k", "a", "-e", "--", "x"]).exclusive);
-        assert!(run(&["-k", "a", "-x", "--", "x"]).exclusive);
-        assert!(run(&["-k", "a", "-s", "--", "x"]).shared);
-        assert_eq!(run(&["-k", "a", "-n3", "--", "x"]).slots, Some(Some(3)));
-        assert_eq!(run(&["-k", "a", "-n", "1000", "-n", "2", "--", "x"]).slots, Some(Some(2)));
-        let keys = each_once(&run(&["-k", "b", "-k", "a", "-k", "b", "--", "x"]).key);
+        assert_eq!(run(&["-k", "a", "--conflict-exit-code", "9", "--", "x"]).how.busy_exit_code, Some(9));
+        assert!(run(&["-k", "a", "-e", "--", "x"]).how.exclusive);
+        assert!(run(&["-k", "a", "-x", "--", "x"]).how.exclusive);
+        assert!(run(&["-k", "a", "-s", "--", "x"]).how.shared);
+        assert_eq!(run(&["-k", "a", "-n3", "--", "x"]).how.slots, Some(3));
+        assert_eq!(run(&["-k", "a", "-n", "1000", "-n", "2", "--", "x"]).how.slots, Some(2));
+        let keys = each_once(&run(&["-k", "b", "-k", "a", "-k", "b", "--", "x"]).how.key);
         assert_eq!(keys.iter().map(Key::as_str).collect::<Vec<_>>(), ["b", "a"]);
         assert!(run(&["-k", "a", "--nonblock", "--", "x"]).hidden.nonblock);
         assert!(run(&["-k", "a", "--nonblock", "-w", "0", "--", "x"]).hidden.nonblock);
         assert_eq!(run(&["-k", "a", "-k", "a", "--", "x", "-k", "b"]).command, ["x", "-k", "b"]);
-        assert_eq!(run(&["-k", "a", "-w", "--", "10"]).wait, Some(None));
-        assert_eq!(run(&["-k", "a", "-w", "1.5", "--", "x"]).wait, Some(Some(Duration::from_millis(1500))));
+        assert_eq!(run(&["-k", "a", "-w", "--", "10"]).how.wait, Some(None));
         assert_eq!(
-            run(&["-k", "a", "-t1", "-t", "2", "--", "x"]).ttl.map(|ttl| ttl.get().as_secs()),
+            run(&["-k", "a", "-w", "1.5", "--", "x"]).how.wait,
+            Some(Some(Duration::from_millis(1500)))
+        );
+        assert_eq!(
+            run(&["-k", "a", "-t1", "-t", "2", "--", "x"]).how.ttl.map(|ttl| ttl.get().as_secs()),
             Some(2)
         );
         assert_eq!(run(&["-k", "a", "-c", ""]).shell, Some("".into()));

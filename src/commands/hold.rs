@@ -29,7 +29,7 @@ pub fn hold(common: &Common, flags: &cli::hold::Hold, printer: &mut Printer) -> 
         )
         .into());
     }
-    let mut context = Context::new(common, flags.key.first())?;
+    let mut context = Context::new(common, flags.how.key.first())?;
     *printer = context.printer.clone();
     context.say_default();
     let run = Run { keep_for: KeepFor::Command, ..context.settings.run(&flags.as_run())? };

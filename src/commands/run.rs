@@ -46,7 +46,7 @@ mod session;
 pub fn run(common: &Common, flags: &cli::Run, printer: &mut Printer) -> anyhow::Result<Exit> {
     let file = flags.report.as_deref().map(ReportFile::find).transpose()?;
     let mut report = RunReport::default();
-    let result = Context::new(common, flags.key.first()).map_err(Into::into).and_then(|mut context| {
+    let result = Context::new(common, flags.how.key.first()).map_err(Into::into).and_then(|mut context| {
         *printer = context.printer.clone();
         context.say_default();
         report.store = Some(context.settings.store.to_string());

@@ -72,11 +72,11 @@ impl Settings {
     /// Joins the flags of `run` with the configuration files.
     pub fn run(&self, flags: &cli::Run) -> Result<Run, Error> {
         let file = &self.file;
-        let keys = each_once(&flags.key);
+        let keys = each_once(&flags.how.key);
         if keys.is_empty() {
             return Err(Error::Usage("run needs a key".into()));
         }
-        let ttl = self.ttl(flags.ttl)?;
+        let ttl = self.ttl(flags.how.ttl)?;
         let wait = self.wait(flags);
         let min_hold = flags.min_hold.or_else(|| file.span("min-hold")).unwrap_or_default();
         if !min_hold.is_zero() && wait != Wait::No {
@@ -84,7 +84,7 @@ impl Settings {
             return Err(Error::Config(format!(
                 "min-hold ({}) and wait ({}) cannot be combined; '-w 0' or '--min-hold 0' turns one off",
                 self.source("min-hold", "--min-hold", flags.min_hold.is_some()),
-                self.source("wait", "--wait", flags.wait.is_some()),
+                self.source("wait", "--wait", flags.how.wait.is_some()),
             )));
         }
         let mode = mode(flags, file)?;
@@ -105,28 +105,30 @@ impl Settings {
             max_lease,
             // As in timeout(1), zero means no limit.
             max_run: flags.max_run.or_else(|| file.span("max-run")).filter(|span| !span.is_zero()),
-            grace: flags.grace.or_else(|| file.span("grace")).unwrap_or(Duration::from_secs(10)),
-            on_lost: flags.on_lost.or_else(|| file.choice("on-lost")).unwrap_or(OnLost::Stop),
+            grace: flags.keep.grace.or_else(|| file.span("grace")).unwrap_or(Duration::from_secs(10)),
+            on_lost: flags.keep.on_lost.or_else(|| file.choice("on-lost")).unwrap_or(OnLost::Stop),
             keep_for: if flags.tree || file.flag("tree") { KeepFor::Tree } else { KeepFor::Command },
             busy: flags
+                .how
                 .busy_exit_code
                 .or_else(|| file.parsed("busy-exit-code", exit_status))
                 .unwrap_or(Exit::BUSY),
             argv,
             replicas: flags
+                .keep
                 .replicas
                 .or_else(|| file.parsed("replicas", Replicas::parse))
                 .unwrap_or(Replicas::None),
             once_per: flags.once_per,
-            replaces: flags.replace,
-            not_replaceable: flags.no_replace,
-            reason: text(&flags.reason, "reason").filter(|text| !text.is_empty()),
-            label: text(&flags.label, "label"),
+            replaces: flags.keep.replace,
+            not_replaceable: flags.keep.no_replace,
+            reason: text(&flags.how.reason, "reason").filter(|text| !text.is_empty()),
+            label: text(&flags.how.label, "label"),
         })
     }
 
     fn wait(&self, flags: &cli::Run) -> Wait {
-        match flags.wait {
+        match flags.how.wait {
             Some(bound) => Wait::given(bound),
             None if flags.hidden.nonblock => Wait::No,
             None if self.file.flag("wait") => Wait::Forever,
@@ -153,7 +155,7 @@ impl Settings {
     ) -> Result<(), Error> {
         let Location::Quorum { .. } = self.store.place else { return Ok(()) };
         for (name, flag, span, given) in [
-            ("ttl", "--ttl", ttl.get(), flags.ttl.is_some()),
+            ("ttl", "--ttl", ttl.get(), flags.how.ttl.is_some()),
             ("min-hold", "--min-hold", min_hold, flags.min_hold.is_some()),
         ] {
             if span > max_lease {
@@ -171,13 +173,13 @@ impl Settings {
 }
 
 fn check_replace(flags: &cli::Run, wait: Wait, mode: Mode) -> Result<(), Error> {
-    if flags.replace && wait == Wait::No {
+    if flags.keep.replace && wait == Wait::No {
         return Err(Error::Usage(
             "--replace waits until the old job is dead, so it needs --wait ('-w', or '-w DUR' with a limit)"
                 .into(),
         ));
     }
-    if flags.replace && mode != Mode::Exclusive {
+    if flags.keep.replace && mode != Mode::Exclusive {
         return Err(Error::Usage(format!(
             "--replace is for locks with one holder, not for {mode} ('-x' overrides the configuration file)"
         )));
@@ -204,7 +206,7 @@ fn too_long(name: &str, by: &Source, longest: Duration, longest_by: &Source) -> 
 
 /// The mode. A flag overrides everything that the files say.
 fn mode(flags: &cli::Run, file: &File) -> Result<Mode, Error> {
-    match (flags.shared, flags.exclusive, flags.slots.flatten()) {
+    match (flags.how.shared, flags.how.exclusive, flags.how.slots) {
         (true, _, _) => return Ok(Mode::Shared),
         (_, true, _) => return Ok(Mode::Exclusive),
         (_, _, Some(slots)) => return Ok(Mode::Slots(slots)),
