@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::slice::from_ref;
 
 pub mod acquire;
+mod after;
 pub mod check;
 pub mod complete;
 pub mod doctor;

@@ -1,5 +1,6 @@
 //! The options of `dlock acquire` and their help.
 
+use super::after::after;
 use super::duration;
 use super::options::How;
 use clap::Args;
@@ -28,18 +29,9 @@ right before a step that matters says whether the lock is still held. Use
 'dlock run' where you can: it does all of this by itself.
 
 The holder, as 'dlock status' shows it, is the process that started dlock.
-Defaults for 'run' in a configuration file do not apply.
+Defaults for 'run' in a configuration file do not apply.";
 
-EXIT STATUS
-    0  the lock is acquired, and what was asked for is printed
-   64  the command line makes no sense, or -w would wait for this process itself
-   69  the store cannot be reached, or refused
-   70  a fault of dlock's own
-   74  output could not be written; the lock is given back
-   75  busy: the lock was not obtained (-E changes the number)
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid
-   79  an operator took the lock away just when it was granted
+const EXPORT: &str = "
   With --export, a dlock that fails with status N prints (exit N), so that
   eval \"$(dlock acquire --export -k KEY)\" fails with the same status.";
 
@@ -48,7 +40,14 @@ EXIT STATUS
 #[command(
     override_usage = "dlock acquire -k KEY [OPTIONS]\n       eval \"$(dlock acquire --export -k KEY [OPTIONS])\"",
     allow_negative_numbers = true,
-    after_long_help = AFTER
+    after_long_help = after(AFTER, &[
+        (0, "the lock is acquired, and what was asked for is printed"),
+        (64, "the command line makes no sense, or -w would wait for this process itself"),
+        (70, "a fault of dlock's own"),
+        (74, "output could not be written; the lock is given back"),
+        (75, "busy: the lock was not obtained (-E changes the number)"),
+        (79, "an operator took the lock away just when it was granted"),
+    ]) + EXPORT
 )]
 pub struct Acquire {
     #[command(flatten)]

@@ -1,5 +1,6 @@
 //! The options of `dlock check` and their help.
 
+use super::after::after;
 use super::key::Named;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
@@ -17,21 +18,16 @@ Examples:
   dlock check import --token-file token
 
 dlock asks the store once, and does not trust DLOCK_HELD. The answer was true
-when the store gave it; a step that takes longer than the lease needs the fence.
-
-EXIT STATUS
-    0  the lock is held
-   64  the command line makes no sense
-   69  the store cannot be reached, or refused
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid
-   79  the lock is not held any more, or this process runs under no lock";
+when the store gave it; a step that takes longer than the lease needs the fence.";
 
 /// `dlock check`.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "dlock check [KEY]\n       dlock check KEY --token-file FILE",
-    after_long_help = AFTER
+    after_long_help = after(AFTER, &[
+        (0, "the lock is held"),
+        (79, "the lock is not held any more, or this process runs under no lock"),
+    ])
 )]
 pub struct Check {
     /// The lock; without it, the one that DLOCK_KEY names

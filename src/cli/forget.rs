@@ -1,5 +1,6 @@
 //! The options of `dlock forget` and their help.
 
+use super::after::after;
 use super::key::{NAMED, Named};
 use crate::lock::Key;
 use clap::{Args, ValueHint};
@@ -12,19 +13,15 @@ Examples:
 A run that is under way goes on. If it has --once-per and succeeds, that counts.
 
 A KEY with * or ? means the keys that the store knows at that moment: those in
-use, and those with a history. \\* and \\? stand for the characters themselves.
-
-EXIT STATUS
-    0  the next 'dlock run --once-per' runs its command
-   64  the command line makes no sense, or no key matches a pattern
-   69  the store cannot be reached, or refused
-   74  output could not be written
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid";
+use, and those with a history. \\* and \\? stand for the characters themselves.";
 
 /// `dlock forget`.
 #[derive(Debug, Args)]
-#[command(after_long_help = AFTER)]
+#[command(after_long_help = after(AFTER, &[
+    (0, "the next 'dlock run --once-per' runs its command"),
+    (64, "the command line makes no sense, or no key matches a pattern"),
+    (74, "output could not be written"),
+]))]
 pub struct Forget {
     /// The locks; in a pattern * stands for any text, ? for one character
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]

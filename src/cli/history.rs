@@ -1,5 +1,6 @@
 //! The options of `dlock history` and their help.
 
+use super::after::after;
 use super::duration;
 use super::key::Named;
 use crate::lock::Key;
@@ -25,19 +26,14 @@ run held the lock, on the scale above the bars. Green where the job ended with
 0, red with another status or a signal or by --max-run, magenta where dlock
 crashed, the lease expired or the lock was lost, yellow where an operator or a
 newer run (--replace) asked for the end, or an operator took the lock away.
-A pipe gets a plain table, which is never cut.
-
-EXIT STATUS
-    0  the store answered, whatever it said
-   64  the command line makes no sense
-   69  the store cannot be reached, or refused
-   74  output could not be written
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid";
+A pipe gets a plain table, which is never cut.";
 
 /// `dlock history`.
 #[derive(Debug, Args)]
-#[command(after_long_help = AFTER)]
+#[command(after_long_help = after(AFTER, &[
+    (0, "the store answered, whatever it said"),
+    (74, "output could not be written"),
+]))]
 pub struct History {
     /// The locks [default: all]; in a pattern * stands for any text, ? for one character
     ///

@@ -1,5 +1,6 @@
 //! The options of `dlock hold` and their help.
 
+use super::after::after;
 use super::options::{How, Keep};
 use super::run::Run;
 use clap::{Args, ValueHint};
@@ -30,20 +31,9 @@ both have ended. If the lock is lost, or an operator asks for it, stdout is
 closed.
 
 INT, TERM and HUP give the lock back, too. 'hold' cannot keep a lock while the
-host reboots, because it needs a running process: use 'dlock acquire -t 20m'.
+host reboots, because it needs a running process: use 'dlock acquire -t 20m'.";
 
-EXIT STATUS
-    0  the process or stdin has ended, and the lock is given back; with
-       --background: the lock is held
-   64  the command line makes no sense; there is no such process, or it cannot
-       be watched; stdin is not a pipe, socket or terminal
-   69  the store cannot be reached, or refused
-   70  a fault of dlock's own
-   74  output could not be written; the lock is given back
-   75  busy: the lock was not obtained (-E changes the number)
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid
-   79  the lock was lost, or an operator or a newer run (--replace) asked for it
+const EXPORT: &str = "
   With --export, a dlock that fails with status N prints (exit N), so that eval
   fails with the same status.";
 
@@ -52,7 +42,16 @@ EXIT STATUS
 #[command(
     override_usage = "dlock hold -k KEY [OPTIONS]\n       dlock hold -k KEY --pid PID [OPTIONS]\n       eval \"$(dlock hold -k KEY --pid $$ --background --export [OPTIONS])\"",
     allow_negative_numbers = true,
-    after_long_help = AFTER
+    after_long_help = after(AFTER, &[
+        (0, "the process or stdin has ended, and the lock is given back; with
+       --background: the lock is held"),
+        (64, "the command line makes no sense; there is no such process, or it cannot
+       be watched; stdin is not a pipe, socket or terminal"),
+        (70, "a fault of dlock's own"),
+        (74, "output could not be written; the lock is given back"),
+        (75, "busy: the lock was not obtained (-E changes the number)"),
+        (79, "the lock was lost, or an operator or a newer run (--replace) asked for it"),
+    ]) + EXPORT
 )]
 pub struct Hold {
     #[command(flatten)]

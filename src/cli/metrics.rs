@@ -1,5 +1,6 @@
 //! The options of `dlock metrics` and their help.
 
+use super::after::after;
 use super::key::Named;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
@@ -14,19 +15,15 @@ Examples:
     && mv /var/lib/node_exporter/dlock.$$ /var/lib/node_exporter/dlock.prom
 
 Each lock has its own time series, by the label key; dlock_all_... is the sum
-over all of them. docs/metrics.md explains each, docs/recipes.md has alerts.
-
-EXIT STATUS
-    0  the metrics were printed
-   64  the command line makes no sense
-   69  the store cannot be reached, or refused; nothing was printed
-   74  output could not be written
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid";
+over all of them. docs/metrics.md explains each, docs/recipes.md has alerts.";
 
 /// `dlock metrics`.
 #[derive(Debug, Args)]
-#[command(after_long_help = AFTER)]
+#[command(after_long_help = after(AFTER, &[
+    (0, "the metrics were printed"),
+    (69, "the store cannot be reached, or refused; nothing was printed"),
+    (74, "output could not be written"),
+]))]
 pub struct Metrics {
     /// The locks to count; in a pattern * stands for any text, ? for one character
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]

@@ -1,5 +1,6 @@
 //! The options of `dlock pause` and `dlock resume` and their help.
 
+use super::after::after;
 use super::duration;
 use super::key::{NAMED, Named};
 use super::options::note;
@@ -22,15 +23,7 @@ runs under the lock may still run 'dlock run' of the same key inside.
 A KEY with * or ? means the keys that the store knows at that moment: those in
 use, and those with a history. \\* and \\? stand for the characters themselves.
 A key that is used for the first time later is not paused: name it. A pattern
-does not shorten a pause that ends later.
-
-EXIT STATUS
-    0  the locks are paused
-   64  the command line makes no sense, or no key matches a pattern
-   69  the store cannot be reached, or refused
-   74  output could not be written
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid";
+does not shorten a pause that ends later.";
 
 const RESUME_AFTER: &str = "\
 Examples:
@@ -38,19 +31,15 @@ Examples:
   dlock resume 'deploy-*'
 
 A KEY with * or ? means the keys that the store knows at that moment: those in
-use, and those with a history. \\* and \\? stand for the characters themselves.
-
-EXIT STATUS
-    0  the locks are not paused, whether they were or not
-   64  the command line makes no sense, or no key matches a pattern
-   69  the store cannot be reached, or refused
-   74  output could not be written
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid";
+use, and those with a history. \\* and \\? stand for the characters themselves.";
 
 /// `dlock pause`.
 #[derive(Debug, Args)]
-#[command(after_long_help = PAUSE_AFTER)]
+#[command(after_long_help = after(PAUSE_AFTER, &[
+    (0, "the locks are paused"),
+    (64, "the command line makes no sense, or no key matches a pattern"),
+    (74, "output could not be written"),
+]))]
 pub struct Pause {
     /// The locks; in a pattern * stands for any text, ? for one character
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
@@ -74,7 +63,11 @@ pub struct Pause {
 
 /// `dlock resume`.
 #[derive(Debug, Args)]
-#[command(after_long_help = RESUME_AFTER)]
+#[command(after_long_help = after(RESUME_AFTER, &[
+    (0, "the locks are not paused, whether they were or not"),
+    (64, "the command line makes no sense, or no key matches a pattern"),
+    (74, "output could not be written"),
+]))]
 pub struct Resume {
     /// The locks; in a pattern * stands for any text, ? for one character
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]

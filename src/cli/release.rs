@@ -1,5 +1,6 @@
 //! The options of `dlock release` and their help.
 
+use super::after::after;
 use super::duration;
 use super::key::OneKey;
 use crate::lock::SLOTS_MAX;
@@ -24,18 +25,7 @@ Examples:
   dlock release nightly-report --force
 
   # The machine is gone for good, do not wait for the lease to end:
-  dlock release nightly-report --force --now
-
-EXIT STATUS
-    0  the hold has ended, or is taken away; or nobody held the lock
-   64  the command line makes no sense, KEY is a pattern (\\* stands for the
-       character itself), there is no terminal to confirm on (add -y), or a
-       'dlock run' around this process holds the lock, and gives it back
-   69  the store cannot be reached, or refused
-   75  it is still held: the answer was no, or --timeout ran out
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid
-   79  the hold that the token or DLOCK_HELD names is over";
+  dlock release nightly-report --force --now";
 
 /// `dlock release`.
 #[derive(Debug, Args)]
@@ -43,7 +33,14 @@ EXIT STATUS
     override_usage = "dlock release KEY [-y] [--slot N] [--timeout DUR] [--reason TEXT]\n       \
         dlock release KEY --token-file FILE\n       dlock release KEY --force [--now] [--reason TEXT]",
     allow_negative_numbers = true,
-    after_long_help = RELEASE_AFTER
+    after_long_help = after(RELEASE_AFTER, &[
+        (0, "the hold has ended, or is taken away; or nobody held the lock"),
+        (64, "the command line makes no sense, KEY is a pattern (\\* stands for the
+       character itself), there is no terminal to confirm on (add -y), or a
+       'dlock run' around this process holds the lock, and gives it back"),
+        (75, "it is still held: the answer was no, or --timeout ran out"),
+        (79, "the hold that the token or DLOCK_HELD names is over"),
+    ])
 )]
 pub struct Release {
     #[command(flatten)]

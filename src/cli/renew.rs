@@ -1,5 +1,6 @@
 //! The options of `dlock renew` and their help.
 
+use super::after::after;
 use super::key::Named;
 use super::options::ttl;
 use crate::lock::{Key, Ttl};
@@ -17,22 +18,17 @@ Examples:
 Without -t the lease is made as long as it was when it was acquired, if
 DLOCK_HELD says how long that was, else 30s. It is never made shorter. If a
 'dlock run' around the script holds the lock, that dlock renews it; this command
-then only says whether it is held.
-
-EXIT STATUS
-    0  the lock is held, for as long as asked for
-   64  the command line makes no sense
-   69  the store cannot be reached, or refused
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid
-   79  the lock is not held any more, or there is no hold to renew";
+then only says whether it is held.";
 
 /// `dlock renew`.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "dlock renew [KEY] [-t DUR]\n       dlock renew KEY --token-file FILE [-t DUR]",
     allow_negative_numbers = true,
-    after_long_help = AFTER
+    after_long_help = after(AFTER, &[
+        (0, "the lock is held, for as long as asked for"),
+        (79, "the lock is not held any more, or there is no hold to renew"),
+    ])
 )]
 pub struct Renew {
     /// The lock; without it, what the script acquired last

@@ -1,5 +1,6 @@
 //! The options of `dlock status` and their help.
 
+use super::after::after;
 use super::duration;
 use super::key::Named;
 use crate::lock::Key;
@@ -32,19 +33,14 @@ revoked (taken away by an operator while the old job may still run) or paused
 paused it, why and until when is shown).
 
 A KEY with * or ? means the keys that the store knows at that moment: those in
-use, and those with a history. \\* and \\? stand for the characters themselves.
-
-EXIT STATUS
-    0  the store answered, whatever it said
-   64  the command line makes no sense
-   69  the store cannot be reached, or refused
-   74  output could not be written
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid";
+use, and those with a history. \\* and \\? stand for the characters themselves.";
 
 /// `dlock status`.
 #[derive(Debug, Args)]
-#[command(after_long_help = STATUS_AFTER)]
+#[command(after_long_help = after(STATUS_AFTER, &[
+    (0, "the store answered, whatever it said"),
+    (74, "output could not be written"),
+]))]
 pub struct Status {
     /// The locks to show; in a pattern * stands for any text, ? for one character
     ///

@@ -1,5 +1,6 @@
 //! The options of `dlock wait` and their help.
 
+use super::after::after;
 use super::duration;
 use super::key::{NAMED, Named};
 use crate::lock::Key;
@@ -18,20 +19,16 @@ waited for one after the other. To wait for a lock and then take it, use
 
 A KEY with * or ? means the keys that the store knows at that moment: those in
 use, and those with a history. \\* and \\? stand for the characters themselves.
-If there is none, dlock says that there is nothing to wait for, and exits 0.
-
-EXIT STATUS
-    0  each lock was seen free
-   64  the command line makes no sense, or this process holds the lock itself
-   69  the store cannot be reached, or refused
-   70  a fault of dlock's own
-   75  --wait ran out
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid";
+If there is none, dlock says that there is nothing to wait for, and exits 0.";
 
 /// `dlock wait`.
 #[derive(Debug, Args)]
-#[command(allow_negative_numbers = true, after_long_help = AFTER)]
+#[command(allow_negative_numbers = true, after_long_help = after(AFTER, &[
+    (0, "each lock was seen free"),
+    (64, "the command line makes no sense, or this process holds the lock itself"),
+    (70, "a fault of dlock's own"),
+    (75, "--wait ran out"),
+]))]
 pub struct Wait {
     /// The locks; in a pattern * stands for any text, ? for one character
     #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]

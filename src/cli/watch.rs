@@ -1,5 +1,6 @@
 //! The options of `dlock watch` and their help.
 
+use super::after::after;
 use super::key::Named;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
@@ -24,19 +25,15 @@ Without KEY, a lock that is new in the store is noticed within two seconds, or
 later if listing the store takes long. What happened to it before is shown, too.
 
 If the store does not answer, dlock says so once, and goes on when it is back.
-Events in between are shown as far as the log of the last 64 ends has them.
-
-EXIT STATUS
-    0  ended by INT or TERM, or the reader of its output has gone
-   64  the command line makes no sense
-   69  the store cannot be reached, or refused, at first contact
-   74  output could not be written
-   77  authentication or permission refused by the store
-   78  a configuration file, variable or URL is invalid";
+Events in between are shown as far as the log of the last 64 ends has them.";
 
 /// `dlock watch`.
 #[derive(Debug, Args)]
-#[command(after_long_help = AFTER)]
+#[command(after_long_help = after(AFTER, &[
+    (0, "ended by INT or TERM, or the reader of its output has gone"),
+    (69, "the store cannot be reached, or refused, at first contact"),
+    (74, "output could not be written"),
+]))]
 pub struct Watch {
     /// The locks to watch; in a pattern * stands for any text, ? for one character
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
