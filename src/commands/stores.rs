@@ -11,7 +11,6 @@ use crate::config::url::{Host, Location, Shape};
 use crate::error::Error;
 use crate::lease::observer::{Budgets, Observer};
 use crate::lock::{Mode, Names, Replicas, Token};
-use crate::output::time::span as span_of;
 use crate::store::Store;
 use crate::store::net::Address;
 use crate::store::net::password::Password;
@@ -98,16 +97,8 @@ impl Context {
     }
 
     /// Checks that the store allows a lease or min-hold this long; `flag` is where it was given.
-    pub fn check_lease_limit(&self, flag: &str, span: Duration) -> Result<(), Error> {
-        let most = self.settings.max_lease();
-        match self.settings.store.place {
-            Location::Quorum { .. } if span > most => Err(Error::Usage(format!(
-                "{flag} {} is longer than --max-lease ({}) of the independent masters; see docs/stores.md",
-                span_of(span),
-                span_of(most)
-            ))),
-            _ => Ok(()),
-        }
+    pub fn check_lease_limit(&self, flag: &'static str, span: Duration) -> Result<(), Error> {
+        self.settings.check_lease(flag.trim_start_matches('-'), span, true, None)
     }
 
     /// The store, to be opened or probed.

@@ -90,7 +90,8 @@ impl Settings {
         let mode = mode(flags, file)?;
         check_replace(flags, wait, mode)?;
         let max_lease = flags.max_lease.unwrap_or_else(|| self.max_lease());
-        self.check_max_lease(flags, ttl, min_hold, max_lease)?;
+        self.check_lease("ttl", ttl.get(), flags.how.ttl.is_some(), flags.max_lease)?;
+        self.check_lease("min-hold", min_hold, flags.min_hold.is_some(), flags.max_lease)?;
         let argv = match &flags.shell {
             Some(text) => vec![self.shell.clone(), "-c".into(), text.clone()],
             None => flags.command.clone(),
@@ -145,25 +146,33 @@ impl Settings {
         }
     }
 
-    /// On independent masters, no lease may be longer than `max_lease`.
-    fn check_max_lease(
+    /// Refuses a lease that a restarted master of several independent ones could forget while it is
+    /// held. `is_flag` says whether a flag gave the lease, and `max_lease` is the flag of the limit.
+    pub fn check_lease(
         &self,
-        flags: &cli::Run,
-        ttl: Ttl,
-        min_hold: Duration,
-        max_lease: Duration,
+        name: &'static str,
+        lease: Duration,
+        is_flag: bool,
+        max_lease: Option<Duration>,
     ) -> Result<(), Error> {
-        let Location::Quorum { .. } = self.store.place else { return Ok(()) };
-        for (name, flag, span, given) in [
-            ("ttl", "--ttl", ttl.get(), flags.how.ttl.is_some()),
-            ("min-hold", "--min-hold", min_hold, flags.min_hold.is_some()),
-        ] {
-            if span > max_lease {
-                let longest_by = self.source("max-lease", "--max-lease", flags.max_lease.is_some());
-                return Err(too_long(name, &self.source(name, flag, given), max_lease, &longest_by));
-            }
+        let most = max_lease.unwrap_or_else(|| self.max_lease());
+        if lease <= most || !matches!(self.store.place, Location::Quorum { .. }) {
+            return Ok(());
         }
-        Ok(())
+        let of = |name: &'static str, is_flag, span| {
+            let span = humantime::format_duration(span);
+            match self.file.get(name) {
+                _ if is_flag => format!("--{name} of {span}"),
+                Some(set) => format!("{name} ({}) of {span}", set.source),
+                None => format!("the default of --{name} of {span}"),
+            }
+        };
+        let text = format!(
+            "{} is longer than {}, which must be the same on every machine: after a restart a master is not counted for that long",
+            of(name, is_flag, lease),
+            of("max-lease", max_lease.is_some(), most),
+        );
+        Err(if is_flag || max_lease.is_some() { Error::Usage(text) } else { Error::Config(text) })
     }
 
     /// The longest lease allowed on independent masters, by the configuration files.
@@ -185,23 +194,6 @@ fn check_replace(flags: &cli::Run, wait: Wait, mode: Mode) -> Result<(), Error> 
         )));
     }
     Ok(())
-}
-
-/// The error for a lease that a restarted master could forget while it is held.
-fn too_long(name: &str, by: &Source, longest: Duration, longest_by: &Source) -> Error {
-    let of = |name, by: &Source| match by {
-        Source::Default => format!("the default of --{name}"),
-        Source::File { .. } => format!("{name} ({by})"),
-        Source::Flag(_) | Source::Variable(_) => format!("--{name}"),
-    };
-    let text = format!(
-        "{} is longer than {} of {}, which must be the same on every machine: after a restart a master is not counted for that long",
-        of(name, by),
-        of("max-lease", longest_by),
-        humantime::format_duration(longest),
-    );
-    let is_flag = |by| matches!(by, &Source::Flag(_));
-    if is_flag(by) || is_flag(longest_by) { Error::Usage(text) } else { Error::Config(text) }
 }
 
 /// The mode. A flag overrides everything that the files say.

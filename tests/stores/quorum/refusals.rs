@@ -57,14 +57,16 @@ fn a_lease_that_could_be_forgotten_is_refused() {
         let run = masters.run("k", options, "echo ran >> log");
         run.status(status).stderr_like(&format!("dlock: {why}.*\n")).run();
     };
-    refused(&["-t", "6m"], 64, "--ttl is longer than the default of --max-lease of 5m");
-    refused(&["--min-hold", "6m"], 64, "--min-hold is longer than the default of --max-lease");
-    refused(&["--max-lease", "5s"], 64, "the default of --ttl is longer than --max-lease of 5s");
+    refused(&["-t", "6m"], 64, "--ttl of 6m is longer than the default of --max-lease of 5m");
+    refused(&["--min-hold", "6m"], 64, "--min-hold of 6m is longer than the default of --max-lease");
+    refused(&["--max-lease", "5s"], 64, "the default of --ttl of 30s is longer than --max-lease of 5s");
+    let acquire = masters.dlock(&["acquire", "-k", "k", "-t", "6m"]).status(64);
+    acquire.stderr_like("dlock: --ttl of 6m is longer than the default of --max-lease of 5m.*\n").run();
     masters.world().write("long.toml", "ttl = '1h'");
     refused(
         &["--config", "long.toml"],
         78,
-        "ttl \\(long.toml line 1\\) is longer than the default of --max-lease",
+        "ttl \\(long.toml line 1\\) of 1h is longer than the default of --max-lease",
     );
     masters.world().write("both.toml", "ttl = '1h'\nmax-lease = '2h'");
     let run =
@@ -74,7 +76,7 @@ fn a_lease_that_could_be_forgotten_is_refused() {
     refused(
         &["--config", "both.toml", "-t", "3h"],
         64,
-        "--ttl is longer than max-lease \\(both.toml line 2\\)",
+        "--ttl of 3h is longer than max-lease \\(both.toml line 2\\) of 2h",
     );
 }
 
