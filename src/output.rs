@@ -24,7 +24,6 @@ pub mod history;
 pub mod hold;
 pub mod json;
 pub mod live;
-pub mod locale;
 pub mod metrics;
 pub mod owner;
 pub mod question;

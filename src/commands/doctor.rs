@@ -8,7 +8,6 @@ use crate::config::{Sensitivity, Settings, Source};
 use crate::exit::Exit;
 use crate::output::columns::Width;
 use crate::output::doctor::{Finding, Verdict, text};
-use crate::output::locale::Charset;
 use crate::output::{self, coloured, json};
 use judge::judge;
 use std::os::unix::fs::PermissionsExt;
@@ -35,7 +34,7 @@ pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
     let report = if flags.json {
         json::pretty(&findings)?
     } else {
-        text(&findings, Width::of_stdout(), Charset::of_environment(), coloured(settings.color))
+        text(&findings, Width::of_stdout(), coloured(settings.color))
     };
     output::print(&report)?;
     Ok(exit(&findings, flags))

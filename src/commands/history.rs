@@ -6,7 +6,7 @@ use super::key_operands::KeyOperands;
 use crate::cli::history::History;
 use crate::exit::Exit;
 use crate::output::columns::Width;
-use crate::output::history::{HistoryEntry, Style, between, picture, refused, table, ticks};
+use crate::output::history::{HistoryEntry, between, picture, refused, table, ticks};
 use crate::output::{self, describe, json};
 use crate::rules::{LOG_KEPT, LoggedEnd, Refusal, millis};
 use crate::store::{View, Which};
@@ -33,21 +33,19 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     let shown = if wanted.single().is_some() { None } else { Some(&*keys) };
     let key_of = |key: &str| shown.map(|_| key.to_owned());
     let now = views.iter().map(|view| view.now).max().unwrap_or_default();
-    let style = Style::of_stdout(context.settings.color);
+    let coloured = output::coloured(context.settings.color);
     // The log does not say why a lock is not granted now.
     let paused = || views.iter().filter_map(describe::pause).collect::<String>();
     let text = match Width::of_stdout() {
         _ if flags.json => json::history(&all)?,
         _ if all.is_empty() => paused() + &nothing_to_show(context, flags, &wanted, &views),
         Width::Columns(columns) => {
-            let lines = picture(shown, &log, now, columns, style);
+            let lines = picture(shown, &log, now, columns, coloured);
             paused()
-                + &between(lines, &all, |key, refusals| {
-                    ticks(key_of(key).as_deref(), refusals, now, columns, style)
-                })
+                + &between(lines, &all, |key, refusals| ticks(key_of(key).as_deref(), refusals, now, columns))
         }
         Width::Endless => {
-            let lines = table(shown, &log, style);
+            let lines = table(shown, &log, coloured);
             between(lines, &all, |key, refusals| {
                 let key = key_of(key);
                 let each = refusals.iter().map(|one| refused(key.as_deref(), one, None));

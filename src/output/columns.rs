@@ -1,7 +1,6 @@
 //! Measures text in terminal columns, and makes it fit. A CJK character or an emoji takes two
 //! columns, a combining accent none. The text has been escaped, so it has no control characters.
 
-use super::locale::Charset;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 /// How wide a line may be.
@@ -81,20 +80,13 @@ pub fn broken(text: &str, room: usize) -> Vec<String> {
     lines
 }
 
-impl Charset {
-    /// The text, cut to `room` columns, with only the characters that can be shown.
-    pub fn fitted(self, text: &str, room: usize) -> String {
-        let shown = |text: &str| -> String {
-            text.chars().map(|c| if self == Self::Ascii && !c.is_ascii() { '?' } else { c }).collect()
-        };
-        let whole = shown(text);
-        if width(&whole) <= room {
-            return whole;
-        }
-        let more = if self == Self::Unicode { "…" } else { "~" };
-        let (kept, _) = split(&whole, room.saturating_sub(1));
-        if room == 0 { String::new() } else { format!("{kept}{more}") }
+/// The text, cut to `room` columns.
+pub fn fitted(text: &str, room: usize) -> String {
+    if width(text) <= room {
+        return text.into();
     }
+    let (kept, _) = split(text, room.saturating_sub(1));
+    if room == 0 { String::new() } else { format!("{kept}…") }
 }
 
 #[cfg(test)]
@@ -121,19 +113,16 @@ mod tests {
                 let lines = broken(text, room);
                 assert!(lines.iter().all(|line| width(line) <= room), "{room}: {lines:?}");
                 assert_eq!(lines.concat().replace(' ', ""), text.replace(' ', ""));
-                for charset in [Charset::Unicode, Charset::Ascii] {
-                    assert!(width(&charset.fitted(text, room)) <= room, "{room}: {text}");
-                }
+                assert!(width(&fitted(text, room)) <= room, "{room}: {text}");
             }
         }
     }
 
     #[test]
     fn fitted_text_is_cut_with_a_mark() {
-        assert_eq!(Charset::Unicode.fitted("häuser", 6), "häuser");
-        assert_eq!(Charset::Unicode.fitted("häuser", 4), "häu…");
-        assert_eq!(Charset::Unicode.fitted("夜间报告", 6), "夜间…");
-        assert_eq!(Charset::Ascii.fitted("häuser", 4), "h?u~");
-        assert_eq!(Charset::Ascii.fitted("abc", 0), "");
+        assert_eq!(fitted("häuser", 6), "häuser");
+        assert_eq!(fitted("häuser", 4), "häu…");
+        assert_eq!(fitted("夜间报告", 6), "夜间…");
+        assert_eq!(fitted("abc", 0), "");
     }
 }

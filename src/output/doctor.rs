@@ -3,7 +3,6 @@
 //! do. On a terminal long lines are broken at words; in a pipe they are not.
 
 use super::columns::{Width, broken, padded, spaces};
-use super::locale::Charset;
 use super::{Coloured, escaped};
 use serde::Serialize;
 
@@ -70,7 +69,7 @@ fn summary(findings: &[Finding], width: Width, coloured: Coloured) -> String {
 }
 
 /// The findings as text. Those of one node follow its name.
-pub fn text(findings: &[Finding], width: Width, charset: Charset, coloured: Coloured) -> String {
+pub fn text(findings: &[Finding], width: Width, coloured: Coloured) -> String {
     let checks = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let indent = "warn".len() + 2 + checks + 2;
     let mut text = summary(findings, width, coloured);
@@ -94,7 +93,6 @@ pub fn text(findings: &[Finding], width: Width, charset: Charset, coloured: Colo
         match width {
             Width::Endless => text.push_str(&sentence),
             Width::Columns(columns) => {
-                let sentence = charset.fitted(&sentence, usize::MAX);
                 let room = columns.saturating_sub(indent).max(20);
                 text.push_str(&broken(&sentence, room).join(&format!("\n{}", spaces(indent))));
             }
@@ -122,7 +120,7 @@ mod tests {
             finding(Some("h:1"), Verdict::Warn, &"many words ".repeat(12), Some("do\u{1b}this")),
             finding(Some("h:1"), Verdict::Bad, "x", Some("y")),
         ];
-        let text_at = |width, coloured| text(&findings, width, Charset::Ascii, coloured);
+        let text_at = |width, coloured| text(&findings, width, coloured);
         let narrow = text_at(Width::Columns(60), Coloured::No);
         println!("{narrow}");
         assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{narrow}");
@@ -144,7 +142,7 @@ mod tests {
                 advice: None,
             };
             let findings: Vec<_> = verdicts.iter().map(finding).collect();
-            let text = text(&findings, Width::Endless, Charset::Ascii, Coloured::No);
+            let text = text(&findings, Width::Endless, Coloured::No);
             text.split(':').next().map(str::to_owned).unwrap_or_default()
         };
         let (ok, warn, bad) = (Verdict::Ok, Verdict::Warn, Verdict::Bad);

@@ -3,12 +3,10 @@
 //! the newest end, not now, so that runs of long ago are still told apart. A key or holder too long
 //! for its column gets its own line.
 
-use super::columns::{broken, spaces, width};
-use super::locale::Charset;
+use super::columns::{broken, fitted, spaces, width};
 use super::owner::{self, because, cell};
 use super::time::{self, span};
 use super::{Coloured, escaped};
-use crate::cli::Color;
 use crate::exit::Ended;
 use crate::lock::Owner;
 use crate::rules::{LoggedEnd, Outcome, Refusal, Why};
@@ -17,19 +15,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 mod axis;
-
-#[derive(Debug, Clone, Copy)]
-pub struct Style {
-    pub coloured: Coloured,
-    pub charset: Charset,
-}
-
-impl Style {
-    /// The style that stdout can show.
-    pub fn of_stdout(color: Color) -> Self {
-        Self { coloured: super::coloured(color), charset: Charset::of_environment() }
-    }
-}
 
 /// How a hold ended, in a word or two.
 pub fn how(end: &LoggedEnd) -> String {
@@ -54,8 +39,8 @@ pub fn colour(outcome: Outcome, job: Option<Ended>) -> Option<&'static str> {
 }
 
 /// The text in the colour of an end.
-fn painted(text: &str, end: &LoggedEnd, style: Style) -> String {
-    style.coloured.paint(text, colour(end.outcome, end.job))
+fn painted(text: &str, end: &LoggedEnd, coloured: Coloured) -> String {
+    coloured.paint(text, colour(end.outcome, end.job))
 }
 
 fn held(end: &LoggedEnd) -> String {
@@ -175,12 +160,11 @@ pub fn refused(key: Option<&str>, refusal: &Refusal, now: Option<u64>) -> String
 
 /// The refusals between two rows as one line, newest first. A single one is shown in full; several
 /// as one tick each, with their number, times and owners.
-pub fn ticks(key: Option<&str>, refusals: &[&Refusal], now: u64, columns: usize, style: Style) -> String {
+pub fn ticks(key: Option<&str>, refusals: &[&Refusal], now: u64, columns: usize) -> String {
     const NAMED: usize = 3;
     let line = match refusals {
         [one] => refused(key, one, Some(now)),
         all => {
-            let tick = if style.charset == Charset::Unicode { "╵" } else { "'" };
             let [first, last] = [all.last(), all.first()].map(|one| one.map_or(now, |one| one.at));
             let [from, to] = [first, last].map(|at| time::local(at, now));
             let when = if from == to { from } else { format!("{from} to {to}") };
@@ -195,11 +179,11 @@ pub fn ticks(key: Option<&str>, refusals: &[&Refusal], now: u64, columns: usize,
             let key = key.map(|key| format!(" {key}")).unwrap_or_default();
             let more = people.len().checked_sub(NAMED + 1).map(|more| format!(" and {} more", more + 1));
             let people = people.into_iter().take(NAMED).collect::<Vec<_>>().join(", ");
-            let ticks = tick.repeat(all.len().min(columns / 8));
+            let ticks = "╵".repeat(all.len().min(columns / 8));
             format!("{when}  {ticks} refused{key} {why}: {people}{}", more.unwrap_or_default())
         }
     };
-    if width(&line) > columns { style.charset.fitted(&line, columns) } else { line }
+    fitted(&line, columns)
 }
 
 /// Puts the lines of refusals between the rows of the ends; the first row is the head. `lines_of`
@@ -234,7 +218,7 @@ pub fn picture(
     log: &[LoggedEnd],
     now: u64,
     columns: usize,
-    style: Style,
+    coloured: Coloured,
 ) -> Vec<String> {
     let is_of_today = time::are_of_today(log.iter().map(|end| end.since), now);
     let to_the_second = is_of_today || axis::are_close(log);
@@ -262,13 +246,13 @@ pub fn picture(
         }
     }
     let axis = Some(columns.saturating_sub(total_width(&shown))).filter(|width| *width >= AXIS_MIN);
-    let axis = axis.map(|width| Bars::of(log, width, style.charset));
+    let axis = axis.map(|width| Bars::of(log, width));
 
-    draw(&shown, log, axis.as_ref(), columns, style)
+    draw(&shown, log, axis.as_ref(), columns, coloured)
 }
 
 /// The ends as a plain table, newest first: the head, and the line of each end.
-pub fn table(keys: Option<&[String]>, log: &[LoggedEnd], style: Style) -> Vec<String> {
+pub fn table(keys: Option<&[String]>, log: &[LoggedEnd], coloured: Coloured) -> Vec<String> {
     let mut shown = vec![
         Column::new("STARTED", log, |end| time::whole(end.since)),
         Column::new("ENDED", log, |end| time::whole(end.ended)),
@@ -280,8 +264,7 @@ pub fn table(keys: Option<&[String]>, log: &[LoggedEnd], style: Style) -> Vec<St
         Column::new("COMMAND", log, command),
     ];
     shown.splice(0..0, Column::of_keys(keys));
-    // A pipe gets the text unchanged.
-    draw(&shown, log, None, usize::MAX, Style { charset: Charset::Unicode, ..style })
+    draw(&shown, log, None, usize::MAX, coloured)
 }
 
 fn draw(
@@ -289,7 +272,7 @@ fn draw(
     log: &[LoggedEnd],
     axis: Option<&Bars>,
     columns: usize,
-    style: Style,
+    coloured: Coloured,
 ) -> Vec<String> {
     let beside: Vec<&Column> = shown.iter().filter(|column| column.width > 0).collect();
     let pad = |cell: &str, shown: &str, width: usize| {
@@ -299,8 +282,8 @@ fn draw(
     let mut rows = vec![vec![head + &axis.map(Bars::head).unwrap_or_default()]];
     let own_line = |head: &str, row: usize, indent: usize| -> Vec<String> {
         let cell = shown.iter().find(|column| column.head == head).and_then(|column| column.own_line(row));
-        let cell = cell.map(|cell| style.charset.fitted(cell, usize::MAX)).unwrap_or_default();
-        let pieces = if cell.is_empty() { vec![] } else { broken(&cell, columns.saturating_sub(indent)) };
+        let cell = cell.unwrap_or_default();
+        let pieces = if cell.is_empty() { vec![] } else { broken(cell, columns.saturating_sub(indent)) };
         pieces.into_iter().map(|piece| spaces(indent) + &piece).collect()
     };
     let has_ended_by = shown.iter().any(|column| column.head == ENDED_BY);
@@ -315,23 +298,19 @@ fn draw(
         }
         let cells = beside.iter().map(|column| {
             let has_own_line = column.own_line(row).is_some();
-            let cell = if has_own_line {
-                String::new()
-            } else {
-                style.charset.fitted(&column.cells[row], column.width)
-            };
-            let painted = if column.head == "END" { painted(&cell, end, style) } else { cell.clone() };
+            let cell = if has_own_line { String::new() } else { fitted(&column.cells[row], column.width) };
+            let painted = if column.head == "END" { painted(&cell, end, coloured) } else { cell.clone() };
             pad(&cell, &painted, column.width)
         });
         let mut line: String = cells.collect();
         if let Some(bar) = axis.map(|axis| axis.bar(end)) {
             let ink = bar.trim_start_matches(' ');
-            line.push_str(&format!("{}{}", spaces(width(&bar) - width(ink)), painted(ink, end, style)));
+            line.push_str(&format!("{}{}", spaces(width(&bar) - width(ink)), painted(ink, end, coloured)));
         }
         lines.push(line);
         lines.extend(own_line("HOLDER", row, 2 * GAP));
         if !has_ended_by && end.by.is_some() {
-            let by = style.charset.fitted(&format!("ended by {}", ended_by(end)), usize::MAX);
+            let by = format!("ended by {}", ended_by(end));
             let pieces = broken(&by, columns.saturating_sub(2 * GAP));
             lines.extend(pieces.into_iter().map(|piece| spaces(2 * GAP) + &piece));
         }

@@ -5,9 +5,8 @@
 //! other rows. Rows of one lock show common values once. A pipe gets everything, and each row in
 //! full. Text from the store is escaped cell by cell. `record` shows a single lock.
 
-use super::columns::{Width, broken, padded, spaces, width};
+use super::columns::{Width, broken, fitted, padded, spaces, width};
 use super::history::how;
-use super::locale::Charset;
 use super::owner::{self, because};
 use super::time::{local, span};
 use super::{Coloured, describe, escaped};
@@ -221,7 +220,7 @@ impl Layout {
             if width == 0 {
                 continue;
             }
-            let cell = if column == KEY && is_long { String::new() } else { cut(cell, width) };
+            let cell = if column == KEY && is_long { String::new() } else { fitted(cell, width) };
             let on = if column == STATE { colour(&cell) } else { None };
             line.push_str(&coloured.paint(&cell, on));
             line.push_str(&spaces(width.saturating_sub(self::width(&cell)) + GAP));
@@ -258,11 +257,6 @@ fn natural_widths(rows: &[Row], is_since_short: bool, longest_key: usize) -> [us
         widths[MODE] = 0;
     }
     widths
-}
-
-/// The cell, cut to this width.
-fn cut(cell: &str, room: usize) -> String {
-    if width(cell) <= room { cell.into() } else { Charset::of_environment().fitted(cell, room) }
 }
 
 pub(super) fn colour(state: &str) -> Option<&'static str> {

@@ -9,7 +9,6 @@ use crate::commands::key_operands::{KeyOperands, Overview};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::columns::{Width, broken};
-use crate::output::locale::Charset;
 use crate::output::screen::Screen;
 use crate::output::table;
 use crate::output::time::{self, span};
@@ -116,6 +115,5 @@ impl Page<'_> {
 /// Breaks the text into lines that fit, because the screen does not wrap, and colours them.
 fn fitting(text: &str, width: Width, red: Coloured) -> String {
     let columns = if let Width::Columns(columns) = width { columns } else { usize::MAX };
-    let text = Charset::of_environment().fitted(&escaped(text), usize::MAX);
-    broken(&text, columns).iter().map(|line| red.paint(line, Some("\x1b[31m")) + "\n").collect()
+    broken(&escaped(text), columns).iter().map(|line| red.paint(line, Some("\x1b[31m")) + "\n").collect()
 }

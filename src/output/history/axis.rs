@@ -3,7 +3,6 @@
 //! be mere ticks on a time axis. Bars are drawn to half a character; the head has round times or
 //! durations.
 
-use crate::output::locale::Charset;
 use crate::output::time;
 use crate::rules::LoggedEnd;
 use std::time::Duration;
@@ -40,11 +39,11 @@ pub enum Bars {
 }
 
 impl Bars {
-    pub fn of(log: &[LoggedEnd], width: usize, charset: Charset) -> Self {
+    pub fn of(log: &[LoggedEnd], width: usize) -> Self {
         if are_close(log) {
-            Self::Times(Axis::over(log, width, charset))
+            Self::Times(Axis::over(log, width))
         } else {
-            Self::Lengths(Scale::over(log, width, charset))
+            Self::Lengths(Scale::over(log, width))
         }
     }
 
@@ -94,18 +93,17 @@ pub struct Scale {
     to: u64,
     /// In characters.
     width: usize,
-    charset: Charset,
 }
 
 impl Scale {
-    pub fn over(log: &[LoggedEnd], width: usize, charset: Charset) -> Self {
+    pub fn over(log: &[LoggedEnd], width: usize) -> Self {
         let mut lengths: Vec<u64> = log.iter().map(held).collect();
         lengths.sort_unstable();
         let [least, median, most] = [0, lengths.len().saturating_sub(1) / 2, lengths.len().saturating_sub(1)]
             .map(|at| lengths.get(at).copied().unwrap_or(0).max(1));
         // Four decades are enough: a run that failed at once may be arbitrarily short.
         let from = if most / UNEVEN > median { (least / 2).max(most / 10_000).max(1) } else { 0 };
-        Self { from, to: most, width, charset }
+        Self { from, to: most, width }
     }
 
     /// The place of a duration among `parts` equal parts.
@@ -124,7 +122,7 @@ impl Scale {
     fn bar(&self, end: &LoggedEnd) -> String {
         let ended = self.place(held(end), self.width * 2).max(1);
         let ink = |half: usize| if half < ended { Ink::Thick } else { Ink::None };
-        (0..ended.div_ceil(2)).map(|cell| stroke(self.charset, ink(2 * cell), ink(2 * cell + 1))).collect()
+        (0..ended.div_ceil(2)).map(|cell| stroke(ink(2 * cell), ink(2 * cell + 1))).collect()
     }
 
     /// The durations above the bars: as many round ones as fit.
@@ -133,7 +131,7 @@ impl Scale {
             0 => "0".into(),
             _ => time::span(Duration::from_millis(millis)),
         };
-        let mut marks = Marks::new(self.width, self.charset);
+        let mut marks = Marks::new(self.width);
         if self.from > 0 {
             for millis in DECADES.into_iter().filter(|millis| (self.from..=self.to).contains(millis)) {
                 marks.add(self.place(millis, self.width), &label(millis));
@@ -157,12 +155,11 @@ impl Scale {
 struct Marks {
     text: Vec<char>,
     width: usize,
-    mark: char,
 }
 
 impl Marks {
-    fn new(width: usize, charset: Charset) -> Self {
-        Self { text: Vec::new(), width, mark: if charset == Charset::Unicode { '╷' } else { '|' } }
+    fn new(width: usize) -> Self {
+        Self { text: Vec::new(), width }
     }
 
     /// Adds a mark at this place and its label, if there is room for them.
@@ -170,7 +167,7 @@ impl Marks {
         let free = self.text.is_empty() || self.text.len() + 1 < place;
         if free && place + 1 + label.len() <= self.width {
             self.text.resize(place, ' ');
-            self.text.push(self.mark);
+            self.text.push('╷');
             self.text.extend(label.chars());
         }
     }
@@ -187,7 +184,6 @@ pub struct Axis {
     span: u64,
     /// In characters.
     width: usize,
-    charset: Charset,
 }
 
 /// How strongly half a character is drawn.
@@ -200,10 +196,10 @@ enum Ink {
 
 impl Axis {
     /// The axis from the start of the first wait to the last end, `width` characters long.
-    pub fn over(log: &[LoggedEnd], width: usize, charset: Charset) -> Self {
+    pub fn over(log: &[LoggedEnd], width: usize) -> Self {
         let from = log.iter().map(|end| end.since.saturating_sub(end.waited)).min().unwrap_or(0);
         let to = log.iter().map(|end| end.ended).max().unwrap_or(0);
-        Self { from, span: to.saturating_sub(from).max(1), width, charset }
+        Self { from, span: to.saturating_sub(from).max(1), width }
     }
 
     /// The place of a moment among `parts` equal parts.
@@ -225,7 +221,7 @@ impl Axis {
             _ => Ink::None,
         };
         let last = ended.div_ceil(2);
-        (0..last).map(|cell| stroke(self.charset, ink(2 * cell), ink(2 * cell + 1))).collect()
+        (0..last).map(|cell| stroke(ink(2 * cell), ink(2 * cell + 1))).collect()
     }
 
     /// The times above the bars: marks and labels at round local times, as close as they fit.
@@ -235,7 +231,7 @@ impl Axis {
         let Some(step) = STEPS.map(|seconds| seconds * 1000).into_iter().find(fits) else {
             return String::new();
         };
-        let mut marks = Marks::new(self.width, self.charset);
+        let mut marks = Marks::new(self.width);
         let mut at = time::next_round(self.from, step);
         // After a clock change two marks may come closer than planned.
         while at <= self.from.saturating_add(self.span) {
@@ -248,11 +244,6 @@ impl Axis {
     }
 }
 
-fn stroke(charset: Charset, left: Ink, right: Ink) -> char {
-    match (charset, left.max(right)) {
-        (_, Ink::None) => ' ',
-        (Charset::Ascii, Ink::Thin) => '-',
-        (Charset::Ascii, Ink::Thick) => '=',
-        (Charset::Unicode, _) => STROKES[left as usize][right as usize],
-    }
+fn stroke(left: Ink, right: Ink) -> char {
+    STROKES[left as usize][right as usize]
 }

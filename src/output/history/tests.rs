@@ -39,32 +39,28 @@ fn log() -> Vec<LoggedEnd> {
     ]
 }
 
-const PLAIN: Style = Style { coloured: Coloured::No, charset: Charset::Unicode };
-
 #[test]
 fn picture_fits_its_terminal() {
     for columns in [36, 50, 80, 140, 300] {
-        for charset in [Charset::Unicode, Charset::Ascii] {
-            let text = picture(None, &log(), NOW, columns, Style { charset, ..PLAIN }).concat();
-            println!("{text}");
-            assert!(text.lines().all(|line| line.chars().count() <= columns), "{columns}:\n{text}");
-            // Below 60 columns the holders have their own lines, and so does ENDED BY if it does
-            // not fit.
-            let by = usize::from(text.contains("ended by"));
-            assert_eq!(text.lines().count(), by + if columns < 60 { 15 } else { 8 });
-            assert_eq!(by == 0, text.contains("ENDED BY"), "{text}");
-            assert!(charset == Charset::Unicode || text.is_ascii(), "{text}");
-            assert!(!text.contains('\x1b'));
-        }
+        let text = picture(None, &log(), NOW, columns, Coloured::No).concat();
+        println!("{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= columns), "{columns}:\n{text}");
+        // Below 60 columns the holders have their own lines, and so does ENDED BY if it does not fit.
+        let by = usize::from(text.contains("ended by"));
+        assert_eq!(text.lines().count(), by + if columns < 60 { 15 } else { 8 });
+        assert_eq!(by == 0, text.contains("ENDED BY"), "{text}");
+        assert!(!text.contains('\x1b'));
     }
 }
 
 #[test]
 fn colour_changes_no_text() {
-    let coloured = Style { coloured: Coloured::Yes, ..PLAIN };
     for (with, without) in [
-        (picture(None, &log(), NOW, 100, coloured).concat(), picture(None, &log(), NOW, 100, PLAIN).concat()),
-        (table(None, &log(), coloured).concat(), table(None, &log(), PLAIN).concat()),
+        (
+            picture(None, &log(), NOW, 100, Coloured::Yes).concat(),
+            picture(None, &log(), NOW, 100, Coloured::No).concat(),
+        ),
+        (table(None, &log(), Coloured::Yes).concat(), table(None, &log(), Coloured::No).concat()),
     ] {
         let stripped =
             regex_lite::Regex::new("\x1b\\[[0-9]*m").map(|escape| escape.replace_all(&with, "").into_owned());
@@ -78,16 +74,16 @@ fn colour_changes_no_text() {
 #[test]
 fn bar_is_at_its_time() {
     let ends = log();
-    let axis = Axis::over(&ends, 40, Charset::Ascii);
+    let axis = Axis::over(&ends, 40);
     // The axis begins 10 h 10 min and ends 53 min before now; 40 characters are 557 minutes.
     let bar = axis.bar(&ends[0]);
-    assert!(bar.len() == 40 && bar.trim_start() == "=", "{bar:?}");
+    assert!(bar.chars().count() == 40 && ink(&bar) == 1, "{bar:?}");
     let bar = axis.bar(&ends[6]);
-    assert_eq!(bar, "-----===", "{bar:?}");
+    assert_eq!(bar, "─────━━╸", "{bar:?}");
     let same = vec![end(1, 0, 0, Outcome::Released, None); 2];
-    let axis = Axis::over(&same, 40, Charset::Unicode);
+    let axis = Axis::over(&same, 40);
     assert_eq!(axis.bar(&same[0]).chars().count(), 1, "no time at all is still drawn");
-    println!("{}", picture(None, &same, NOW, 80, PLAIN).concat());
+    println!("{}", picture(None, &same, NOW, 80, Coloured::No).concat());
 }
 
 #[test]
@@ -98,17 +94,17 @@ fn marks_do_not_overlap_on_any_span() {
         first.ended = NOW - span;
         let ends = [end(0, 0, 0, Outcome::Released, None), first];
         for width in [24, 40, 80, 200] {
-            let head = Axis::over(&ends, width, Charset::Ascii).head();
+            let head = Axis::over(&ends, width).head();
             println!("{head}");
-            assert!(head.len() <= width && head.contains('|'), "{head}");
-            assert!(head.split('|').skip(1).all(|label| label.trim_end().len() >= 5), "{head}");
+            assert!(head.chars().count() <= width && head.contains('╷'), "{head}");
+            assert!(head.split('╷').skip(1).all(|label| label.trim_end().len() >= 5), "{head}");
         }
     }
 }
 
 #[test]
 fn table_in_a_pipe_is_never_cut() {
-    let text = table(None, &log(), PLAIN).concat();
+    let text = table(None, &log(), Coloured::No).concat();
     println!("{text}");
     assert!(text.contains("r\u{e9}port --all\\x1b[31m") && text.contains("@ 0"));
     assert_eq!(text.lines().count(), 8);
@@ -117,11 +113,10 @@ fn table_in_a_pipe_is_never_cut() {
 /// A record that another program wrote may contain any time.
 #[test]
 fn any_time_can_be_shown() {
-    let style = Style { coloured: Coloured::No, charset: Charset::Unicode };
     for (since, ended) in [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0), (u64::MAX - 5000, u64::MAX)] {
         let log = [LoggedEnd { since, ended, ..end(1, 7, 0, Outcome::Released, None) }];
-        assert_eq!(picture(None, &log, NOW, 80, style).concat().lines().count(), 2);
-        assert_eq!(table(None, &log, style).concat().lines().count(), 2);
+        assert_eq!(picture(None, &log, NOW, 80, Coloured::No).concat().lines().count(), 2);
+        assert_eq!(table(None, &log, Coloured::No).concat().lines().count(), 2);
     }
 }
 
@@ -136,14 +131,13 @@ fn nights() -> Vec<LoggedEnd> {
 }
 
 fn ink(line: &str) -> usize {
-    line.chars().filter(|c| *c == '=').count()
+    line.chars().filter(|c| "╺╼╸╾━".contains(*c)).count()
 }
 
 #[test]
 fn nightly_runs_have_bars_of_their_duration() {
-    let ascii = Style { charset: Charset::Ascii, ..PLAIN };
     for columns in [80, 140] {
-        let text = picture(None, &nights(), NOW, columns, ascii).concat();
+        let text = picture(None, &nights(), NOW, columns, Coloured::No).concat();
         println!("{text}");
         let bars: Vec<usize> = text.lines().skip(1).map(ink).collect();
         assert!(
@@ -152,7 +146,7 @@ fn nightly_runs_have_bars_of_their_duration() {
         );
         assert!(bars[7] >= columns / 5, "the longest run takes the whole scale: {bars:?}");
         let head = text.lines().next().unwrap_or_default();
-        assert!(head.contains("|0") && head.contains("|10m"), "{head}");
+        assert!(head.contains("╷0") && head.contains("╷10m"), "{head}");
         assert!(text.lines().nth(1).is_some_and(|line| !line.starts_with(char::is_alphabetic)), "{text}");
     }
 }
@@ -161,11 +155,11 @@ fn nightly_runs_have_bars_of_their_duration() {
 fn uneven_runs_have_a_logarithmic_scale() {
     let mut log = nights();
     log[2].ended = log[2].since + 7 * 3_600_000;
-    let text = picture(None, &log, NOW, 100, Style { charset: Charset::Ascii, ..PLAIN }).concat();
+    let text = picture(None, &log, NOW, 100, Coloured::No).concat();
     println!("{text}");
     let bars: Vec<usize> = text.lines().skip(1).map(ink).collect();
     assert!(bars[2] > bars[0] && bars[0] > 8, "{bars:?}");
-    assert!(text.lines().next().is_some_and(|head| head.contains("|10m") && head.contains("|1h")), "{text}");
+    assert!(text.lines().next().is_some_and(|head| head.contains("╷10m") && head.contains("╷1h")), "{text}");
 }
 
 #[test]
@@ -186,8 +180,7 @@ fn long_key_or_holder_gets_its_own_line() {
     let long = "deployments/".repeat(12) + "production";
     let keys = ["report", "report", &*long, &*long].map(String::from);
     for columns in [80, 140] {
-        let text =
-            picture(Some(&keys), &log, NOW, columns, Style { charset: Charset::Ascii, ..PLAIN }).concat();
+        let text = picture(Some(&keys), &log, NOW, columns, Coloured::No).concat();
         println!("{text}");
         assert!(text.lines().all(|line| width(line) <= columns), "{text}");
         let whole = text.replace(['\n', ' '], "");
