@@ -183,7 +183,7 @@ impl Command {
         let keys: &[Key] = match self {
             Self::Run(run) => return run.how.key.first(),
             Self::Hold(hold) => return hold.how.key.first(),
-            Self::Acquire(acquire) => return acquire.key.first(),
+            Self::Acquire(acquire) => return acquire.how.key.first(),
             Self::Renew(renew) => renew.key.as_slice(),
             Self::Check(check) => check.key.as_slice(),
             Self::Wait(wait) => &wait.keys,

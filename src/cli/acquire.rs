@@ -4,7 +4,6 @@ use super::after::after;
 use super::duration;
 use super::options::How;
 use clap::Args;
-use std::ops::Deref;
 use std::time::Duration;
 
 const AFTER: &str = "\
@@ -71,13 +70,4 @@ pub struct Acquire {
     /// docs/json.md.
     #[arg(long)]
     pub json: bool,
-}
-
-/// The flags of the request read as fields of `Acquire`.
-impl Deref for Acquire {
-    type Target = How;
-
-    fn deref(&self) -> &How {
-        &self.how
-    }
 }

@@ -47,20 +47,21 @@ const SUBJECT: Subject = Subject {
 
 pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
     context.say_default();
-    let keys = each_once(&flags.key);
+    let keys = each_once(&flags.how.key);
     let names = context.names(&keys)?;
     let mode = match (flags.how.shared, flags.how.slots) {
         (true, _) => Mode::Shared,
         (false, Some(slots)) => Mode::Slots(slots),
         (false, None) => Mode::Exclusive,
     };
-    let ttl = match flags.ttl {
+    let ttl = match flags.how.ttl {
         Some(ttl) => ttl,
         None => Ttl::new(TTL).map_err(Error::Internal)?,
     };
     context.check_supported(&names, mode)?;
-    context.check_lease_limit("--ttl", ttl.get())?;
-    context.check_lease_limit("--min-hold", flags.min_hold.unwrap_or_default())?;
+    let min_hold = flags.min_hold.unwrap_or_default();
+    context.settings.check_lease("ttl", ttl.get(), flags.how.ttl.is_some(), None)?;
+    context.settings.check_lease("min-hold", min_hold, true, None)?;
     let until = Until::from_now(wanted(flags));
     let since = Moment::now();
     let token = Token::random().map_err(|error| {
@@ -73,8 +74,11 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
         token,
         mode,
         ttl: ttl.get(),
-        min_hold: flags.min_hold.unwrap_or_default(),
-        owner: owner::parent(flags.label.clone(), flags.reason.clone().filter(|text| !text.is_empty())),
+        min_hold,
+        owner: owner::parent(
+            flags.how.label.clone(),
+            flags.how.reason.clone().filter(|text| !text.is_empty()),
+        ),
         patience: until.patience(),
         terms: Terms::default(),
         waited: Duration::ZERO,
@@ -242,7 +246,7 @@ impl Acquiring<'_> {
     fn not_obtained(&self, report: Report) -> anyhow::Result<Exit> {
         Err(match report {
             Report::Busy(blocker) | Report::Contended(blocker) => {
-                let status = self.flags.busy_exit_code.unwrap_or(Exit::BUSY);
+                let status = self.flags.how.busy_exit_code.unwrap_or(Exit::BUSY);
                 self.messages.busy(&blocker, self.tried(&blocker), "", status);
                 return Ok(Exit::Busy(status));
             }

@@ -44,7 +44,7 @@ fn renew_once(claim: &HoldRef, ttl: Option<Ttl>) -> Result<(), Error> {
     let mut store = context.open()?;
     let ttl = match ttl {
         Some(ttl) => {
-            context.check_lease_limit("--ttl", ttl.get())?;
+            context.settings.check_lease("ttl", ttl.get(), true, None)?;
             ttl.get()
         }
         None => {

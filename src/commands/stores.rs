@@ -96,11 +96,6 @@ impl Context {
         refusal.map_or(Ok(()), |why| Err(Error::Usage(why)))
     }
 
-    /// Checks that the store allows a lease or min-hold this long; `flag` is where it was given.
-    pub fn check_lease_limit(&self, flag: &'static str, span: Duration) -> Result<(), Error> {
-        self.settings.check_lease(flag.trim_start_matches('-'), span, true, None)
-    }
-
     /// The store, to be opened or probed.
     pub fn made(&self) -> Result<Box<dyn Made>, Error> {
         let place = &self.settings.store.place;

@@ -114,6 +114,17 @@ fn a_full_queue_refuses_alike() {
     answer_alike(&Servers::start(1), BOUNDS.len() as u32, &Just((wants, history)));
 }
 
+/// A hold whose lock another program has overwritten is lost, and that is recorded by whatever comes
+/// next.
+#[test]
+fn a_quorum_and_rules_record_a_loss_alike() {
+    let mut wants = vec![exclusive(&[0], false); PEOPLE];
+    wants[5] = exclusive(&[1], false);
+    let history =
+        vec![queue(5, 500), Step::Intrude { lock: 1, ttl: None }, Step::Forget { lock: 1 }, Step::Pass(66)];
+    answer_alike(&Servers::start(3), 3, &Just((wants, history)));
+}
+
 /// Masters with the same records decide by the same rules.
 #[test]
 fn a_quorum_and_rules_answer_alike() {

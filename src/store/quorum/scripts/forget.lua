@@ -4,4 +4,5 @@
 
 write_first()
 local lock = named()[1]
+expire(lock)
 return answer(redis.call('DEL', key_of('done', lock)) == 1 and 'forgotten' or 'nothing')
