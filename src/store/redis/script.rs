@@ -3,8 +3,8 @@
 //! hash that is out of date costs a round trip, and a test finds it.
 //!
 //! A script is assembled from parts, so that it contains no more than it needs: the records of
-//! locks (`scripts/record.lua`), the queue (`scripts/queue.lua`), the views (`scripts/look.lua`),
-//! and its own part.
+//! locks (`scripts/record.lua`), how a hold ends (`scripts/ended.lua`), the queue
+//! (`scripts/queue.lua`), the views (`scripts/look.lua`), and its own part.
 
 use crate::lock::{Name, ONCE_PER_MOST, PAUSE_MOST, SLOTS_MAX};
 use crate::rules;
@@ -13,8 +13,8 @@ use std::sync::OnceLock;
 
 pub mod hashes;
 
-/// The records of locks: the first part of every script.
-pub const RECORD: &str = include_str!("scripts/record.lua");
+/// The records of locks, and how a hold ends: the first part of every script.
+pub const RECORD: &str = concat!(include_str!("scripts/record.lua"), include_str!("scripts/ended.lua"));
 /// The views of holds and blockers.
 pub const LOOK: &str = include_str!("scripts/look.lua");
 const QUEUE: &str = include_str!("scripts/queue.lua");
