@@ -28,7 +28,7 @@ right before a step that matters says whether the lock is still held. Use
 'dlock run' where you can: it does all of this by itself.
 
 The holder, as 'dlock status' shows it, is the process that started dlock.
-Defaults for 'run' in a configuration file do not apply.";
+Of the defaults for 'run' in a configuration file only max-lease applies.";
 
 const EXPORT: &str = "
   With --export, a dlock that fails with status N prints (exit N), so that
@@ -55,19 +55,19 @@ pub struct Acquire {
     /// Keep the lock at least this long after it was granted, also when it is given back earlier
     ///
     /// For cron hosts whose clocks differ, as in 'dlock run'. Not together with --wait.
-    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse, help_heading = "Lock")]
     pub min_hold: Option<Duration>,
 
     /// Print shell code that sets DLOCK_KEY, DLOCK_TOKEN and so on, in place of the token
     ///
     /// As 'dlock run' sets them for its command. 'dlock renew', 'check' and 'release' then know which hold is meant.
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with = "json", help_heading = "Reporting")]
     pub export: bool,
 
     /// Print a JSON array with one object, in place of the token
     ///
     /// Every field is there, null if unknown; spans are whole milliseconds. The fields are explained in
     /// docs/json.md.
-    #[arg(long)]
+    #[arg(long, help_heading = "Reporting")]
     pub json: bool,
 }

@@ -31,16 +31,16 @@ pub struct How {
 
     /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
     ///
-    /// The number is in DLOCK_SLOT: 0 to N-1, the lowest that is free. All runs under the key must give
-    /// the same N. While the lock is held, it is busy for a run with another N or another mode.
+    /// The number is 0 to N-1, the lowest that is free. 'run' gives it to CMD in DLOCK_SLOT; 'acquire' and 'hold' tell
+    /// it with --export or --json. All runs under the key must give the same N. While the lock is held, it is busy for a run with another N or another mode.
     #[arg(short = 'n', long, value_name = "N", value_parser = slots, help_heading = "Lock")]
     pub slots: Option<u32>,
 
     /// The length of the lease, 500ms to 24h [default: 30s]
     ///
-    /// After this time the lock is free for others, unless the lease is renewed. 'run' and 'hold' renew it each time
-    /// a quarter of it has passed, so an outage of the store of up to half of it disturbs nothing. After 'acquire' the
-    /// script renews it: give more than the script needs, or renew.
+    /// If the lease is not renewed for this long, as when the machine is lost, the lock is free for others. 'run' and
+    /// 'hold' renew it each time a quarter of it has passed; an outage of the store of up to half of it disturbs
+    /// nothing. After 'acquire' only 'dlock renew' renews it: give more than the script needs, or renew.
     #[arg(short, long, value_name = "DUR", value_parser = ttl, help_heading = "Lock")]
     pub ttl: Option<Ttl>,
 
@@ -63,8 +63,8 @@ pub struct How {
 
     /// Show and store TEXT in place of the command line
     ///
-    /// Without it the first 200 bytes of the command line are stored, where everybody with access to the store can
-    /// read them: of CMD, of the process of 'hold --pid', else of the process that started dlock.
+    /// Without it dlock stores the first 200 bytes of a command line: that of CMD, of the process of 'hold --pid', or of
+    /// the process that started dlock. Everybody with access to the store can read them.
     #[arg(long, value_name = "TEXT", value_parser = note, help_heading = "Reporting")]
     pub label: Option<String>,
 }
@@ -89,7 +89,7 @@ pub struct Keep {
 
     /// The time between TERM and KILL when dlock must stop the job [default: 10s]
     ///
-    /// While a lease runs out it is cut to a fifth of the ttl. For a 'hold' without --pid: the time from the end of
+    /// The job of 'hold --pid' is the process. While a lease runs out it is cut to a fifth of the ttl. For a 'hold' without --pid: the time from the end of
     /// stdout to the end of the hold.
     #[arg(long, value_name = "DUR", value_parser = duration::parse, help_heading = "Limits")]
     pub grace: Option<Duration>,

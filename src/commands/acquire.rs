@@ -60,7 +60,7 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
     };
     context.check_supported(&names, mode)?;
     let min_hold = flags.min_hold.unwrap_or_default();
-    context.settings.check_lease("ttl", ttl.get(), flags.how.ttl.is_some(), None)?;
+    context.settings.check_lease("ttl", ttl.get(), true, None)?;
     context.settings.check_lease("min-hold", min_hold, true, None)?;
     let until = Until::from_now(wanted(flags));
     let since = Moment::now();

@@ -164,11 +164,12 @@ impl Settings {
             match self.file.get(name) {
                 _ if is_flag => format!("--{name} of {span}"),
                 Some(set) => format!("{name} ({}) of {span}", set.source),
-                None => format!("the default of --{name} of {span}"),
+                None => format!("the default --{name} of {span}"),
             }
         };
         let text = format!(
-            "{} is longer than {}, which must be the same on every machine: after a restart a master is not counted for that long",
+            "{} is longer than {}. Give a shorter one, or set max-lease in the configuration file, the same on every \
+             machine: a master that has restarted is not counted for that long; see docs/stores.md",
             of(name, is_flag, lease),
             of("max-lease", max_lease.is_some(), most),
         );

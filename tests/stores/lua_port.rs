@@ -114,8 +114,7 @@ fn a_full_queue_refuses_alike() {
     answer_alike(&Servers::start(1), BOUNDS.len() as u32, &Just((wants, history)));
 }
 
-/// A hold whose lock another program has overwritten is lost, and that is recorded by whatever comes
-/// next.
+/// If another program has overwritten a lock, its hold is lost. The next operation records that.
 #[test]
 fn a_quorum_and_rules_record_a_loss_alike() {
     let mut wants = vec![exclusive(&[0], false); PEOPLE];

@@ -130,7 +130,7 @@ fn a_release_outlasts_a_crash_of_the_server() {
         // A grant to the waiter would flush the release with it.
         waiter.signal(Signal::STOP);
         if crash == "before" {
-            // The client reads, and then writes.
+            // The client reads, then writes; the write never arrives.
             proxy.plan(2, Fault::Swallowed);
         }
         world.write("go", "");

@@ -322,8 +322,8 @@ impl World {
         wait_until(&format!("{count} waiters for {key}"), || self.waiters(key) == count);
     }
 
-    /// Starts a waiter for each of these jobs, and waits until it is in the queue before the next
-    /// one. Nobody else may wait for the key.
+    /// Starts a waiter for each job, the next one when the last is in the queue. Nobody else may
+    /// wait for the key.
     #[track_caller]
     pub fn queue<J: AsRef<str>>(
         &self,

@@ -128,7 +128,7 @@ fn of_round_trips(sorted: &[Duration], criteria: &Criteria) -> Finding {
     let (half, most) = (percentile(sorted, 50), percentile(sorted, 99));
     let attempt = criteria.op_timeout.min(criteria.ttl / ATTEMPT);
     let found = format!(
-        "{} (p50), {} (p99) of {}; a renewal under --ttl {} gets {}",
+        "{} (p50), {} (p99) of {}; under --ttl {} keep it below {}",
         brief(half),
         brief(most),
         sorted.len(),

@@ -49,7 +49,7 @@ fn a_member_that_is_gone_or_silent_is_left_alone() {
     assert_eq!(world.log(), ["up", "done", "next"]);
 }
 
-/// A holder listens on a connection of its own. If the member there is silent, it hears a request at its next renewal, which
+/// A holder listens on a connection of its own. If the member there is silent, the holder hears a request at its next renewal, which
 /// goes to another member. Of twelve holders some listen at the one that is stopped.
 #[test]
 fn a_request_is_heard_though_a_member_is_silent() {

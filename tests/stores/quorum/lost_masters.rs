@@ -122,8 +122,9 @@ fn an_outage_of_half_a_ttl_disturbs_nothing() {
     assert_eq!(masters.world().log(), ["up"]);
 }
 
-/// The same with a crowd. A request in flight is not abandoned: its answer comes when the masters go
-/// on. A holder makes two more connections to each at most; two more are the test's own.
+/// The same with a crowd. An attempt lasts three sixteenths of the lease; after it each master is
+/// connected anew. So a holder makes two more connections to each at most; two more are the test's
+/// own.
 #[test]
 fn an_outage_costs_each_master_few_connections() {
     let masters = Masters::aged(3);

@@ -57,16 +57,22 @@ fn a_lease_that_could_be_forgotten_is_refused() {
         let run = masters.run("k", options, "echo ran >> log");
         run.status(status).stderr_like(&format!("dlock: {why}.*\n")).run();
     };
-    refused(&["-t", "6m"], 64, "--ttl of 6m is longer than the default of --max-lease of 5m");
-    refused(&["--min-hold", "6m"], 64, "--min-hold of 6m is longer than the default of --max-lease");
-    refused(&["--max-lease", "5s"], 64, "the default of --ttl of 30s is longer than --max-lease of 5s");
+    refused(&["-t", "6m"], 64, "--ttl of 6m is longer than the default --max-lease of 5m");
+    refused(&["--min-hold", "6m"], 64, "--min-hold of 6m is longer than the default --max-lease");
+    refused(&["--max-lease", "5s"], 64, "the default --ttl of 30s is longer than --max-lease of 5s");
     let acquire = masters.dlock(&["acquire", "-k", "k", "-t", "6m"]).status(64);
-    acquire.stderr_like("dlock: --ttl of 6m is longer than the default of --max-lease of 5m.*\n").run();
+    acquire.stderr_like("dlock: --ttl of 6m is longer than the default --max-lease of 5m.*\n").run();
+    // 'acquire' takes only the limit from the file.
+    masters.world().write("short.toml", "ttl = '5s'\nmax-lease = '10s'");
+    let acquire = masters.dlock(&["acquire", "-k", "k", "--config", "short.toml"]).status(64);
+    acquire
+        .stderr_like("dlock: --ttl of 30s is longer than max-lease \\(short.toml line 2\\) of 10s.*\n")
+        .run();
     masters.world().write("long.toml", "ttl = '1h'");
     refused(
         &["--config", "long.toml"],
         78,
-        "ttl \\(long.toml line 1\\) of 1h is longer than the default of --max-lease",
+        "ttl \\(long.toml line 1\\) of 1h is longer than the default --max-lease",
     );
     masters.world().write("both.toml", "ttl = '1h'\nmax-lease = '2h'");
     let run =
