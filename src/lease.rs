@@ -303,8 +303,8 @@ impl Lease {
     pub fn give_back(&self, end: &End) -> Result<Left, Error> {
         self.abandon();
         let request = &self.keeper.request;
+        let mut store = self.keeper.claim(Moment::now().after(request.op_timeout))?;
         let deadline = Moment::now().after(request.op_timeout);
-        let mut store = self.keeper.claim(deadline)?;
         let left = give_back(&mut **store, &request.names, &request.ask.token, end, deadline)?;
         drop(store);
         self.hang_up();

@@ -183,7 +183,8 @@ impl QuorumStore {
 
     fn call(&self, code: &'static Code, name: &Name, argument: &impl Serialize) -> Result<Call, Error> {
         let argument = json(&Argument { longest: self.max_lease, argument })?.into();
-        Ok(Call { code, keys: scripts::MASTER.keys(name).into(), argument })
+        let within = self.masters.targets.first().map_or(STRAGGLERS, |target| target.op_timeout);
+        Ok(Call { code, keys: scripts::MASTER.keys(name).into(), argument, within })
     }
 
     /// Joins the answers of the masters that have renewed a hold, whose fence is `known` if this

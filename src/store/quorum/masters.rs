@@ -45,6 +45,8 @@ pub struct Call {
     pub code: &'static Code,
     pub keys: Arc<[String]>,
     pub argument: Arc<str>,
+    /// How long a master may take for it, once it is connected.
+    pub within: Duration,
 }
 
 /// The masters, in the order of the URL.
@@ -401,7 +403,7 @@ impl Master {
             self.connection = Some(connection);
             return Err(silent(&target.shown));
         }
-        let deadline = deadline.min(Moment::now().after(target.op_timeout));
+        let deadline = deadline.min(Moment::now().after(call.within));
         let text = || call.code.by_text(&call.keys, &call.argument);
         let is_known = self.known.iter().any(|known| std::ptr::eq(*known, call.code));
         let in_doubt = std::mem::replace(&mut self.send_source_next, true);

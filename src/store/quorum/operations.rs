@@ -1,7 +1,7 @@
 //! What each operation of a [`Store`] asks the masters, and what their answers mean together.
 
 use super::exchange::{Inspected, Lease, TakenAway, WinBack};
-use super::masters::{Answer, Answers, Master};
+use super::masters::{Answer, Answers, Call, Master};
 use super::view::{Clock, Firmness, Joined, MasterView};
 use super::{Held, Polling, QuorumStore, Reply, Vouches, scripts, view};
 use crate::clock::Moment;
@@ -39,7 +39,7 @@ impl Store for QuorumStore {
         let old = self.hold.take().filter(|hold| hold.token == *token);
         let known = old.as_ref().map(|hold| hold.fence).filter(|fence| *fence > 0);
         let argument = argument::Renew { token, ttl, fence: known.map(|fence| fence.to_string()) };
-        let renew = self.call(&scripts::RENEW, name, &argument)?;
+        let renew = Call { within: ttl, ..self.call(&scripts::RENEW, name, &argument)? };
         let wins_back = old.as_ref().is_some_and(|old| !old.until.passed());
         let is_decided = |answers: &Answers| {
             let (renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
