@@ -142,7 +142,7 @@ impl Coordinator for Keys {
 
     /// A waiter reads very rarely, because a watch reports a grant and the end of the waiter before
     /// it. Each read of a long queue costs etcd as much as five heartbeats.
-    const CROWD: (u64, u32) = (1, 64);
+    const CROWD: (u64, u32) = (1, 32);
 
     fn request_time(&self) -> Duration {
         self.client.request_time()

@@ -40,6 +40,8 @@ pub struct Client {
     /// Index of the member in use.
     member: usize,
     connection: Option<Connection>,
+    /// How often it has connected.
+    pub dials: u64,
     /// The token of the login.
     pass: Option<String>,
     /// Id of the cluster, once a member has reported it.
@@ -76,7 +78,14 @@ pub enum Leased {
 impl Clone for Client {
     fn clone(&self) -> Self {
         let Self { member, cluster, .. } = *self;
-        Self { target: Arc::clone(&self.target), member, connection: None, pass: self.pass.clone(), cluster }
+        Self {
+            target: Arc::clone(&self.target),
+            member,
+            connection: None,
+            dials: 0,
+            pass: self.pass.clone(),
+            cluster,
+        }
     }
 }
 
@@ -86,7 +95,7 @@ impl Client {
     pub fn new(target: Target) -> Self {
         let chance = getrandom::u32().map_or(0, |chance| chance as usize);
         let member = chance % target.servers.len().max(1);
-        Self { target: Arc::new(target), member, connection: None, pass: None, cluster: None }
+        Self { target: Arc::new(target), member, connection: None, dials: 0, pass: None, cluster: None }
     }
 
     pub fn shown(&self) -> &str {
@@ -156,7 +165,10 @@ impl Client {
     fn ask_member(&mut self, requests: &[Request], deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
-            None => self.connect(deadline)?,
+            None => {
+                self.dials += 1;
+                self.connect(deadline)?
+            }
         };
         let mut logins = 0;
         loop {

@@ -30,6 +30,8 @@ pub struct Watches {
     connection: Connection,
     /// The member that it is connected to.
     member: usize,
+    /// [`Client::dials`] when it began.
+    dials: u64,
     keys: BTreeSet<(Bytes, News)>,
 }
 
@@ -51,7 +53,7 @@ impl Watches {
         }
         let request = Request { path: "watch", body };
         match connection.begin_lines(&request, client.pass(), deadline)? {
-            None => Ok(Self { connection, member: client.member(), keys }),
+            None => Ok(Self { connection, member: client.member(), dials: client.dials, keys }),
             Some(answer) => {
                 let error = reply(answer).err().unwrap_or_default();
                 if is_old_pass(&error) {
@@ -62,9 +64,10 @@ impl Watches {
         }
     }
 
-    /// Whether it watches these keys, at the member in use.
+    /// Whether it watches these keys, at the member in use. If the client has connected anew, what
+    /// broke its connection may have cut off this one as well.
     pub fn is_for(&self, client: &Client, keys: &BTreeSet<(Bytes, News)>) -> bool {
-        self.member == client.member() && self.keys == *keys
+        (self.member, self.dials) == (client.member(), client.dials) && self.keys == *keys
     }
 
     /// Sleeps. Returns true on an event whose revision is `new`, false at `until`.
