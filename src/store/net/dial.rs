@@ -8,7 +8,7 @@ use crate::clock::Moment;
 use crate::store::Error;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -24,6 +24,12 @@ const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// Shortest such time as a part of the time waited so far: one in this many.
 const RETRY_SHARE: u32 = 16;
+
+/// When the kernel first asks whether the other end of an idle connection is still there, how often
+/// it asks again, and how many questions without an answer end the connection.
+const IDLE: Duration = Duration::from_secs(20);
+const PROBE_EACH: Duration = Duration::from_secs(5);
+const PROBES: u32 = 3;
 
 /// Opens a stream to the server of `store`. With `tls`, a handshake will follow.
 pub fn open(store: &str, address: &Address, tls: Option<&Tls>, deadline: Moment) -> Result<Stream, Error> {
@@ -95,12 +101,22 @@ fn connected_to_any(addresses: &[SocketAddr], deadline: Moment) -> io::Result<Tc
         match connected(address, share) {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
+                notice_silence(&stream)?;
                 return Ok(stream);
             }
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+/// Lets the kernel end an idle connection whose other end is gone, as after a failover of a load
+/// balancer. Else a connection on which dlock only listens would stay silent for ever.
+fn notice_silence(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, PROBE_EACH)?;
+    Ok(sockopt::set_tcp_keepcnt(stream, PROBES)?)
 }
 
 /// Duration of the last connect to each address that was reached.
@@ -146,7 +162,7 @@ fn connect_once(address: &SocketAddr, within: Duration) -> io::Result<TcpStream>
         },
         Err(errno) => return Err(errno.into()),
     }
-    rustix::net::sockopt::socket_error(&socket)??;
+    sockopt::socket_error(&socket)??;
     let stream = TcpStream::from(socket);
     // On an ephemeral port without a listener, a socket can connect to itself (RFC 9293,
     // simultaneous open).

@@ -9,7 +9,7 @@ use super::failure::{Failure, is_end, unreachable};
 use super::streams::{Bounded, Channel, Stream, any_readable};
 use super::target::Target;
 use super::tls::Session;
-use super::{Address, dial};
+use super::{Address, dial, interrupt};
 use crate::clock::Moment;
 use crate::store::Error;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -155,6 +155,10 @@ impl Pipe {
             };
             if is_news {
                 return Ok(true);
+            }
+            // A server may send TLS records without data again and again.
+            if until.passed() || interrupt::is_raised() {
+                break;
             }
         }
         Ok(false)
