@@ -39,6 +39,8 @@ struct Plan {
     late: Late,
     /// Whether every request vanishes.
     outage: bool,
+    /// How many of the connections are forgotten.
+    forgotten: usize,
     /// Delay of each reply.
     delay: Duration,
     /// Delay of each request.
@@ -62,11 +64,11 @@ impl Proxy {
         let proxy = Self { port, plan, clients: Arc::default() };
         let for_thread = proxy.clone();
         thread::spawn(move || {
-            for client in listener.incoming().flatten() {
+            for (number, client) in listener.incoming().flatten().enumerate() {
                 let copy = client.try_clone().expect("a descriptor");
                 for_thread.clients.lock().expect("no test thread panics here").push(copy);
                 let proxy = for_thread.clone();
-                thread::spawn(move || proxy.serve(client, server));
+                thread::spawn(move || proxy.serve(number, client, server));
             }
         });
         proxy
@@ -114,6 +116,13 @@ impl Proxy {
         self.plan.lock().expect("no test thread panics here").outage = false;
     }
 
+    /// Forgets the open connections, as a balancer does in a failover: nothing passes on them any more,
+    /// in either direction, and they stay open.
+    pub fn forget(&self) {
+        let connections = self.connections();
+        self.plan.lock().expect("no test thread panics here").forgotten = connections;
+    }
+
     /// Number of connections so far.
     pub fn connections(&self) -> usize {
         self.clients.lock().expect("no test thread panics here").len()
@@ -146,16 +155,16 @@ impl Proxy {
         self.plan.lock().expect("no test thread panics here").late = late;
     }
 
-    fn next_fault(&self) -> Option<Fault> {
+    fn next_fault(&self, connection: usize) -> Option<Fault> {
         let mut plan = self.plan.lock().expect("no test thread panics here");
         plan.seen += 1;
-        if plan.outage {
+        if plan.outage || connection < plan.forgotten {
             return Some(Fault::Swallowed);
         }
         plan.fault.filter(|(number, _)| *number == plan.seen).map(|(_, fault)| fault)
     }
 
-    fn serve(&self, mut client: TcpStream, server: u16) -> Option<()> {
+    fn serve(&self, number: usize, mut client: TcpStream, server: u16) -> Option<()> {
         let mut server = TcpStream::connect(("127.0.0.1", server)).ok()?;
         client.set_nodelay(true).ok()?;
         server.set_nodelay(true).ok()?;
@@ -167,8 +176,11 @@ impl Proxy {
             let mut buffer = [0; 65536];
             let mut dropped = 0;
             while let Ok(count @ 1..) = replies.read(&mut buffer) {
-                let delay = plan.lock().expect("no test thread panics here").delay;
+                let Plan { delay, forgotten, .. } = *plan.lock().expect("no test thread panics here");
                 thread::sleep(delay);
+                if number < forgotten {
+                    continue;
+                }
                 if *gate.lock().expect("no test thread panics here") {
                     dropped += count;
                     break;
@@ -185,7 +197,7 @@ impl Proxy {
             let delay = self.plan.lock().expect("no test thread panics here").request_delay;
             thread::sleep(delay);
             let silence = || *silenced.lock().expect("no test thread panics here") = true;
-            match self.next_fault() {
+            match self.next_fault(number) {
                 None => server.write_all(&request).ok()?,
                 Some(Fault::RequestLost) => break,
                 Some(Fault::ReplyLost) => {

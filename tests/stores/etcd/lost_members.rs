@@ -11,8 +11,9 @@ use crate::support::members::{
 };
 use crate::support::outages::storm_through_outages;
 use crate::support::proc;
+use crate::support::proxy::Proxy;
 use crate::support::storm::is_soak;
-use crate::support::wait::wait_until;
+use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::World;
 use rustix::process::Signal;
 use std::io::{Read as _, Write as _};
@@ -281,6 +282,29 @@ fn balance(
 
 /// The error pages of HAProxy, nginx and others, with and without a length. A balancer whose
 /// members are all away is an outage.
+/// A waiter's watch is renewed with the connection of its heartbeats. Behind twenty others it would
+/// read the lock only after half a minute.
+#[test]
+fn a_waiter_that_a_balancer_has_forgotten_is_woken() {
+    let (world, etcd) = own_cluster(1, &[]);
+    let balancer = Proxy::before(etcd.port(0));
+    let url = format!("etcd://127.0.0.1:{}", balancer.port());
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let others = world.queue("k", &["-w"], ["true"; 20]);
+    let options = ["-w", "--store", &url, "--op-timeout", "500ms"];
+    let last = world.run("k", &options, "echo last >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 21);
+    let before = balancer.connections();
+    balancer.forget();
+    wait_until("it connects anew, also to watch", || balancer.connections() >= before + 2);
+    world.write("go", "");
+    holder.finish();
+    finish_all(others);
+    wait_within(Duration::from_secs(10), "its turn", || world.log().contains(&"last".into()).then_some(()));
+    last.finish();
+}
+
 #[test]
 fn a_balancer_without_members_is_an_outage() {
     let (world, etcd) = (World::with_etcd(), Etcd::shared());
