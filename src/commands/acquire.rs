@@ -311,8 +311,8 @@ impl Acquiring<'_> {
         };
         self.messages.live.borrow_mut().clear();
         if let Err(error) = text.and_then(|text| output::deliver(&text)) {
-            // The script did not get the token.
-            self.leave(GIVE_BACK_WITHIN);
+            // The script did not get the token, so nobody else can give the lock back.
+            self.leave(self.request.connect_timeout + self.request.op_timeout);
             return Err(error.into());
         }
         self.acquired(until);
