@@ -172,8 +172,9 @@ impl Coordinator for Tables {
     type Watch = Token;
 
     const LEASES: Leases = Leases::Recorded;
-    /// Reads are rare because the predecessor wakes the waiter.
-    const CROWD: (u64, u32) = (4, 16);
+    /// Reads are rare because the predecessor wakes the waiter. Where nothing tells of its death, it
+    /// reads more often ([`Tables::sleep`]).
+    const CROWD: (u64, u32) = (4, 32);
 
     fn request_time(&self) -> Duration {
         self.target.connect_timeout + self.target.op_timeout
