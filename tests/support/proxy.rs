@@ -118,6 +118,7 @@ impl Proxy {
 
     /// Forgets the open connections, as a balancer does in a failover: nothing passes on them any more,
     /// in either direction, and they stay open.
+    #[cfg(feature = "etcd")]
     pub fn forget(&self) {
         let connections = self.connections();
         self.plan.lock().expect("no test thread panics here").forgotten = connections;
