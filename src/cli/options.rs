@@ -32,7 +32,8 @@ pub struct How {
     /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
     ///
     /// The number is 0 to N-1, the lowest that is free. 'run' gives it to CMD in DLOCK_SLOT; 'acquire' and 'hold' tell
-    /// it with --export or --json. All runs under the key must give the same N. While the lock is held, it is busy for a run with another N or another mode.
+    /// it with --export or --json. All runs under the key must give the same N. While the lock is held, it is busy for a
+    /// run with another N or another mode.
     #[arg(short = 'n', long, value_name = "N", value_parser = slots, help_heading = "Lock")]
     pub slots: Option<u32>,
 
@@ -89,8 +90,8 @@ pub struct Keep {
 
     /// The time between TERM and KILL when dlock must stop the job [default: 10s]
     ///
-    /// The job of 'hold --pid' is the process. While a lease runs out it is cut to a fifth of the ttl. For a 'hold' without --pid: the time from the end of
-    /// stdout to the end of the hold.
+    /// The job of 'hold --pid' is the process. While a lease runs out, this time is cut to a fifth of the ttl. For a
+    /// 'hold' without --pid it is the time from the end of stdout to the end of the hold.
     #[arg(long, value_name = "DUR", value_parser = duration::parse, help_heading = "Limits")]
     pub grace: Option<Duration>,
 

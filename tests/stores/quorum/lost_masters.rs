@@ -140,9 +140,11 @@ fn an_outage_costs_each_master_few_connections() {
     };
     let before = [0, 1, 2].map(connections);
     (0..3).for_each(|at| masters.at(at).pause());
+    // The length of the outage: less than half of the lease.
     sleep(Duration::from_secs(5));
     (0..3).for_each(|at| masters.at(at).resume());
-    // By then a job whose lock was not renewed in time is stopped.
+    // By then a job whose lock was not renewed in time is stopped. To look at the masters meanwhile
+    // would add connections.
     sleep(Duration::from_secs(12));
     let new: Vec<_> = (0..3).map(|at| connections(at) - before[at]).collect();
     masters.world().write("over", "");
