@@ -34,7 +34,7 @@ mod transaction;
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::rules::Renewal;
-use crate::rules::{ABSENCE, HEARTBEAT, Phase, Record, SILENCE, Time};
+use crate::rules::{Phase, Record, SILENCE, Time};
 use crate::store::{Error, Slept};
 use contention::{Contender, Contention};
 use coordinator::{
@@ -162,7 +162,7 @@ impl<C: Coordinator> Engine<C> {
     /// Sends the heartbeat of a waiter whose transaction takes longer than the time between two.
     fn keep_place(&mut self, names: &Names, me: Option<&Token>, deadline: Moment) {
         if let (Some(me), Some(heard)) = (me, self.heard)
-            && Moment::now() > heard.after(HEARTBEAT)
+            && Moment::now() > heard.after(C::HEARTBEAT)
         {
             self.heard = self.beat(names, me, deadline);
         }
@@ -220,7 +220,7 @@ impl<C: Coordinator> Engine<C> {
     /// transaction is needed: others cannot read the heartbeat there, or the last one is too old.
     fn beat(&mut self, names: &Names, token: &Token, deadline: Moment) -> Option<Moment> {
         let now = Moment::now();
-        let is_late = self.heard.is_none_or(|heard| now > heard.after(ABSENCE));
+        let is_late = self.heard.is_none_or(|heard| now > heard.after(2 * C::HEARTBEAT));
         let kind = KeepAliveOf::Waiter { until: now.after(SILENCE) };
         let sign = KeepAlive { names, token, kind };
         (!is_late && self.coordinator.keep_alive(&sign, deadline).unwrap_or(false)).then_some(now)
@@ -369,9 +369,9 @@ impl<C: Coordinator> Engine<C> {
             return Ok(Slept::Woken);
         }
         loop {
-            let next = self.heard.map_or(until, |heard| heard.after(HEARTBEAT));
+            let next = self.heard.map_or(until, |heard| heard.after(C::HEARTBEAT));
             // If `until` follows soon, the caller's next request is the heartbeat.
-            let next = if next.after(HEARTBEAT / 4) < until { next } else { until };
+            let next = if next.after(C::HEARTBEAT / 4) < until { next } else { until };
             let watches = &mut self.watched.watches.values();
             match self.coordinator.wait(names, token, self.ahead, watches, next)? {
                 Wake::Woken => {

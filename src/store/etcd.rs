@@ -54,7 +54,7 @@ use crate::store::net::target::Target;
 use crate::store::{Endurance, Error, Listener, Subscription};
 use client::Client;
 use layout::Layout;
-use lease::{LeaseOf, seconds};
+use lease::{LeaseOf, WAITER_HEARTBEAT, seconds};
 use messages::{Bytes, Header, Range};
 use read::Sessions;
 use std::collections::BTreeSet;
@@ -141,8 +141,9 @@ impl Coordinator for Keys {
     const LEASES: Leases = Leases::Sessions;
 
     /// A waiter reads very rarely, because a watch reports a grant and the end of the waiter before
-    /// it. Each read of a long queue costs etcd as much as five heartbeats.
-    const CROWD: (u64, u32) = (1, 32);
+    /// it. Each read of a long queue costs etcd as much as ten heartbeats.
+    const CROWD: (u64, u32) = (1, 21);
+    const HEARTBEAT: Duration = WAITER_HEARTBEAT;
 
     fn request_time(&self) -> Duration {
         self.client.request_time()

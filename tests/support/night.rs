@@ -84,6 +84,7 @@ pub fn round(plan: Plan, report: &mut Report) {
     let mut played = play(&crowd, world, hosts, store, plan);
     let round = &mut played.round;
     (round.has_queue, round.is_calm) = (has_queue, profile == Profile::Calm);
+    round.silence = arrangement.silence();
     round.frees_at_once = arrangement == Arrangement::File;
     round.told = tell(world, &crowd.keys());
     round.left_over = what_is_left(world, &crowd, store);

@@ -6,7 +6,7 @@
 use super::stored_lock::{Change, StoredLock};
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
-use crate::rules::Time;
+use crate::rules::{HEARTBEAT, Time};
 use crate::store::{Endurance, Error, Listener, Subscription};
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
@@ -31,6 +31,9 @@ pub trait Coordinator: Clone + Send {
     /// of intervals apart. What [`Coordinator::watch`] tells wakes it in any case, and it sends
     /// heartbeats as often as the others.
     const CROWD: (u64, u32);
+
+    /// Longest time between two heartbeats of a waiter.
+    const HEARTBEAT: Duration = HEARTBEAT;
 
     /// Time for a request that has no deadline of its own.
     fn request_time(&self) -> Duration;

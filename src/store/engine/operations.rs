@@ -7,8 +7,8 @@ use super::{Engine, LIST_REQUESTS, LIST_WITHIN, WATCHES_MAX, Watched, is_held};
 use crate::clock::Moment;
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
 use crate::rules::{
-    Acquired, Ask, End, HEARTBEAT, LOG_KEPT, Left, LockTable, LoggedEnd, NewPause, Patience, Proof, Refusal,
-    Renewal, Requested, Revoke, Revoked, Time,
+    Acquired, Ask, End, LOG_KEPT, Left, LockTable, LoggedEnd, NewPause, Patience, Proof, Refusal, Renewal,
+    Requested, Revoke, Revoked, Time,
 };
 use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,7 +60,7 @@ impl<C: Coordinator> Store for Engine<C> {
                 let (crowd, rarely) = C::CROWD;
                 if waiting.ahead > crowd {
                     let beats = u32::try_from(waiting.ahead / crowd).unwrap_or(u32::MAX);
-                    waiting.next = HEARTBEAT * beats.saturating_add(1).min(rarely);
+                    waiting.next = C::HEARTBEAT * beats.saturating_add(1).min(rarely);
                 }
                 (self.heard, self.ahead) = (Some(Moment::now()), waiting.ahead);
                 self.watch_tokens(to_watch, deadline);

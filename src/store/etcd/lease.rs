@@ -8,10 +8,16 @@ use super::messages::{Header, LeaseAnswer, Number, Span};
 use super::read::Sessions;
 use crate::clock::Moment;
 use crate::lock::Token;
-use crate::rules::SILENCE;
+use crate::rules::{HEARTBEAT, SILENCE};
 use crate::store::Error;
 use serde_json::json;
 use std::time::Duration;
+
+/// A waiter's lease. It may be silent for three times as long as on other stores, because its
+/// heartbeat, a request to the JSON gateway, costs etcd more than a millisecond.
+const WAITER: Duration = SILENCE.saturating_mul(3);
+/// Longest time between two heartbeats of a waiter.
+pub const WAITER_HEARTBEAT: Duration = HEARTBEAT.saturating_mul(3);
 
 /// Whose lease it is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,7 +47,7 @@ impl LeaseOf {
 
     pub fn seconds(self) -> u64 {
         match self {
-            Self::Waiter => SILENCE.as_secs(),
+            Self::Waiter => WAITER.as_secs(),
             Self::Holder(seconds) => seconds,
         }
     }

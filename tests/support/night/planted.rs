@@ -12,7 +12,7 @@ const TTL: Time = 5 * SECOND;
 
 /// A round with these jobs: begin and end of each in milliseconds. Later jobs have greater fences.
 pub fn round(spans: &[(Time, Time)]) -> Round {
-    let mut round = Round { has_queue: true, ..Round::default() };
+    let mut round = Round { has_queue: true, silence: 5 * SECOND, ..Round::default() };
     for (id, (start, end)) in (1..).zip(spans) {
         round.runs.push(Run {
             id,

@@ -130,6 +130,8 @@ pub struct Round {
     pub told: BTreeMap<&'static str, Told>,
     /// Whether waiters are granted the lock in the order of arrival.
     pub has_queue: bool,
+    /// How long a waiter may be silent before it is passed over.
+    pub silence: Time,
     /// Whether only processes were hit, so that only they and a busy machine may delay a waiter.
     pub is_calm: bool,
     /// Whether a lock is free at once when dlock and its guard are dead, as in a directory.

@@ -99,9 +99,9 @@ impl Judge<'_> {
     /// for each free lock. The lease of a hit holder has to end.
     pub(super) fn may_stand_idle(&self, run: &Run, free: Time, start: Time) -> Time {
         if !self.round.is_calm {
-            return 20 * SECOND;
+            return 15 * SECOND + self.round.silence;
         }
-        let near = free.saturating_sub(15 * SECOND)..start;
+        let near = free.saturating_sub(10 * SECOND + self.round.silence)..start;
         let hit = |other: &&Run| {
             other.id != run.id
                 && other.keys.iter().any(|key| run.keys.contains(key))
@@ -112,8 +112,8 @@ impl Judge<'_> {
         let dead = match (hit.len(), self.round.has_queue) {
             (_, false) => 3 * SECOND,
             (0, true) => 0,
-            (1, true) => 5 * SECOND,
-            (_, true) => 10 * SECOND,
+            (1, true) => self.round.silence,
+            (_, true) => self.round.silence + 5 * SECOND,
         };
         // Some programs start between two jobs, more of them for a script that releases and
         // acquires.

@@ -1,5 +1,6 @@
 //! The arrangements of a store that a night can play on.
 
+use super::super::judge::{SECOND, Time};
 #[cfg(feature = "sql")]
 use crate::support::database::Kind as Database;
 
@@ -24,6 +25,15 @@ pub enum Arrangement {
 }
 
 impl Arrangement {
+    /// How long a waiter may be silent before it is passed over.
+    pub fn silence(self) -> Time {
+        match self {
+            #[cfg(feature = "etcd")]
+            Self::Etcd => 15 * SECOND,
+            _ => 5 * SECOND,
+        }
+    }
+
     /// All arrangements with the built features.
     pub fn all() -> Vec<Self> {
         [
