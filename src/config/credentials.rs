@@ -225,8 +225,12 @@ fn resolved(given: Vec<(Form, Set<String>)>) -> Result<Option<Set<Password>>, Er
 
 /// A pipe can be read once, and a descriptor is closed before the next read.
 fn can_be_read_again(path: &Path) -> bool {
-    let is_descriptor = ["/dev", "/proc"].iter().any(|place| path.starts_with(place));
-    !is_descriptor && std::fs::metadata(path).is_ok_and(|found| found.is_file())
+    !may_be_descriptor(path) && std::fs::metadata(path).is_ok_and(|found| found.is_file())
+}
+
+/// Whether the path is one of those that name descriptors. /dev/shm has files like any other place.
+pub(super) fn may_be_descriptor(path: &Path) -> bool {
+    (path.starts_with("/dev") && !path.starts_with("/dev/shm")) || path.starts_with("/proc")
 }
 
 fn differ(one: &Source, other: &Source, what: &str) -> Error {

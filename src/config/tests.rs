@@ -362,3 +362,17 @@ fn verbosity_format_and_colour() -> Outcome {
     assert_eq!(machine.settings(&["--color=always"])?.color, Color::Always);
     Ok(())
 }
+
+#[test]
+fn a_file_in_shared_memory_is_no_descriptor() {
+    let paths = [
+        ("/dev/fd/3", true),
+        ("/dev/stdin", true),
+        ("/proc/self/fd/3", true),
+        ("/dev/shm/word", false),
+        ("/run/secrets/word", false),
+    ];
+    for (path, is_one) in paths {
+        assert_eq!(credentials::may_be_descriptor(Path::new(path)), is_one, "{path}");
+    }
+}
