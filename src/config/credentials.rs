@@ -228,7 +228,7 @@ fn can_be_read_again(path: &Path) -> bool {
     !may_be_descriptor(path) && std::fs::metadata(path).is_ok_and(|found| found.is_file())
 }
 
-/// Whether the path is one of those that name descriptors. /dev/shm has files like any other place.
+/// Whether the path may name a descriptor. Files in /dev/shm are like those in other directories.
 pub(super) fn may_be_descriptor(path: &Path) -> bool {
     (path.starts_with("/dev") && !path.starts_with("/dev/shm")) || path.starts_with("/proc")
 }

@@ -81,7 +81,7 @@ pub fn notices_deaths(world: &World) {
     world.write("on", "");
     next.finish();
     finish_all(few);
-    wait_within(Duration::from_secs(40), "its turn", || world.log().contains(&"last".into()).then_some(()));
+    wait_within(Duration::from_secs(25), "its turn", || world.log().contains(&"last".into()).then_some(()));
     last.finish();
     finish_all(dead);
 }

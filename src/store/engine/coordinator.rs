@@ -32,7 +32,8 @@ pub trait Coordinator: Clone + Send {
     /// heartbeats as often as the others.
     const CROWD: (u64, u32);
 
-    /// Longest time between two heartbeats of a waiter.
+    /// Longest time between two heartbeats of a waiter. It may be longer only where the store's own
+    /// session, and not the deadline in [`KeepAliveOf::Waiter`], decides when a waiter is stale.
     const HEARTBEAT: Duration = HEARTBEAT;
 
     /// Time for a request that has no deadline of its own.

@@ -13,7 +13,7 @@ use crate::store::Error;
 use serde_json::json;
 use std::time::Duration;
 
-/// A waiter's lease. It may be silent for three times as long as on other stores, because its
+/// Length of a waiter's lease: three times the silence that other stores allow, because a
 /// heartbeat, a request to the JSON gateway, costs etcd more than a millisecond.
 const WAITER: Duration = SILENCE.saturating_mul(3);
 /// Longest time between two heartbeats of a waiter.
