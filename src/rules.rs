@@ -54,6 +54,9 @@ pub const SILENCE: Duration = Duration::from_secs(5);
 pub const CONFIRM_WITHIN: Duration = Duration::from_secs(4);
 /// Longest time between two heartbeats of a waiter: three chances within [`SILENCE`].
 pub const HEARTBEAT: Duration = Duration::from_millis(1600);
+/// The same where each heartbeat costs a server much, or more than a hundred waiters send them: two
+/// of them still fit into [`SILENCE`].
+pub const RARER_HEARTBEAT: Duration = Duration::from_millis(2200);
 /// If no heartbeat arrives for this long while somebody waits, the store could not receive any (a
 /// restart, a failover, a pause), or all waiters are dead. Such a gap does not count as silence: a
 /// waiter that was not stale when the gap began has a whole [`SILENCE`] once more.

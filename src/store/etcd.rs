@@ -142,7 +142,7 @@ impl Coordinator for Keys {
 
     /// A waiter reads very rarely, because a watch reports a grant and the end of the waiter before
     /// it. Each read of a long queue costs etcd as much as ten heartbeats.
-    const CROWD: (u64, u32) = (1, 21);
+    const CROWD: (u64, u32) = (1, 16);
     const HEARTBEAT: Duration = WAITER_HEARTBEAT;
 
     fn request_time(&self) -> Duration {

@@ -57,8 +57,6 @@ mod target;
 /// A waiter with more than this many before it sends heartbeats more rarely, because those of a
 /// thousand waiters add up.
 const CROWD: u64 = 100;
-/// The longer heartbeat; two of them still fit into [`rules::SILENCE`].
-const FAR_HEARTBEAT: Duration = Duration::from_millis(2200);
 /// Limit for a whole SCAN: a server that returns wrong cursors would never end it. Some hundred
 /// million keys take this long.
 const SCAN_WITHIN: Duration = Duration::from_secs(60);
@@ -163,7 +161,7 @@ impl Store for RedisStore {
             // The wait is over, and servers limit the number of clients.
             Acquired::Granted(_) => self.wake = None,
             Acquired::Waiting(waiting) if waiting.ahead > CROWD && waiting.next == rules::HEARTBEAT => {
-                waiting.next = FAR_HEARTBEAT;
+                waiting.next = rules::RARER_HEARTBEAT;
             }
             _ => {}
         }

@@ -32,7 +32,7 @@ mod waiting;
 
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
-use crate::rules::{Lock, Record, millis};
+use crate::rules::{Lock, RARER_HEARTBEAT, Record, millis};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Snapshot, Wake, Watching, Written,
@@ -55,7 +55,7 @@ use std::sync::atomic::AtomicUsize;
 use std::thread;
 use std::time::Duration;
 use subscription::RequestSubscription;
-use waiting::POLL;
+use waiting::{CHAIN, POLL};
 
 /// A store in a database.
 pub type SqlStore = Engine<Tables>;
@@ -174,7 +174,9 @@ impl Coordinator for Tables {
     const LEASES: Leases = Leases::Recorded;
     /// Reads are rare because the predecessor wakes the waiter. Where nothing tells of its death, it
     /// reads more often ([`Tables::sleep`]).
-    const CROWD: (u64, u32) = (4, 32);
+    const CROWD: (u64, u32) = (4, 23);
+    const CHAIN: u64 = CHAIN;
+    const HEARTBEAT: Duration = RARER_HEARTBEAT;
 
     fn request_time(&self) -> Duration {
         self.target.connect_timeout + self.target.op_timeout
@@ -342,6 +344,17 @@ fn statements(dialect: &dyn Dialect, reading: &Reading<'_>) -> Vec<String> {
 #[cfg(all(test, feature = "postgres"))]
 mod tests {
     use super::*;
+    use crate::rules::QUEUE_MAX;
+    use crate::store::engine::coordinator::watched_place;
+
+    /// The server ends one of a chain of 32.
+    #[test]
+    fn no_chain_of_sleepers_is_long() {
+        let places = |ahead| std::iter::successors(Some(ahead), |place| watched_place(*place, CHAIN));
+        let longest = (0..QUEUE_MAX).map(|ahead| places(ahead).count()).max();
+        // The first one sleeps at the lock of the holder.
+        assert_eq!(longest, Some(22));
+    }
 
     /// Rows would stay locked while the queue is sent to a client that may have stopped. A text is
     /// one transaction.

@@ -32,8 +32,13 @@ pub trait Coordinator: Clone + Send {
     /// heartbeats as often as the others.
     const CROWD: (u64, u32);
 
-    /// Longest time between two heartbeats of a waiter. It may be longer only where the store's own
-    /// session, and not the deadline in [`KeepAliveOf::Waiter`], decides when a waiter is stale.
+    /// A waiter with more than this number before it watches the one halfway to the front in place
+    /// of its predecessor, so that no long chain of waiters watch each other.
+    const CHAIN: u64 = u64::MAX;
+
+    /// Longest time between two heartbeats of a waiter. It may be longer than
+    /// [`crate::rules::RARER_HEARTBEAT`] only where the store's own session, and not the deadline in
+    /// [`KeepAliveOf::Waiter`], decides when a waiter is stale.
     const HEARTBEAT: Duration = HEARTBEAT;
 
     /// Time for a request that has no deadline of its own.
@@ -124,6 +129,11 @@ pub trait Coordinator: Clone + Send {
     fn endurance(&self) -> Endurance {
         Endurance::Short
     }
+}
+
+/// The place in the queue that a waiter with this many before it watches ([`Coordinator::CHAIN`]).
+pub fn watched_place(ahead: usize, chain: u64) -> Option<usize> {
+    if ahead as u64 > chain { Some(ahead / 2) } else { ahead.checked_sub(1) }
 }
 
 /// Whether this process cleans up a server: one in 512 does.

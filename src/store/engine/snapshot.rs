@@ -1,6 +1,7 @@
 //! Compares a record before and after an operation, to decide which waiters to wake. Also tells
 //! which tokens a waiter watches.
 
+use super::coordinator::watched_place;
 use crate::lock::{Mode, Token};
 use crate::rules::{Hold, Lock, Phase, Record};
 use std::mem::discriminant;
@@ -45,6 +46,13 @@ pub fn holders(record: &Record) -> impl Iterator<Item = &Token> {
 pub fn predecessor<'r>(record: &'r Record, me: &Token) -> Option<&'r Token> {
     let ticket = record.waiters.get(me)?.ticket;
     record.queue.range(..(ticket, me.clone())).next_back().map(|(_, token)| token)
+}
+
+/// The waiter before `me` in the queue that it watches ([`super::coordinator::Coordinator::CHAIN`]).
+pub fn watched_before<'r>(record: &'r Record, me: &Token, chain: u64) -> Option<&'r Token> {
+    let ticket = record.waiters.get(me)?.ticket;
+    let ahead = record.queue.range(..(ticket, me.clone())).count();
+    record.queue.iter().nth(watched_place(ahead, chain)?).map(|(_, token)| token)
 }
 
 /// Whether the present holders leave room for another in this mode. Unlike `Record::admits`, this

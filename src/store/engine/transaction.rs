@@ -31,7 +31,7 @@
 //! There is deliberately no journal: each operation would cost one more write.
 
 use super::coordinator::{Batch, Coordinator, Liveness, Reading, Written};
-use super::snapshot::{admits, concerns_head, concerns_watchers, holders, predecessor};
+use super::snapshot::{admits, concerns_head, concerns_watchers, holders, predecessor, watched_before};
 use super::stored_lock::{Change, StoredLock, Tracked};
 use crate::clock::Moment;
 use crate::lock::{Mode, Names, Token};
@@ -272,14 +272,15 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         }
     }
 
-    /// The tokens that a waiter must watch: its predecessor in each queue, and if it is the head,
-    /// the holders that block it. At most `limit`, those whose leases end first; for the others the
-    /// waiter relies on the `next` of the rules' answer.
+    /// The tokens that a waiter must watch: in each queue its predecessor or, far back, another
+    /// waiter before it ([`Coordinator::CHAIN`]), and if it is the head, the holders that block it.
+    /// At most `limit`, those whose leases end first; for the others the waiter relies on the `next`
+    /// of the rules' answer.
     pub fn watch_targets(&self, me: &Token, limit: usize) -> BTreeSet<Token> {
         let mut whom = Vec::new();
         for record in self.asked() {
             let Some(waiter) = record.waiters.get(me) else { continue };
-            if let Some(before) = predecessor(record, me) {
+            if let Some(before) = watched_before(record, me, C::CHAIN) {
                 whom.push((None, before));
             } else if !admits(record, waiter.mode) {
                 whom.extend(

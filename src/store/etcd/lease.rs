@@ -17,7 +17,7 @@ use std::time::Duration;
 /// heartbeat, a request to the JSON gateway, costs etcd more than a millisecond.
 const WAITER: Duration = SILENCE.saturating_mul(3);
 /// Longest time between two heartbeats of a waiter.
-pub const WAITER_HEARTBEAT: Duration = HEARTBEAT.saturating_mul(3);
+pub const WAITER_HEARTBEAT: Duration = HEARTBEAT.saturating_mul(4);
 
 /// Whose lease it is.
 #[derive(Clone, Copy, PartialEq, Eq)]

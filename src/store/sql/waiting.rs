@@ -18,6 +18,10 @@ pub(super) const POLL: Duration = Duration::from_millis(25);
 /// Pauses in milliseconds between the reads of a waiter that an advisory lock has woken: the
 /// predecessor releases that lock just before it writes the release of the dlock lock.
 const LOOKS: [u64; 8] = [0, 1, 1, 1, 2, 4, 8, 16];
+/// See [`crate::store::engine::coordinator::Coordinator::CHAIN`]. MySQL and MariaDB take a chain of
+/// 32 sessions that sleep at each other's advisory locks for a deadlock. With this number it is at
+/// most 23 long in a full queue.
+pub(super) const CHAIN: u64 = 16;
 /// Longest polling interval of any waiter.
 const POLL_LONGEST: Duration = Duration::from_secs(1);
 
@@ -27,8 +31,6 @@ enum AtLock {
     Released,
     /// The time is up, and the lock is still held.
     Through,
-    /// The lock is still held, but the server ended the sleep.
-    Held,
     /// Nobody holds the lock, or this session does not sleep at it.
     NotHeld,
 }
@@ -107,9 +109,8 @@ impl Tables {
         };
         let slept = match self.ask(&[statement], Again::No, until.after(self.target.op_timeout)) {
             Ok(answers) => answers.last().and_then(|answer| answer.rows.last()?.first()?.clone()),
-            // MySQL and MariaDB take a chain of 32 sleeping sessions for a deadlock. So about one
-            // waiter in 32 polls, and the chain begins anew behind it.
-            Err(Failure::Conflict) => return Ok(AtLock::Held),
+            // The server takes the sleep for part of a deadlock.
+            Err(Failure::Conflict) => return Ok(AtLock::NotHeld),
             Err(Failure::Refused(_)) => {
                 self.has_advisory_locks = false;
                 return Ok(AtLock::NotHeld);
@@ -119,7 +120,6 @@ impl Tables {
         Ok(match slept.as_deref() {
             Some(b"1") => AtLock::Released,
             Some(b"0") if until.passed() => AtLock::Through,
-            Some(b"0") => AtLock::Held,
             _ => AtLock::NotHeld,
         })
     }
@@ -134,9 +134,10 @@ impl Tables {
     ) -> Result<Wake, Failure> {
         let mut looks = 0;
         loop {
-            let at_lock = self.sleep_at_advisory_lock(before, until)?;
-            match at_lock {
+            match self.sleep_at_advisory_lock(before, until)? {
                 AtLock::Through => return Ok(Wake::Through),
+                // It is another one's turn, and this waiter now watches another waiter.
+                AtLock::Released if ahead > CHAIN => return Ok(Wake::Look),
                 AtLock::Released => {
                     for pause in LOOKS {
                         thread::sleep(Duration::from_millis(pause));
@@ -146,7 +147,7 @@ impl Tables {
                     }
                     return Ok(Wake::Woken);
                 }
-                AtLock::Held | AtLock::NotHeld => {}
+                AtLock::NotHeld => {}
             }
             // A notification before the subscription is lost.
             if self.listen(token, self.soon())? && !self.still_waits(names, token)? {
@@ -158,9 +159,8 @@ impl Tables {
             looks += 1;
             let Some(line) = &mut self.line else { return Ok(Wake::Woken) };
             let is_listening = line.listens;
-            let is_told_of_a_death = is_listening || at_lock == AtLock::Held;
             // The first read on a connection shows whether it is direct.
-            if line.read_at.is_none_or(|read| !is_told_of_a_death && read.after(SILENCE).passed()) {
+            if line.read_at.is_none_or(|read| !is_listening && read.after(SILENCE).passed()) {
                 return Ok(Wake::Look);
             }
             let next = if is_listening { until } else { Moment::now().after(pace(ahead)).min(until) };
