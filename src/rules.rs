@@ -54,8 +54,8 @@ pub const SILENCE: Duration = Duration::from_secs(5);
 pub const CONFIRM_WITHIN: Duration = Duration::from_secs(4);
 /// Longest time between two heartbeats of a waiter: three chances within [`SILENCE`].
 pub const HEARTBEAT: Duration = Duration::from_millis(1600);
-/// The same where each heartbeat costs a server much, or more than a hundred waiters send them: two
-/// of them still fit into [`SILENCE`].
+/// Longest time between two heartbeats where they cost a server more, or more than a hundred waiters
+/// send them: two of them still fit into [`SILENCE`].
 pub const RARER_HEARTBEAT: Duration = Duration::from_millis(2200);
 /// If no heartbeat arrives for this long while somebody waits, the store could not receive any (a
 /// restart, a failover, a pause), or all waiters are dead. Such a gap does not count as silence: a

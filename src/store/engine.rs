@@ -34,7 +34,7 @@ mod transaction;
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::rules::Renewal;
-use crate::rules::{Phase, Record, SILENCE, Time};
+use crate::rules::{ABSENCE, Phase, Record, SILENCE, Time};
 use crate::store::{Error, Slept};
 use contention::{Contender, Contention};
 use coordinator::{
@@ -220,7 +220,8 @@ impl<C: Coordinator> Engine<C> {
     /// transaction is needed: others cannot read the heartbeat there, or the last one is too old.
     fn beat(&mut self, names: &Names, token: &Token, deadline: Moment) -> Option<Moment> {
         let now = Moment::now();
-        let is_late = self.heard.is_none_or(|heard| now > heard.after(2 * C::HEARTBEAT));
+        let is_late =
+            self.heard.is_none_or(|heard| now > heard.after(ABSENCE.max(C::HEARTBEAT + C::HEARTBEAT / 4)));
         let kind = KeepAliveOf::Waiter { until: now.after(SILENCE) };
         let sign = KeepAlive { names, token, kind };
         (!is_late && self.coordinator.keep_alive(&sign, deadline).unwrap_or(false)).then_some(now)

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Length of a waiter's lease: three times the silence that other stores allow, because a
 /// heartbeat, a request to the JSON gateway, costs etcd more than a millisecond.
 const WAITER: Duration = SILENCE.saturating_mul(3);
-/// Longest time between two heartbeats of a waiter.
+/// Longest time between two heartbeats of a waiter. Two of them fit into [`WAITER`].
 pub const WAITER_HEARTBEAT: Duration = HEARTBEAT.saturating_mul(4);
 
 /// Whose lease it is.

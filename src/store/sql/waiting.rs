@@ -31,6 +31,8 @@ enum AtLock {
     Released,
     /// The time is up, and the lock is still held.
     Through,
+    /// The lock is still held, but the server ended the sleep: MySQL rounds its time to seconds.
+    Held,
     /// Nobody holds the lock, or this session does not sleep at it.
     NotHeld,
 }
@@ -110,7 +112,7 @@ impl Tables {
         let slept = match self.ask(&[statement], Again::No, until.after(self.target.op_timeout)) {
             Ok(answers) => answers.last().and_then(|answer| answer.rows.last()?.first()?.clone()),
             // The server takes the sleep for part of a deadlock.
-            Err(Failure::Conflict) => return Ok(AtLock::NotHeld),
+            Err(Failure::Conflict) => return Ok(AtLock::Held),
             Err(Failure::Refused(_)) => {
                 self.has_advisory_locks = false;
                 return Ok(AtLock::NotHeld);
@@ -120,6 +122,7 @@ impl Tables {
         Ok(match slept.as_deref() {
             Some(b"1") => AtLock::Released,
             Some(b"0") if until.passed() => AtLock::Through,
+            Some(b"0") => AtLock::Held,
             _ => AtLock::NotHeld,
         })
     }
@@ -134,9 +137,10 @@ impl Tables {
     ) -> Result<Wake, Failure> {
         let mut looks = 0;
         loop {
-            match self.sleep_at_advisory_lock(before, until)? {
+            let at_lock = self.sleep_at_advisory_lock(before, until)?;
+            match at_lock {
                 AtLock::Through => return Ok(Wake::Through),
-                // It is another one's turn, and this waiter now watches another waiter.
+                // The waiter is far from its turn. It reads the queue, to watch another one.
                 AtLock::Released if ahead > CHAIN => return Ok(Wake::Look),
                 AtLock::Released => {
                     for pause in LOOKS {
@@ -147,7 +151,7 @@ impl Tables {
                     }
                     return Ok(Wake::Woken);
                 }
-                AtLock::NotHeld => {}
+                AtLock::Held | AtLock::NotHeld => {}
             }
             // A notification before the subscription is lost.
             if self.listen(token, self.soon())? && !self.still_waits(names, token)? {
@@ -159,8 +163,9 @@ impl Tables {
             looks += 1;
             let Some(line) = &mut self.line else { return Ok(Wake::Woken) };
             let is_listening = line.listens;
+            let is_told_of_a_death = is_listening || at_lock == AtLock::Held;
             // The first read on a connection shows whether it is direct.
-            if line.read_at.is_none_or(|read| !is_listening && read.after(SILENCE).passed()) {
+            if line.read_at.is_none_or(|read| !is_told_of_a_death && read.after(SILENCE).passed()) {
                 return Ok(Wake::Look);
             }
             let next = if is_listening { until } else { Moment::now().after(pace(ahead)).min(until) };
