@@ -74,6 +74,23 @@ fn a_long_queue_keeps_its_connections() {
     assert_eq!(world.log()[2..], served);
 }
 
+/// A server whose disk is full can lose a row that a write makes longer, and with it a held lock. The
+/// nights fill a disk; here each state of a lock must have one length.
+#[test]
+fn the_row_of_a_lock_keeps_its_length() {
+    let (world, server) = own_server(&["innodb-flush-log-at-trx-commit=2"]);
+    let lengths = || server.ask("ops", "SELECT DISTINCT LENGTH(body) FROM dlock_locks WHERE kind = 0");
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    assert_eq!(lengths().trim(), "4096", "held");
+    let queue = world.queue("k", &["-w", "-t", "1m"], (0..30).map(|_| "true".to_owned()));
+    assert_eq!(lengths().trim(), "4096", "with 30 waiters");
+    world.write("go", "");
+    holder.finish();
+    finish_all(queue);
+    assert_eq!(lengths().trim(), "4096", "free, and with a history");
+}
+
 /// A holder keeps its lock meanwhile.
 #[test]
 fn too_many_clients_are_an_outage() {

@@ -141,7 +141,10 @@ impl Judge<'_> {
             let (least, most) = (lives.len(), of_key.map(|run| self.grants_of(run)).sum());
             let grants = usize::try_from(told.grants).unwrap_or(usize::MAX);
             if remembers && !(least..=most).contains(&grants) {
-                let what = format!("{key}: metrics count {grants} grants; {least} jobs ran in {most} runs");
+                let ends = told.history.len();
+                let what = format!(
+                    "{key}: metrics count {grants} grants; {least} jobs ran in {most} runs; the history has {ends} ends"
+                );
                 self.verdict.faults.push((Fault::Metrics, what));
             }
             let succeeded = lives.values().filter(|lived| lived.life.ended && lived.run.wanted == 0).count();
