@@ -57,6 +57,9 @@ use std::time::Duration;
 use subscription::RequestSubscription;
 use waiting::{CHAIN, POLL};
 
+/// Most sleeps that an operator's write ends. Each costs a round trip.
+const ENDED_MOST: usize = 8;
+
 /// A store in a database.
 pub type SqlStore = Engine<Tables>;
 
@@ -230,6 +233,12 @@ impl Coordinator for Tables {
                 self.remembered = me.zip(seen.clock).and_then(|(me, clock)| Remembered::of(me, left, clock));
                 if let Some(behind) = self.dialect.behind(&write) {
                     self.tell(behind, deadline);
+                }
+                // A run wakes others by its advisory lock, and an operator has none.
+                for token in write.woken.iter().take(ENDED_MOST).filter(|_| me.is_none()) {
+                    if let Some(end) = self.dialect.end_sleep(token) {
+                        self.tell(end, deadline);
+                    }
                 }
                 Ok(Written::Yes)
             }

@@ -91,6 +91,25 @@ fn the_row_of_a_lock_keeps_its_length() {
     assert_eq!(lengths().trim(), "4096", "free, and with a history");
 }
 
+/// Waiters sleep at the advisory lock of the holder, which an operator cannot release. So the server
+/// is told to end the sleep.
+#[test]
+fn a_forced_release_ends_the_sleep_of_the_next_waiter() {
+    let (world, server) = own_server(&["innodb-flush-log-at-trx-commit=2"]);
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().status(79).spawn();
+    world.wait_for_log("up");
+    let queue = world.queue("k", &["-w", "-t", "1m"], ["echo served >> log".to_owned()]);
+    let killed = || server.ask("ops", "SHOW GLOBAL STATUS LIKE 'Com_kill'");
+    assert!(killed().trim().ends_with('0'), "{}", killed());
+    holder.signal(Signal::STOP);
+    world.dlock(["release", "k", "--force", "--now", "-y"]).any_stderr().run();
+    assert!(!killed().trim().ends_with('0'), "{}", killed());
+    finish_all(queue);
+    holder.signal(Signal::CONT);
+    holder.finish();
+    assert!(world.log().contains(&"served".to_owned()));
+}
+
 /// A holder keeps its lock meanwhile.
 #[test]
 fn too_many_clients_are_an_outage() {

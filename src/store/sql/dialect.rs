@@ -192,6 +192,11 @@ pub trait Dialect: Send + Sync {
         None
     }
 
+    /// Ends the token's sleep at an advisory lock, if it sleeps. None if channels wake the waiters.
+    fn end_sleep(&self, _: &Token) -> Option<String> {
+        None
+    }
+
     /// A literal of these bytes.
     fn bytes(&self, bytes: &[u8]) -> String;
 

@@ -274,6 +274,12 @@ impl Dialect for Mysql {
         ))
     }
 
+    /// The waiter holds its own advisory lock while it sleeps at another. Every user may end the
+    /// statements of its own sessions.
+    fn end_sleep(&self, token: &Token) -> Option<String> {
+        Some(format!("KILL QUERY IS_USED_LOCK('{}')", advisory_lock(token)))
+    }
+
     fn bytes(&self, bytes: &[u8]) -> String {
         format!("x'{}'", hex(bytes))
     }
@@ -331,8 +337,9 @@ fn meaning(store: &str, said: &Said) -> Failure {
     let denied = |what: String| Failure::Refused(Error::Denied(what));
     let unfit = |what: String| Failure::Refused(Error::Unfit(what));
     match said.code {
-        // Another client changes or creates the same row or table, or a deadlock.
-        1020 | 1050 | 1062 | 1213 | 1412 | 3058 => Failure::Conflict,
+        // Another client changes or creates the same row or table, or a deadlock, or an operator's
+        // dlock has ended the sleep of a waiter.
+        1020 | 1050 | 1062 | 1213 | 1317 | 1412 | 3058 => Failure::Conflict,
         // A user without rights to a table gets this error even if there is no table.
         1146 | 1142 => Failure::NoTables(Error::Denied(format!(
             "{store} has no table for locks, or denies this user a right that dlock needs: {text}"
@@ -370,7 +377,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
         1 | 3 | 20 | 1021 | 1026 | 1114 => unavailable(format!("{store} has no room on its disk: {text}")),
         1040 | 1203 | 1226 => unavailable(format!("{store} has too many clients: {text}")),
         1205 => unavailable(format!("{store}: another transaction has locked the rows: {text}")),
-        1317 | 1969 | 3024 => unavailable(format!("{store} cancelled a statement: {text}")),
+        1969 | 3024 => unavailable(format!("{store} cancelled a statement: {text}")),
         // An administrator closed the connection, or the server stops. A new connection may work at
         // once.
         1053 | 1077 | 1079 | 1080 | 1152 | 1158..=1161 | 1184 | 1927 | 4031 => {
