@@ -34,7 +34,7 @@ mod signals;
 mod stop;
 mod tty;
 
-pub use bond::{Bond, OVER, Words, is_stdin_alive, is_stdin_hung_up, leave_standard_streams};
+pub use bond::{Bond, NOT_PRINTED, OVER, Words, is_stdin_alive, is_stdin_hung_up, leave_standard_streams};
 pub use limits::{Limits, LimitsSender};
 pub use pin::{NoPin, Pin};
 pub use separate::{detach, in_separate_process, leave_caller};

@@ -13,6 +13,7 @@ use crate::supervise::Pin;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
+use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
@@ -62,7 +63,7 @@ impl HoldProcess {
     /// and the variable may be forged.
     pub fn find(self) -> Option<Pin> {
         let pin = Pin::new(self.pid).ok()?;
-        let file = |path: String| std::fs::metadata(path).ok();
+        let file = |path: String| fs::metadata(path).ok();
         let [theirs, own] = [self.pid.to_string(), "self".into()].map(|process| {
             let program = file(format!("/proc/{process}/exe"))?;
             Some((file(format!("/proc/{process}"))?.uid(), program.dev(), program.ino()))
@@ -90,13 +91,13 @@ impl Held {
 
     /// Whether the hold is in the store and under the prefix of the settings.
     pub fn is_here(&self, settings: &Settings) -> bool {
-        self.prefix == settings.prefix && self.store == settings.store.to_string()
+        self.prefix == settings.prefix && is_same_store(&self.store, &settings.store.to_string())
     }
 
     /// Whether a command with these settings may mean this hold: not if --store or --prefix names
     /// another place.
     fn may_be_meant(&self, settings: &Settings) -> bool {
-        (!settings.is_store_given() || self.store == settings.store.to_string())
+        (!settings.is_store_given() || is_same_store(&self.store, &settings.store.to_string()))
             && (!settings.is_prefix_given || self.prefix == settings.prefix)
     }
 
@@ -213,6 +214,12 @@ impl fmt::Display for Holds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&serde_json::to_string(&self.holds).map_err(|_| fmt::Error)?)
     }
+}
+
+/// Whether the URLs name one store: they are the same, or two paths to one directory.
+fn is_same_store(one: &str, other: &str) -> bool {
+    let directory = |url: &str| fs::canonicalize(url.strip_prefix("file:")?).ok();
+    one == other || directory(one).is_some_and(|there| directory(other) == Some(there))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use super::context::Context;
 use super::key_operands::KeyOperands;
 use crate::cli::history::History;
 use crate::exit::Exit;
+use crate::lock::Name;
 use crate::output::columns::Width;
 use crate::output::history::{HistoryEntry, between, picture, refused, table, ticks};
 use crate::output::{self, describe, json};
@@ -38,6 +39,7 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     let paused = || views.iter().filter_map(describe::pause).collect::<String>();
     let text = match Width::of_stdout() {
         _ if flags.json => json::history(&all)?,
+        _ if flags.lines == Some(0) => String::new(),
         _ if all.is_empty() => paused() + &nothing_to_show(context, flags, &wanted, &views),
         Width::Columns(columns) => {
             let lines = picture(shown, &log, now, columns, coloured);
@@ -93,6 +95,12 @@ fn nothing_to_show(context: &Context, flags: &History, wanted: &KeyOperands, vie
         (Some(name), _) => {
             format!("no run under {} in {store} has {what} in the last {within}\n", name.key())
         }
-        (None, _) => format!("no run in {store} has {what} in the last {within}\n"),
+        (None, _) => {
+            let names: Vec<Name> = views.iter().map(|view| view.name.clone()).collect();
+            match wanted.unmatched(&names, store) {
+                Some(none) => none + "\n",
+                None => format!("no run in {store} has {what} in the last {within}\n"),
+            }
+        }
     }
 }

@@ -66,6 +66,9 @@ fn hold_lock(context: &Context, run: &Run, process: Option<Pin>, voice: Voice) -
     match guarded(context, run, &mut RunReport::default(), Work::Hold(holding))? {
         // The job of a hold is the watcher, so this is the watcher's status.
         Exit::Job(0) => Ok(Exit::Ok),
+        Exit::Job(supervise::NOT_PRINTED) => {
+            Err(Error::Output(std::io::Error::other("the lock is given back")).into())
+        }
         exit => Ok(exit),
     }
 }

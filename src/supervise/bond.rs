@@ -6,6 +6,9 @@
 //! Only the watcher keeps stdout open. If it is killed, the reader sees the end of the file,
 //! whatever has happened to dlock. When what it watches has ended, it hands stdout back to dlock,
 //! which then prints that the lock is released.
+//!
+//! Lines that nobody reads are dropped. Only if the first one cannot be written for another reason,
+//! as on a full disk, the watcher ends ([`NOT_PRINTED`]).
 
 use super::pin::{Pin, is_ready};
 use super::signals::next_signal;
@@ -33,6 +36,8 @@ const REASON_WITHIN: Duration = Duration::from_millis(100);
 const BACKGROUND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Signal that tells the watcher that the hold is over although what it watches has not ended.
 pub const OVER: i32 = libc::SIGUSR1;
+/// The watcher's status if the first line, which says that the lock is held, could not be printed.
+pub const NOT_PRINTED: u8 = 74;
 /// The longest message: a socket takes no more at once.
 const LONGEST: usize = 1 << 18;
 /// How much a pipe takes without blocking once it is ready for writing (PIPE_BUF).
@@ -135,6 +140,8 @@ struct Watcher<'a> {
     buffer: Vec<u8>,
     is_input_open: bool,
     is_output_open: bool,
+    /// Something was printed as a whole.
+    has_printed: bool,
 }
 
 impl<'a> Watcher<'a> {
@@ -148,7 +155,15 @@ impl<'a> Watcher<'a> {
         let mut keep = vec![0, 1, 2, bond.words.as_raw_fd(), asked.as_raw_fd(), timer.as_fd().as_raw_fd()];
         keep.extend(bond.process.as_ref().map(Pin::raw_fd));
         sys::close_all_but(&mut keep);
-        Ok(Self { bond, asked, timer, buffer: Vec::new(), is_input_open: true, is_output_open: true })
+        Ok(Self {
+            bond,
+            asked,
+            timer,
+            buffer: Vec::new(),
+            is_input_open: true,
+            is_output_open: true,
+            has_printed: false,
+        })
     }
 
     fn run(&mut self) -> io::Result<()> {
@@ -216,8 +231,13 @@ impl<'a> Watcher<'a> {
         if self.is_output_open && !self.buffer.is_empty() {
             let piece = self.buffer.get(..PIECE).unwrap_or(&self.buffer);
             match rustix::io::write(stdout(), piece) {
-                Ok(written) => drop(self.buffer.drain(..written)),
+                Ok(written) => {
+                    self.buffer.drain(..written);
+                    self.has_printed |= self.buffer.is_empty();
+                }
                 Err(Errno::AGAIN | Errno::INTR) => {}
+                // Nobody has learned that the lock is held.
+                Err(errno) if errno != Errno::PIPE && !self.has_printed => sys::exit_now(NOT_PRINTED.into()),
                 // stdout has no reader. That alone does not end a hold.
                 Err(_) => self.buffer.clear(),
             }

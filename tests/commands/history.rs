@@ -208,6 +208,9 @@ fn nothing_has_ended(backend: Backend) {
         .dlock(["history", "k"])
         .stdout_like("no record of k in .*: no run in the last 40 days, or the store was restarted, .*\n")
         .run();
+    world.run("k", &[], "true").run();
+    world.dlock(["history", "q*"]).stdout_like(r".* has no key that matches q\*\n").run();
+    world.dlock(["history", "k", "-n", "0"]).stdout("").run();
 }
 
 fn only_the_last_64_are_kept(backend: Backend) {

@@ -393,3 +393,15 @@ fn a_store_that_does_not_answer_confirms_no_hold() {
     let run = world.run("k", &[], "echo ran").env("DLOCK_HELD", &held).env("DLOCK_STORE", &url);
     run.status(69).stderr_like("dlock: .*; the command did not run\n").run();
 }
+
+/// Two paths to one directory are one store.
+#[test]
+fn a_link_to_the_directory_is_the_same_store() {
+    let world = World::without_redis();
+    std::os::unix::fs::symlink(world.path("locks"), world.path("link")).expect("a link");
+    let link = format!("file:{}", world.path("link").display());
+    outer(&world, &[], r#"$D run --store "$LINK" -k k -w -- echo inside"#)
+        .env("LINK", link)
+        .stdout("inside\n")
+        .run();
+}

@@ -72,6 +72,25 @@ fn a_wait_for_a_directory_is_not_reported() {
 }
 
 /// The outage itself was not reported, so the final message names it.
+/// The deadline says it first. The store, when it answers again, has nothing to add.
+#[test]
+fn with_on_lost_warn_a_loss_is_said_once() {
+    let world = World::with_redis(&[]);
+    let proxy = Proxy::before(world.redis().port());
+    let options = ["-t", "2s", "--op-timeout", "0.2", "--on-lost", "warn"];
+    let run = world.run("k", &options, JOB).env("DLOCK_STORE", proxy.url()).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    proxy.begin_outage();
+    wait_until("the lock is lost", || run.messages().contains("is lost"));
+    wait_until("the store has ended the hold", || world.state("k") == "free");
+    proxy.end_outage();
+    // In this time it asks the store several times.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    world.write("end", "");
+    let said = run.finish().stderr;
+    assert_eq!(said.matches("is lost").count(), 1, "{said}");
+}
+
 #[test]
 fn an_outage_that_ends_a_run_is_reported_with_its_cause() {
     let world = World::with_redis(&[]);

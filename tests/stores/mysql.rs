@@ -110,6 +110,21 @@ fn a_forced_release_ends_the_sleep_of_the_next_waiter() {
     assert!(world.log().contains(&"served".to_owned()));
 }
 
+/// A list of all locks may take long, and the time for it is ten times that of a request.
+#[test]
+fn a_server_that_hangs_is_reported_within_the_time_of_a_request() {
+    let (world, server) = own_server(&[]);
+    world.run("k", &[], "true").run();
+    server.signal(Signal::STOP);
+    for words in [&["status"][..], &["metrics"], &["history", "k*"], &["wait", "k*"], &["resume", "k*"]] {
+        let times = ["--connect-timeout", "1s", "--op-timeout", "1s"];
+        let asked = world.dlock([words, &times].concat()).status(69).any_stdout().any_stderr().spawn();
+        asked.finish_within(Duration::from_secs(15));
+    }
+    server.signal(Signal::CONT);
+    world.dlock(["status"]).any_stdout().run();
+}
+
 /// A holder keeps its lock meanwhile.
 #[test]
 fn too_many_clients_are_an_outage() {

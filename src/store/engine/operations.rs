@@ -1,6 +1,6 @@
 //! What each operation of a [`Store`] reads, decides and writes.
 
-use super::coordinator::{Coordinator, Leases, OwnLiveness};
+use super::coordinator::{Coordinator, Leases, OwnLiveness, Purpose, Reading};
 use super::stored_lock::StoredLock;
 use super::transaction::{Look, Transaction};
 use super::{Engine, LIST_REQUESTS, LIST_WITHIN, WATCHES_MAX, Watched, is_held};
@@ -202,7 +202,13 @@ impl<C: Coordinator> Store for Engine<C> {
 
     fn find(&mut self, prefix: &str, _: Which) -> Result<Found, Error> {
         let (mut names, mut missing) = (BTreeMap::new(), Vec::new());
-        let within = self.coordinator.request_time().saturating_mul(LIST_REQUESTS).min(LIST_WITHIN);
+        let each = self.coordinator.request_time();
+        // A list may take long. A server that does not answer at all shows within the time of one
+        // request.
+        let (any, deadline) = (BTreeSet::from([format!("{prefix}-")]), Moment::now().after(each));
+        let reading = Reading { names: &any, me: None, lease: None, purpose: Purpose::Look, deadline };
+        self.coordinator.read(&reading)?;
+        let within = each.saturating_mul(LIST_REQUESTS).min(LIST_WITHIN);
         for full in self.coordinator.list(Moment::now().after(within))? {
             let full = match full {
                 Ok(full) => full,

@@ -4,7 +4,7 @@ use super::{GuardProcess, JobState};
 use crate::clock::Moment;
 use crate::exit::Ended;
 use crate::supervise::process_tree::Sweep;
-use crate::supervise::{Event, Group, Leftovers, Orphaned, Reached, StopReason};
+use crate::supervise::{Event, Group, Leftovers, NOT_PRINTED, Orphaned, Reached, StopReason};
 use crate::sys;
 use rustix::process::{Pid, Signal};
 
@@ -15,7 +15,8 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         self.setup.tree.reap(&mut sweep);
         self.take(&sweep);
         let (JobState::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
-        if self.setup.bond.is_some() && status != Ended::Code(0) {
+        let is_over = [0, NOT_PRINTED].map(Ended::Code).contains(&status);
+        if self.setup.bond.is_some() && !is_over {
             // The process that it watched may still live.
             let deadline = Moment::now().after(self.setup.grace).min(self.bound());
             return self.stop(StopReason::WatcherGone, deadline);

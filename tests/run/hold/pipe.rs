@@ -181,3 +181,17 @@ fn a_terminal_ends_a_hold_by_its_keys() {
     }
     terminal.close();
 }
+
+/// Nobody has learned that the lock is held.
+#[test]
+fn a_grant_that_cannot_be_written_is_given_back() {
+    let world = World::without_redis();
+    let script = "sleep 2 | $D hold -k k --json > /dev/full; echo ${PIPESTATUS[1]}";
+    let mut bash = world.command("bash");
+    bash.args(["-c", script]).env("D", BINARY).env("DLOCK_STORE", world.url());
+    let output = bash.output().expect("bash");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "74\n");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("cannot write to standard output: the lock is given back"), "{said}");
+    assert_eq!(world.state("k"), "free");
+}

@@ -59,7 +59,7 @@ pub(super) fn of_database(database: &Database, criteria: &Criteria) -> Vec<Findi
             "give dlock a user of its own with the rights that docs/stores.md names, and nothing else",
         )
     }));
-    findings.push(match database.wake_up {
+    let wake_up = match database.wake_up {
         WakeUp::Works => ok("wake-up", "the server wakes a waiter when its turn comes"),
         WakeUp::Pooled => warn(
             "wake-up",
@@ -70,7 +70,10 @@ pub(super) fn of_database(database: &Database, criteria: &Criteria) -> Vec<Findi
             "wake-up",
             "waiters poll, the first one every 25ms: the server refuses GET_LOCK, as a cluster may",
         ),
-    });
+    };
+    // A connection shows whether it is direct when it reads the tables.
+    let is_known = matches!(database.tried, Ok(Tried::Done));
+    findings.extend(is_known.then_some(wake_up));
     findings
 }
 

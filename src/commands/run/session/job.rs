@@ -4,7 +4,7 @@
 use super::{News, Own, Runs, Session};
 use crate::clock::Moment;
 use crate::commands::run::ending::{exit, ran};
-use crate::exit::{Ended, Exit};
+use crate::exit::{Ended, Exit, OnLost};
 use crate::lease::{Lease, Loss, Report};
 use crate::output::hold::HoldEvent;
 use crate::rules::{End, Ran};
@@ -79,13 +79,17 @@ impl Session<'_> {
 
     fn lose(&mut self, lease: Option<&Lease>, how: Loss, kill_by: Moment) -> io::Result<()> {
         self.tell_of_loss(how, kill_by);
-        self.report.lost = Some(how);
+        let before = self.report.lost.replace(how);
         if how != Loss::Deadline {
             self.guard.lost(kill_by)?;
             // After the order to the guard, so that a slow store does not delay the stop.
             self.report.fate = self.fate(lease);
         }
-        self.messages.lost(how, &self.report.fate, self.run.on_lost);
+        // With `--on-lost warn` the store may say later what the deadline has said before.
+        let is_said = (before, how, self.run.on_lost) == (Some(Loss::Deadline), Loss::NotHeld, OnLost::Warn);
+        if !is_said || self.report.fate.by().is_some() {
+            self.messages.lost(how, &self.report.fate, self.run.on_lost);
+        }
         Ok(())
     }
 
