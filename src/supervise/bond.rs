@@ -36,7 +36,8 @@ const REASON_WITHIN: Duration = Duration::from_millis(100);
 const BACKGROUND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// Signal that tells the watcher that the hold is over although what it watches has not ended.
 pub const OVER: i32 = libc::SIGUSR1;
-/// The watcher's status if the first line, which says that the lock is held, could not be printed.
+/// The watcher's status if the first line, which says that the lock is held, could not be printed:
+/// that of [`Exit::Output`](crate::exit::Exit::Output).
 pub const NOT_PRINTED: u8 = 74;
 /// The longest message: a socket takes no more at once.
 const LONGEST: usize = 1 << 18;

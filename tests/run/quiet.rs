@@ -71,7 +71,6 @@ fn a_wait_for_a_directory_is_not_reported() {
     finish_all(loud);
 }
 
-/// The outage itself was not reported, so the final message names it.
 /// The deadline says it first. The store, when it answers again, has nothing to add.
 #[test]
 fn with_on_lost_warn_a_loss_is_said_once() {
@@ -83,14 +82,15 @@ fn with_on_lost_warn_a_loss_is_said_once() {
     proxy.begin_outage();
     wait_until("the lock is lost", || run.messages().contains("is lost"));
     wait_until("the store has ended the hold", || world.state("k") == "free");
+    let before = proxy.seen();
     proxy.end_outage();
-    // In this time it asks the store several times.
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    wait_until("it asks the store again", || proxy.seen() > before);
     world.write("end", "");
     let said = run.finish().stderr;
     assert_eq!(said.matches("is lost").count(), 1, "{said}");
 }
 
+/// The outage itself was not reported, so the final message names it.
 #[test]
 fn an_outage_that_ends_a_run_is_reported_with_its_cause() {
     let world = World::with_redis(&[]);

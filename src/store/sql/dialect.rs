@@ -192,7 +192,8 @@ pub trait Dialect: Send + Sync {
         None
     }
 
-    /// Ends the token's sleep at an advisory lock, if it sleeps. None if channels wake the waiters.
+    /// Ends the token's sleep at an advisory lock. If its session runs another statement, that one is
+    /// interrupted, and sent again. None if channels wake the waiters.
     fn end_sleep(&self, _: &Token) -> Option<String> {
         None
     }

@@ -55,10 +55,11 @@ const IS_READ_ONLY: &str = "CONCAT(@@read_only) NOT IN ('0', 'OFF') OR @@innodb_
 
 /// The columns that a write fills.
 const COLUMNS: &str = "kind, name, id, version, used, reserved, kept, queued, body";
-/// Bodies of locks are stored in multiples of so many bytes, spaces at the end. A server whose disk
-/// is full may lose a row that an `UPDATE` makes longer, and with it a held lock: InnoDB takes the
-/// row out before it has a page for it (seen on MariaDB 10.11.14). A row that keeps its
-/// length is changed in place. The record of an exclusive lock fits into the first step.
+
+/// The body of a lock is filled with spaces to a multiple of this many bytes. A server whose disk is
+/// full may lose a row that a write makes longer, and with it a held lock (seen on MariaDB 10.11.14).
+/// A row that keeps its length is changed in place. The record of an exclusive lock fits into the
+/// first step.
 const BODY_STEP: usize = 4096;
 
 /// Most rows that one clean-up deletes.
