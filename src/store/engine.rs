@@ -16,7 +16,7 @@
 //!   were granted the lock in the same operation find out when they next ask.
 //! - So a release wakes the waiters that it grants the lock to, and the watchers. A death wakes the
 //!   waiter behind. Where nothing tells of a death, waiters near the front read often, and a waiter
-//!   is woken when it comes near.
+//!   is notified when it comes near.
 //! - Nothing wakes a waiter when a lease or a min-hold runs out, except in etcd and ZooKeeper,
 //!   where the end of a session fires the watch. Otherwise the waiter asks again after
 //!   [`next`](crate::rules::Waiting::next).

@@ -279,7 +279,7 @@ impl Coordinator for Tables {
     }
 
     /// A waiter that sleeps at an advisory lock is woken by the end of its predecessor's connection.
-    fn wakes_near_the_front(&self) -> bool {
+    fn notifies_near_the_front(&self) -> bool {
         self.dialect.has_channels()
     }
 

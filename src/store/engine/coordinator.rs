@@ -88,9 +88,9 @@ pub trait Coordinator: Clone + Send {
     /// Watches the owner of this token, to notice its death.
     fn watch(&mut self, token: &Token, deadline: Moment) -> Watching<Self::Watch>;
 
-    /// Whether a waiter must be woken when it comes near the front of a queue ([`Self::CROWD`]),
+    /// Whether a waiter must be notified when it comes near the front of a queue ([`Self::CROWD`]),
     /// because [`Coordinator::watch`] does not tell it that the one before it died.
-    fn wakes_near_the_front(&self) -> bool {
+    fn notifies_near_the_front(&self) -> bool {
         false
     }
 
@@ -218,6 +218,8 @@ pub struct Batch<'b> {
     pub now: Time,
     /// The tokens to wake.
     pub woken: &'b [Token],
+    /// Waiters that have come near the front ([`Coordinator::notifies_near_the_front`]).
+    pub near: &'b [Token],
     /// Dead tokens that no record names any more: what is left of their liveness can be removed.
     pub dead: &'b [Token],
     pub deadline: Moment,

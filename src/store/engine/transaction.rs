@@ -296,7 +296,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     /// Writes what has changed, and wakes tokens. A lock that the caller named is always written:
     /// only a successful write proves that what was read was not outdated.
     pub fn commit(mut self, me: Option<&Token>) -> Result<Written, Error> {
-        let woken = self.tokens_to_wake(me);
+        let (woken, near) = (self.tokens_to_wake(me), self.come_near_the_front());
         let mut changes = Vec::with_capacity(self.locks.len());
         for Opened { stored: mut after, before } in self.locks {
             after.record = self.table.records.remove(&after.name).unwrap_or_default();
@@ -306,7 +306,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         // The store wakes tokens last, because a woken token asks at once. If a dead waiter was
         // granted the lock, the waiter behind it watches it or reads often, and so asks by itself.
         let (now, deadline) = (self.now, self.deadline);
-        let batch = Batch { changes, me, now, woken: &woken, dead: &self.dead, deadline };
+        let batch = Batch { changes, me, now, woken: &woken, near: &near, dead: &self.dead, deadline };
         self.coordinator.commit(self.seen, batch)
     }
 
@@ -354,11 +354,6 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             let known = woken.len();
             woken.extend(granted.map(|(token, _)| token.clone()));
             let is_handover = woken.len() > known && matches!(record.lock, Lock::Exclusive { .. });
-            if self.coordinator.wakes_near_the_front() {
-                let was_near = near_the_front(before, C::CROWD.0).collect::<Vec<_>>();
-                let has_come = |token: &&Token| was_queued(token) && !was_near.contains(token);
-                others.extend(near_the_front(record, C::CROWD.0).filter(has_come).cloned());
-            }
             if !is_handover
                 && let Some((_, head)) = record.queue.first()
                 && concerns_head(before, record)
@@ -372,6 +367,20 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         let mut seen = BTreeSet::new();
         woken.retain(|token| seen.insert(token.clone()));
         woken
+    }
+
+    /// The waiters that have come near the front, if they must be notified.
+    fn come_near_the_front(&self) -> Vec<Token> {
+        let mut near = Vec::new();
+        for Opened { stored, before } in
+            self.locks.iter().filter(|_| self.coordinator.notifies_near_the_front())
+        {
+            let Some(record) = self.table.records.get(&stored.name) else { continue };
+            let was_near: Vec<_> = near_the_front(before, C::CROWD.0).collect();
+            let has_come = |token: &&Token| before.waiters.contains_key(*token) && !was_near.contains(token);
+            near.extend(near_the_front(record, C::CROWD.0).filter(has_come).cloned());
+        }
+        near
     }
 }
 

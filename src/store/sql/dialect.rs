@@ -34,6 +34,8 @@ pub struct Write {
     pub locks: Vec<NewLock>,
     /// Tokens to notify.
     pub woken: Vec<Token>,
+    /// Waiters to notify that have come near the front.
+    pub near: Vec<Token>,
 }
 
 /// A lock that is written.
@@ -50,8 +52,8 @@ impl Write {
     /// The write that takes the locks of a batch to their new state, and the locks as it leaves
     /// them.
     pub fn of(batch: Batch<'_>) -> Result<(Self, Vec<StoredLock>), serde_json::Error> {
-        let (used, woken) = (batch.now.millis(), batch.woken.to_vec());
-        let (mut write, mut left) = (Self { used, woken, ..Self::default() }, Vec::new());
+        let (used, woken, near) = (batch.now.millis(), batch.woken.to_vec(), batch.near.to_vec());
+        let (mut write, mut left) = (Self { used, woken, near, ..Self::default() }, Vec::new());
         for mut change in batch.changes {
             let (name, version) = (change.after.name.clone(), change.after.version);
             // By the clock, so that a server that has lost writes does not give a version twice.
@@ -75,7 +77,8 @@ impl Write {
     pub fn sole(&self) -> Option<&NewLock> {
         let [lock] = self.locks.as_slice() else { return None };
         let Parts { waiters, gone, ends, .. } = &lock.parts;
-        let is_sole = waiters.is_empty() && gone.is_empty() && ends.is_empty() && self.woken.is_empty();
+        let tells_nobody = self.woken.is_empty() && self.near.is_empty();
+        let is_sole = waiters.is_empty() && gone.is_empty() && ends.is_empty() && tells_nobody;
         Some(lock).filter(|_| is_sole && self.read.len() == 1)
     }
 

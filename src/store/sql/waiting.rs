@@ -136,6 +136,10 @@ impl Tables {
         until: Moment,
     ) -> Result<Wake, Failure> {
         let mut looks = 0;
+        // It reads the lock at its next heartbeat and not at once, when the new holder needs the server.
+        if self.line.as_mut().is_some_and(|line| line.link.has_come_near()) {
+            return Ok(Wake::Look);
+        }
         loop {
             let at_lock = self.sleep_at_advisory_lock(before, until)?;
             match at_lock {
@@ -170,15 +174,8 @@ impl Tables {
             }
             let next = if is_listening { until } else { Moment::now().after(pace(ahead)).min(until) };
             if line.link.listen(next)? {
-                // If it has only come near the front, it reads the lock. It writes nothing that the
-                // new holder would have to wait for.
-                if self.still_waits(names, token)? {
-                    return Ok(Wake::Look);
-                }
-                if let Some(line) = &mut self.line {
-                    // A holder subscribes anew, and then looks for a request that came meanwhile.
-                    line.listens = false;
-                }
+                // A holder subscribes anew, and then looks for a request that came meanwhile.
+                line.listens = false;
                 return Ok(Wake::Woken);
             }
             if until.passed() || interrupt::is_raised() {

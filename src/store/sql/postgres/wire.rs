@@ -8,7 +8,7 @@
 
 use super::super::{Answer, Failure, Link};
 use super::guard::{Guard, Preamble};
-use super::meaning;
+use super::{NEAR, meaning};
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::Address;
@@ -48,6 +48,8 @@ pub struct Connection {
     /// The server process that serves the connection, as it said at the login.
     process: u64,
     is_notified: bool,
+    /// Whether a notification with the payload [`NEAR`] has come.
+    is_near: bool,
     /// Whether each text asks if the server can write.
     asks_role: bool,
     /// Provides the SQL before the next text.
@@ -89,7 +91,7 @@ impl Connection {
             pipe.begin_tls(target, server, deadline)?;
         }
         let (asks_role, guard) = (target.has_several(), Guard::default());
-        let mut connection = Self { pipe, process: 0, is_notified: false, asks_role, guard };
+        let mut connection = Self { pipe, process: 0, is_notified: false, is_near: false, asks_role, guard };
         connection.log_in(target, password, deadline).map_err(Error::from)?;
         connection.pipe.farewell = TERMINATE;
         Ok(connection)
@@ -206,12 +208,18 @@ impl Connection {
         }
     }
 
+    /// Notes a notification: process, channel, payload.
+    fn note(&mut self, message: &Message) {
+        let is_near = message.body.strip_suffix(b"\0").is_some_and(|body| body.ends_with(NEAR.as_bytes()));
+        *(if is_near { &mut self.is_near } else { &mut self.is_notified }) = true;
+    }
+
     /// Waits for the next message. Skips notices, and notes notifications.
     fn message(&mut self, deadline: Moment) -> Result<Message, Failure> {
         loop {
             while let Some(message) = self.take()? {
                 match message.kind {
-                    b'A' => self.is_notified = true,
+                    b'A' => self.note(&message),
                     b'N' | b'S' => {}
                     _ => return Ok(message),
                 }
@@ -327,7 +335,9 @@ impl Link for Connection {
             while let Some(message) =
                 self.take().map_err(|_| self.pipe.failure(&ErrorKind::InvalidData.into()))?
             {
-                self.is_notified |= message.kind == b'A';
+                if message.kind == b'A' {
+                    self.note(&message);
+                }
                 if message.kind == b'E' {
                     return Err(self.pipe.failure(&ErrorKind::ConnectionAborted.into()).into());
                 }
@@ -341,6 +351,10 @@ impl Link for Connection {
             }
             has_read = true;
         }
+    }
+
+    fn has_come_near(&mut self) -> bool {
+        std::mem::take(&mut self.is_near)
     }
 
     fn is_direct(&self, process: u64) -> bool {
