@@ -168,7 +168,7 @@ impl Asking {
     fn refuse_to_wait_for_own_hold(&self, store: &mut dyn Store) -> Result<(), Error> {
         let (holds, settings) = (Holds::of_process(), &self.context.settings);
         for key in &self.keys {
-            for held in holds.of_key(settings, key) {
+            for held in holds.of_lock(&self.context.name(key)?) {
                 let proof = self.context.verify(store, held).inspect_err(|_| store.reset())?;
                 let Some(proof) = proof else { continue };
                 let joins = match (proof.mode, self.request.ask.mode) {

@@ -116,6 +116,12 @@ impl Held {
         self.keys.contains(key)
     }
 
+    /// Whether it includes the lock of this name.
+    pub fn has_lock(&self, name: &Name) -> bool {
+        let key = name.as_str().strip_prefix(&self.prefix);
+        self.keys.iter().any(|held| Some(held.as_str()) == key)
+    }
+
     /// The full names of its locks. The error names a key that is invalid.
     pub fn names(&self) -> Result<Names, String> {
         let names = self.keys.iter().map(|key| Name::new(&self.prefix, key));
@@ -156,10 +162,10 @@ impl Holds {
         self.inside_out().filter(|held| held.is_here(settings))
     }
 
-    /// The holds in the store and under the prefix of the settings that have this key, innermost
-    /// first.
-    pub fn of_key<'a>(&'a self, settings: &'a Settings, key: &'a Key) -> impl Iterator<Item = &'a Held> {
-        self.here(settings).filter(|held| held.has(key))
+    /// The holds that have this lock if their store is the one meant, innermost first. Only that
+    /// store can tell, by the token: a store has more than one URL.
+    pub fn of_lock<'a>(&'a self, name: &'a Name) -> impl Iterator<Item = &'a Held> {
+        self.inside_out().filter(|held| held.has_lock(name))
     }
 
     /// The innermost hold of this key: in the store and under the prefix of the settings if there

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::Until;
 use crate::lease::observer::{First, Observer, Remark};
-use crate::lock::{Key, Name};
+use crate::lock::Name;
 use crate::output::describe;
 use crate::output::live::Line;
 use crate::output::time::span;
@@ -157,14 +157,14 @@ fn locks_to_wait_for(
 
 /// Refuses to wait for a lock that this process runs under: it would wait for its own end.
 fn refuse_own_locks(context: &Context, observer: &mut Observer, names: &[Name]) -> Result<(), Error> {
-    let (holds, settings) = (Holds::of_process(), &context.settings);
+    let holds = Holds::of_process();
     for name in names {
-        let key = Key::new(name.key()).map_err(Error::Usage)?;
-        for held in holds.of_key(settings, &key) {
+        for held in holds.of_lock(name) {
             if context.verify(observer.store(), held)?.is_some() {
                 return Err(Error::Usage(format!(
-                    "this process itself runs under {key} in {}, and would wait for itself",
-                    settings.store
+                    "this process itself runs under {} in {}, and would wait for itself",
+                    name.key(),
+                    context.settings.store
                 )));
             }
         }

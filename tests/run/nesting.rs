@@ -405,3 +405,20 @@ fn a_link_to_the_directory_is_the_same_store() {
         .stdout("inside\n")
         .run();
 }
+
+/// The store tells by the token that it is the same, however it is named.
+#[test]
+fn another_spelling_of_the_store_is_the_same_store() {
+    let world = World::new(Backend::Redis);
+    let other = world.url().replace("127.0.0.1", "localhost");
+    for (store, prefix, key) in [(&other, "dlock:", "k"), (&world.url(), "", "dlock:k")] {
+        let script = r#"$D run -k $K -w -- echo inside; $D run -k $K -k l -w 1s -- echo both
+            $D wait $K; echo $?; $D acquire -k $K -w; echo $?; $D run -k m -- echo else"#;
+        let script = format!("export DLOCK_STORE={store} DLOCK_PREFIX={prefix} K={key}; {script}");
+        outer(&world, &[], &script).stdout("inside\nboth\n64\n64\nelse\n").any_stderr().run();
+    }
+    // Another lock of that key, in another store, is none of its business.
+    let script = "$D run --store file:$PWD/other -k k -w -- $D status --store file:$PWD/other k --json";
+    let said = outer(&world, &[], script).any_stdout().run().stdout;
+    assert!(said.contains(r#""state": "held""#) || said.contains(r#""state":"held""#), "{said}");
+}

@@ -35,9 +35,9 @@ pub fn find_parent_hold(
     holds: &Holds,
     unrun: &str,
 ) -> Result<(Vec<Key>, Option<ParentHold>), Error> {
-    let settings = &context.settings;
-    let claimed = |held: &Held| run.keys.iter().any(|key| held.has(key));
-    let claims: Vec<&Held> = holds.here(settings).filter(|held| claimed(held)).collect();
+    let names = context.names(&run.keys)?;
+    let is_claim = |held: &&Held| names.iter().any(|name| held.has_lock(name));
+    let claims: Vec<&Held> = holds.inside_out().filter(is_claim).collect();
     if claims.is_empty() {
         return Ok((run.keys.clone(), None));
     }
@@ -48,7 +48,8 @@ pub fn find_parent_hold(
     let mut innermost: Option<usize> = None;
     let mut rest = Vec::new();
     for key in &run.keys {
-        let mut of_key = proven.iter().enumerate().filter(|(_, one)| one.held.has(key)).peekable();
+        let name = context.name(key)?;
+        let mut of_key = proven.iter().enumerate().filter(|(_, one)| one.held.has_lock(&name)).peekable();
         let Some((_, first)) = of_key.peek() else {
             rest.push(key.clone());
             continue;
@@ -63,7 +64,7 @@ pub fn find_parent_hold(
         return Err(Error::Usage(format!(
             "this dlock runs inside a job that holds some of these keys, and would wait for {} in {} without a limit; give --wait one (-w 10m); {unrun}",
             listed(&rest),
-            settings.store
+            context.settings.store
         )));
     }
     Ok((rest, parent))
@@ -103,7 +104,8 @@ fn verify(context: &Context, run: &Run, claims: &[&Held]) -> Result<Vec<Option<P
     let mut store =
         context.open_for_hold(HoldRequirements { replicas: Replicas::None, max_lease: run.max_lease })?;
     let mut ask = |held: &Held| {
-        let keys: Vec<Key> = run.keys.iter().filter(|key| held.has(key)).cloned().collect();
+        let of_it = |key: &&Key| context.name(key).is_ok_and(|name| held.has_lock(&name));
+        let keys: Vec<Key> = run.keys.iter().filter(of_it).cloned().collect();
         let proof = store.prove(&context.names(&keys)?, &held.token, context.deadline());
         Ok(proof
             .map_err(|error| context.with_origin(error.map(|text| format!("{}: {text}", listed(&keys)))))?)
