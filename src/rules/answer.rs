@@ -122,6 +122,8 @@ pub struct Blocker {
     pub left: Option<Duration>,
     /// The pause, if the lock is paused, whether it is held or not.
     pub paused: Option<Pause>,
+    /// The first in the queue, if the lock itself would admit the caller.
+    pub before: Option<Owner>,
     /// How many wait, if the caller was refused because the queue is full ([`super::QUEUE_MAX`]).
     pub queue_full: Option<usize>,
 }
@@ -130,7 +132,8 @@ impl Blocker {
     /// The lock is held in this mode, and the holders are not known.
     pub const fn others(mode: Mode) -> Self {
         let (state, mode) = (State::Held, Some(mode));
-        Self { at: 0, state, mode, holder: None, others: 0, left: None, paused: None, queue_full: None }
+        let (at, others, holder, left, paused, before, queue_full) = (0, 0, None, None, None, None, None);
+        Self { at, state, mode, holder, others, left, paused, before, queue_full }
     }
 }
 

@@ -65,10 +65,14 @@ impl LockTable {
     /// What blocks the caller, at the first lock that does not admit it or has other waiters; if
     /// there is none, at the first lock.
     pub(super) fn blocker(&mut self, now: Time, names: &Names, ask: &Ask) -> Blocker {
-        let waits = |record: &Record| record.queue.first().is_some_and(|(_, token)| *token != ask.token);
-        let blocks = |record: &Record| !record.admits(ask.mode) || waits(record);
+        let first = |record: &Record| {
+            let (_, token) = record.queue.first().filter(|(_, token)| *token != ask.token)?;
+            Some(record.waiters.get(token)?.owner.clone())
+        };
+        let blocks = |record: &Record| !record.admits(ask.mode) || first(record).is_some();
         let at = names.iter().position(|name| blocks(self.record(name.as_str()))).unwrap_or(0);
-        let name = names.as_slice()[at].as_str();
-        Blocker { at, ..self.record(name).blocker(now, ask.mode) }
+        let record = self.record(names.as_slice()[at].as_str());
+        let before = if record.admits(ask.mode) { first(record) } else { None };
+        Blocker { at, before, ..record.blocker(now, ask.mode) }
     }
 }

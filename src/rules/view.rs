@@ -238,6 +238,7 @@ impl Record {
             others: u64::try_from(shown.len().saturating_sub(1)).unwrap_or(u64::MAX),
             left: until.map(|until| until.left(now)),
             paused: self.paused.clone(),
+            before: None,
             queue_full: None,
         }
     }

@@ -5,6 +5,7 @@ use crate::support::storm::{Wish, storm};
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
+use serde_json::Value;
 
 on_every_store!(
     readers_run_beside_each_other,
@@ -81,8 +82,12 @@ fn a_queued_writer_holds_back_later_readers(backend: Backend) {
     world
         .run("k", &["-s"], "echo overtook >> log")
         .status(75)
-        .stderr_like("dlock: .*earlier in the queue.*\n")
+        .stderr_like(r"dlock: k in .* held shared by .*; .*@.* \(pid \d+\), who wants to run .* is earlier in the queue; .*\n")
         .run();
+    let said =
+        world.dlock(["acquire", "--log-format", "json", "-s", "-k", "k"]).status(75).any_stderr().run();
+    let said: Value = serde_json::from_str(&said.stderr).expect("JSON");
+    assert_eq!((&said["event"], &said["by"]["pid"]), (&"busy".into(), &writer.pid().into()));
     let later = world.run("k", &["-s", "-w"], &hold("b")).any_stderr().spawn();
     world.wait_for_waiters("k", 2);
     world.write("a.go", "");

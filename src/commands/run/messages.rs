@@ -143,13 +143,9 @@ impl<'a> Messages<'a> {
     pub fn busy(&self, blocker: &Blocker, tried: Tried, so: &str, status: u8) {
         let key = self.asked.key_of(blocker.at).as_str();
         let event = Event::from(What::Busy).about(key).held_by(blocker.holder.as_ref());
-        let event = event.queue_full(blocker.queue_full);
-        let text = busy::busy(&self.asked, blocker, tried, so);
-        self.say(
-            Kind::Note,
-            event.by(blocker.paused.as_ref().map(|pause| &pause.by)).ends(Exit::Busy(status)),
-            &text,
-        );
+        let by = blocker.paused.as_ref().map(|pause| &pause.by).or(blocker.before.as_ref());
+        let event = event.queue_full(blocker.queue_full).by(by).ends(Exit::Busy(status));
+        self.say(Kind::Note, event, &busy::busy(&self.asked, blocker, tried, so));
     }
 
     /// Another run has done the work.

@@ -174,7 +174,7 @@ impl Joined {
         holder.iter_mut().for_each(|holder| holder.confirmed = true);
         let is_nobodys = matches!(state, State::Free | State::Paused);
         let mode = if foreign.is_some() || is_nobodys { None } else { Some(Mode::Exclusive) };
-        Blocker { at: 0, state, mode, holder, others: 0, left, paused, queue_full: None }
+        Blocker { at: 0, state, mode, holder, others: 0, left, paused, before: None, queue_full: None }
     }
 }
 

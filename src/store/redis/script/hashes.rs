@@ -1,6 +1,6 @@
 //! The SHA-1 of each script as it is sent. Generated: DLOCK_REGENERATE=1 cargo test generated
 
-pub const ACQUIRE: &str = "4eed6d92ec48558ba898f57b3dd787efcb345fc4";
+pub const ACQUIRE: &str = "80a34ae65403127fb096246dd7f3305e7c364160";
 pub const RENEW: &str = "5212a4a5c9be3f1fc46fc16faaa63b55df99c874";
 pub const LEAVE: &str = "34dabdbfbc704e1d344a8bcb633b33dd42cdd56b";
 pub const FORGET: &str = "fcfeacd44d90cdb89360dac1ed54cc1bdc798ab8";

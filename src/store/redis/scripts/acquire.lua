@@ -97,13 +97,14 @@ end
 -- What blocks the caller, at the first lock that does not admit it or has other waiters; if there
 -- is none, at the first lock.
 local function first_blocker(locks)
-  local at = 1
+  local at, before = 1, nil
   for i = #locks, 1, -1 do
-    local head = redis.call('ZRANGE', locks[i].QUEUE, 0, 0)[1]
-    if not admits(locks[i], mode) or head and head ~= token then at = i end
+    local head, admitted = redis.call('ZRANGE', locks[i].QUEUE, 0, 0)[1], admits(locks[i], mode)
+    if not admitted or head and head ~= token then at, before = i, admitted and head end
   end
   local b = blocker(locks[at], mode)
-  b.at = at - 1
+  local w = before and waiter_of(locks[at], before)
+  b.at, b.before = at - 1, w and w.owner or nil
   return b
 end
 
