@@ -135,12 +135,13 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     let schedule = Schedule::new(run.ttl, run.grace, context.settings.op_timeout);
     let plan = Plan { spare: schedule.spare(), bond: work.bond(), ..plan(run, keep) };
     let group = plan.group;
-    let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &messages);
+    let owner = work.owner(run);
+    let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &owner, &messages);
     let guard = fork(plan, &inherited, orphaned, subject)?;
 
     report.asked = Some(Moment::now());
     let until = Until::from_now(run.wait);
-    let ask = ask(run, work.owner(run), token.clone(), until, min_hold);
+    let ask = ask(run, owner, token.clone(), until, min_hold);
     let (connect_timeout, op_timeout) = (context.settings.connect_timeout, context.settings.op_timeout);
     let request = Request { names, ask, until, schedule, connect_timeout, op_timeout };
     let limits = guard.limits();

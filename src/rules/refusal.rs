@@ -40,7 +40,7 @@ pub enum Why {
     Paused,
     /// A newer run replaced it (`--replace`).
     Superseded,
-    /// Its time to wait was over.
+    /// Its time to wait was over, or a signal ended it while it waited.
     GaveUp,
     /// The queue was full.
     QueueFull,
@@ -87,6 +87,11 @@ impl Refusal {
             }
         };
         Self::new(owner, why, by, waited.unwrap_or_default())
+    }
+
+    /// A caller that waited left the queue, or was ended.
+    pub fn gave_up(owner: &Owner, waited: Duration) -> Self {
+        Self::new(owner, Why::GaveUp, None, waited)
     }
 
     /// The job was done already.

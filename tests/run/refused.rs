@@ -5,10 +5,12 @@ use crate::support::dlock::finish_all;
 use crate::support::masters::Masters;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
 use serde_json::Value;
 
 on_every_store!(
     each_reason_is_recorded,
+    a_waiter_that_is_ended_is_recorded,
     the_last_64_are_recorded,
     a_crowd_that_is_refused_does_the_holder_no_harm
 );
@@ -51,7 +53,7 @@ fn each_reason_is_recorded(backend: Backend) {
     assert!(record.contains("refused") && record.contains("busy: held by"), "{record}");
     let lines = world.dlock(["history", "--refused", "k"]).any_stdout().run().stdout;
     assert_eq!(
-        (lines.matches("refused ").count(), lines.matches("gave up after").count()),
+        (lines.matches(" refused ").count(), lines.matches("gave up after").count()),
         (3, 1),
         "{lines}"
     );
@@ -91,6 +93,22 @@ fn a_replaced_waiter_is_recorded() {
     assert_eq!((reasons(&all), &all[0]["refused_by"]["pid"]), (vec!["superseded"], &newer_pid.into()));
     world.write("go", "");
     finish_all([holder, newer]);
+}
+
+fn a_waiter_that_is_ended_is_recorded(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &[], HOLD).spawn();
+    world.wait_for_log("up");
+    for signal in [Signal::TERM, Signal::KILL] {
+        let waiter = world.run("k", &["-q", "-w"], "true").dies_of(signal.as_raw()).spawn();
+        world.wait_for_waiters("k", 1);
+        waiter.signal(signal);
+        waiter.finish();
+        world.wait_for_waiters("k", 0);
+    }
+    wait_until("both are noted", || reasons(&told(&world, "k")) == ["gave-up", "gave-up"]);
+    world.write("go", "");
+    holder.finish();
 }
 
 fn the_last_64_are_recorded(backend: Backend) {

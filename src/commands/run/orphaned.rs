@@ -7,8 +7,8 @@ use crate::clock::Moment;
 use crate::commands::context::Context;
 use crate::config::run::Run;
 use crate::lease::give_back;
-use crate::lock::{Names, Token};
-use crate::rules::{End, Ran};
+use crate::lock::{Names, Owner, Token};
+use crate::rules::{End, Left, Ran, Refusal};
 use crate::store::Store;
 use crate::supervise::Orphaned;
 use crate::sys;
@@ -25,8 +25,10 @@ pub fn orphaned<'a>(
     token: &'a Token,
     context: &'a Context,
     run: &'a Run,
+    owner: &'a Owner,
     messages: &'a Messages<'_>,
 ) -> impl FnMut(Orphaned) + 'a {
+    let began = Moment::now();
     move |what| match what {
         Orphaned::Refused(process) => messages.refused(&process),
         Orphaned::Over { started, status, reason } => {
@@ -39,6 +41,11 @@ pub fn orphaned<'a>(
                 &End { ran, job: status, once_per: run.once_per.is_some() },
                 deadline,
             );
+            if matches!(answer, Ok(Left::Dequeued)) {
+                let refusal = Refusal::gave_up(owner, Moment::now().since(began));
+                // Nothing depends on this record.
+                let _unnoted = store.refuse(names.first(), &refusal, context.deadline());
+            }
             sys::kill_all_separate();
             if started && reason.is_some() {
                 messages.orphaned(answer);
