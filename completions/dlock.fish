@@ -118,7 +118,6 @@ complete -c dlock -n "__fish_dlock_using_subcommand hold" -s q -l quiet -d 'Do n
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s k -l key -d 'The same as KEY' -r -f
-complete -c dlock -n "__fish_dlock_using_subcommand status" -l watch -d 'Redraw the table in place, with the waiters under each lock, until q or ^C [default: every second]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F

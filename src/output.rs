@@ -29,7 +29,6 @@ pub mod owner;
 pub mod question;
 pub mod record;
 pub mod report;
-pub mod screen;
 pub mod table;
 pub mod time;
 pub mod watch;

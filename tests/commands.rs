@@ -10,7 +10,6 @@
 //! - release: `release`
 //! - renew: `renew`
 //! - status: `status`
-//! - status_watch: `status --watch`
 //! - wait: `wait`
 //! - watch: `watch`
 
@@ -24,6 +23,5 @@ pub mod pause;
 pub mod release;
 pub mod renew;
 pub mod status;
-pub mod status_watch;
 pub mod wait;
 pub mod watch;

@@ -1,11 +1,9 @@
 //! The options of `dlock status` and their help.
 
 use super::after::after;
-use super::duration;
 use super::key::Named;
 use crate::lock::Key;
 use clap::{Args, ValueHint};
-use std::time::Duration;
 
 const STATUS_AFTER: &str = "\
 Examples:
@@ -24,8 +22,8 @@ Examples:
   # One lock, for a script:
   dlock status nightly-report --json | jq -r '.[0].state'
 
-  # The same table, redrawn every five seconds:
-  dlock status --watch 5s
+  # The same table, redrawn every five seconds by watch(1):
+  watch -n 5 dlock status
 
 A lock is held, free, cooling (given back, and kept for the rest of --min-hold),
 revoked (taken away by an operator while the old job may still run) or paused
@@ -53,26 +51,13 @@ pub struct Status {
     pub named: Named,
 
     /// Show every lock that the store knows, also those that are free, with the last run and the last success
-    #[arg(short, long, conflicts_with = "watch")]
+    #[arg(short, long)]
     pub all: bool,
 
     /// Print a JSON array, one object a lock
     ///
     /// Every field is there, null if unknown. Times are RFC 3339 in UTC, spans are whole milliseconds. The fields are
     /// explained in docs/status.md.
-    #[arg(long, conflicts_with = "watch")]
+    #[arg(long)]
     pub json: bool,
-
-    /// Redraw the table in place, with the waiters under each lock, until q or ^C [default: every second]
-    ///
-    /// On a terminal only. When the store does not answer, a line above the last table says so. KEYs stand before
-    /// --watch.
-    #[arg(long, value_name = "DUR", num_args = 0..=1, value_parser = interval)]
-    pub watch: Option<Option<Duration>>,
-}
-
-/// The value of `status --watch`.
-fn interval(text: &str) -> Result<Duration, String> {
-    let span = duration::parse(text).map_err(|why| format!("{why}; a KEY stands before --watch"))?;
-    if span < Duration::from_millis(100) { Err("100ms is the shortest".into()) } else { Ok(span) }
 }

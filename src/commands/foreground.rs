@@ -43,11 +43,9 @@ pub struct Foreground<T> {
     timer: Timer,
 }
 
-pub enum News<T> {
+enum News<T> {
     Signal(i32),
     Learned(T),
-    /// The descriptor `other` that was passed to [`Foreground::next`] is ready.
-    Ready,
     Nothing,
 }
 
@@ -84,31 +82,26 @@ impl<T: Send + 'static> Foreground<T> {
         start().map_err(|error: io::Error| cannot("start a thread", &error))
     }
 
-    /// Waits until `until` for news, or for `other` to be ready.
-    pub fn next(&self, until: Option<Moment>, other: Option<PollFd<'_>>) -> Result<News<T>, Error> {
-        self.wait(until, other).map_err(|error| cannot("wait", &error))
-    }
-
     /// Returns what the worker sends next, or the signal that came first. Meanwhile updates the
     /// line about waiting.
     pub fn learn(&self, line: &mut Line) -> Result<ControlFlow<i32, T>, Error> {
         loop {
-            match self.next(line.next(), None)? {
+            match self.news(line.next()).map_err(|error| cannot("wait", &error))? {
                 News::Signal(signal) => return Ok(ControlFlow::Break(signal)),
                 News::Learned(learned) => return Ok(ControlFlow::Continue(learned)),
-                News::Ready | News::Nothing => line.go_on(),
+                News::Nothing => line.go_on(),
             }
         }
     }
 
-    fn wait(&self, until: Option<Moment>, other: Option<PollFd<'_>>) -> io::Result<News<T>> {
+    /// Waits for news until `until`.
+    fn news(&self, until: Option<Moment>) -> io::Result<News<T>> {
         self.timer.set(until)?;
-        let mut fds = vec![
+        let mut fds = [
             PollFd::new(&self.signals.0, PollFlags::IN),
             PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
             PollFd::new(&self.timer, PollFlags::IN),
         ];
-        fds.extend(other);
         loop {
             // Signals first: after a signal to end, dlock must not print what comes next.
             if let Some(received) = supervise::next_signal(&self.signals.0)? {
@@ -119,9 +112,6 @@ impl<T: Send + 'static> Foreground<T> {
                 Ok(what) => return Ok(News::Learned(what)),
                 Err(TryRecvError::Empty) => {}
                 Err(TryRecvError::Disconnected) => return Err(io::Error::other("the other thread died")),
-            }
-            if fds.get(3).is_some_and(|other| !other.revents().is_empty()) {
-                return Ok(News::Ready);
             }
             if until.is_some_and(Moment::passed) {
                 return Ok(News::Nothing);

@@ -10,9 +10,6 @@ use crate::output::record::{self, Namespace};
 use crate::output::{self, json, table};
 use crate::rules::{LOG_KEPT, Refusal, State};
 use crate::store::{self, Store, Which};
-use std::time::Duration;
-
-mod watch;
 
 /// How many of the last ends a table row shows.
 const IN_A_LINE: usize = 1;
@@ -21,9 +18,6 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     let settings = &context.settings;
     let wanted = KeyOperands::of(context, &flags.keys)?;
     let mut store = context.open()?;
-    if let Some(every) = flags.watch {
-        return watch::watch(context, store, wanted, every.unwrap_or(Duration::from_secs(1)));
-    }
     let ends = if flags.json || wanted.single().is_some() { LOG_KEPT } else { IN_A_LINE };
     let which = if flags.all { Which::Known } else { Which::Live };
     let seen = look(&wanted, &mut *store, which, ends).map_err(|error| context.with_origin(error))?;

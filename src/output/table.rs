@@ -12,7 +12,7 @@ use super::time::{local, span};
 use super::{Coloured, describe, escaped};
 use crate::lock::Mode;
 use crate::rules::{Holder, LoggedEnd, Pause, State};
-use crate::store::{View, Waiter};
+use crate::store::View;
 
 const HEAD: [&str; 9] = ["KEY", "STATE", "MODE", "HOLDER", "SINCE", "LEFT", "WAITING", "LAST RUN", "COMMAND"];
 const KEY: usize = 0;
@@ -90,11 +90,6 @@ pub fn all(views: &[View], width: Width, coloured: Coloured) -> String {
         rows
     };
     table(views, rows, width, coloured)
-}
-
-/// The table with the waiters under each lock.
-pub fn watched(views: &[View], width: Width, coloured: Coloured) -> String {
-    table(views, |view| lock(view, width).into_iter().chain(waiters(view)).collect(), width, coloured)
 }
 
 /// The table with these rows for each lock, and the pauses that it has no room for.
@@ -327,20 +322,6 @@ fn row(view: &View, holder: Option<&Holder>) -> Row {
         escaped(&command).into_owned(),
     ];
     Row { cells, since }
-}
-
-/// A row for each waiter, in order.
-fn waiters(view: &View) -> Vec<Row> {
-    let row = |waiter: &Waiter| {
-        let mut row = Row::default();
-        row.cells[STATE] = "waits".into();
-        row.cells[MODE] = waiter.mode.to_string();
-        row.cells[HOLDER] = owner::cell(&waiter.owner);
-        row.cells[WAITING] = span(waiter.waiting);
-        row.cells[COMMAND] = escaped(&waiter.owner.command).into_owned();
-        row
-    };
-    view.waiters.iter().map(row).collect()
 }
 
 /// The last end: how the run ended, how long ago, and how long it ran.

@@ -13,18 +13,11 @@ const STEPS: [u64; 22] = [
     172_800, 432_000, 864_000, 1_728_000,
 ];
 
-/// Possible distances below a second between marks of a linear scale, in milliseconds.
+/// Possible distances below a second between marks of durations, in milliseconds.
 const FRACTIONS: [u64; 9] = [1, 2, 5, 10, 20, 50, 100, 200, 500];
-
-/// Possible marks of a logarithmic scale in milliseconds: from 1ms to 10 days.
-const DECADES: [u64; 12] =
-    [1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000, 86_400_000, 345_600_000, 864_000_000];
 
 /// Divisor: the time axis is used if the runs cover at least this part of it.
 const COVERED: u64 = 4;
-
-/// The scale is logarithmic if the longest run took more than this many times the median.
-const UNEVEN: u64 = 10;
 
 /// Smallest space between two labels.
 const LABEL_GAP: u64 = 3;
@@ -86,10 +79,7 @@ fn held(end: &LoggedEnd) -> u64 {
 
 /// A scale of durations: each bar begins at the left.
 pub struct Scale {
-    /// The duration at the left end in milliseconds: 0 on a linear scale, more on a logarithmic
-    /// one.
-    from: u64,
-    /// The duration at the right end; more than `from`.
+    /// The duration at the right end in milliseconds; not zero.
     to: u64,
     /// In characters.
     width: usize,
@@ -97,25 +87,12 @@ pub struct Scale {
 
 impl Scale {
     pub fn over(log: &[LoggedEnd], width: usize) -> Self {
-        let mut lengths: Vec<u64> = log.iter().map(held).collect();
-        lengths.sort_unstable();
-        let [least, median, most] = [0, lengths.len().saturating_sub(1) / 2, lengths.len().saturating_sub(1)]
-            .map(|at| lengths.get(at).copied().unwrap_or(0).max(1));
-        // Four decades are enough: a run that failed at once may be arbitrarily short.
-        let from = if most / UNEVEN > median { (least / 2).max(most / 10_000).max(1) } else { 0 };
-        Self { from, to: most, width }
+        Self { to: log.iter().map(held).max().unwrap_or(0).max(1), width }
     }
 
     /// The place of a duration among `parts` equal parts.
     fn place(&self, length: u64, parts: usize) -> usize {
-        if self.from == 0 {
-            let part = u128::from(length) * parts as u128 / u128::from(self.to);
-            return usize::try_from(part).unwrap_or(usize::MAX).min(parts);
-        }
-        let seconds = |millis: u64| Duration::from_millis(millis).as_secs_f64();
-        let (from, length, to) = (seconds(self.from), seconds(length.max(1)), seconds(self.to));
-        let share = (length / from).ln() / (to / from).ln();
-        (1..=parts).take_while(|part| *part as f64 <= share * parts as f64 + 1e-9).count()
+        share(length, self.to, parts)
     }
 
     /// The bar of one run, at least half a character.
@@ -131,19 +108,13 @@ impl Scale {
             0 => "0".into(),
             _ => time::span(Duration::from_millis(millis)),
         };
-        let mut marks = Marks::new(self.width);
-        if self.from > 0 {
-            for millis in DECADES.into_iter().filter(|millis| (self.from..=self.to).contains(millis)) {
-                marks.add(self.place(millis, self.width), &label(millis));
-            }
-            return marks.text();
-        }
         // The longest label is that of an odd number of half minutes.
         let room = "59m30s".len() as u64 + 1;
         let fits = |step: &u64| step.saturating_mul(self.width as u64) / self.to >= room;
         let Some(step) = FRACTIONS.into_iter().chain(STEPS.map(|seconds| seconds * 1000)).find(fits) else {
             return String::new();
         };
+        let mut marks = Marks::new(self.width);
         for number in 0..=self.to / step {
             marks.add(self.place(number * step, self.width), &label(number * step));
         }
@@ -204,8 +175,7 @@ impl Axis {
 
     /// The place of a moment among `parts` equal parts.
     fn place(&self, at: u64, parts: usize) -> usize {
-        let part = u128::from(at.saturating_sub(self.from)) * parts as u128 / u128::from(self.span);
-        usize::try_from(part).unwrap_or(usize::MAX).min(parts)
+        share(at.saturating_sub(self.from), self.span, parts)
     }
 
     /// The bar of one run: thin while it waited, thick while it held the lock, at least half a
@@ -242,6 +212,12 @@ impl Axis {
         }
         marks.text()
     }
+}
+
+/// How many of `parts` equal parts of `whole` a part of it covers.
+fn share(part: u64, whole: u64, parts: usize) -> usize {
+    let share = u128::from(part) * parts as u128 / u128::from(whole);
+    usize::try_from(share).unwrap_or(usize::MAX).min(parts)
 }
 
 fn stroke(left: Ink, right: Ink) -> char {

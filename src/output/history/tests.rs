@@ -153,17 +153,6 @@ fn nightly_runs_have_bars_of_their_duration() {
 }
 
 #[test]
-fn uneven_runs_have_a_logarithmic_scale() {
-    let mut log = nights();
-    log[2].ended = log[2].since + 7 * 3_600_000;
-    let text = picture(None, &log, NOW, 100, Coloured::No).concat();
-    println!("{text}");
-    let bars: Vec<usize> = text.lines().skip(1).map(ink).collect();
-    assert!(bars[2] > bars[0] && bars[0] > 8, "{bars:?}");
-    assert!(text.lines().next().is_some_and(|head| head.contains("╷10m") && head.contains("╷1h")), "{text}");
-}
-
-#[test]
 fn time_axis_is_for_close_runs() {
     assert!(axis::are_close(&log()));
     assert!(!axis::are_close(&nights()));
