@@ -12,17 +12,17 @@ use crate::exit::Exit;
 use crate::lock::Token;
 use crate::output::{Kind, Printer, What, json};
 use rustix::fs::{
-    Access, AtFlags, CWD, FileType, Mode, OFlags, Stat, accessat, fstat, openat, readlinkat, renameat,
-    statat, unlinkat,
+    Access, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, accessat, fstat, openat, openat2,
+    readlinkat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 /// The kernel's own limit for links in a path.
 const LINKS_MAX: usize = 40;
@@ -70,14 +70,32 @@ struct Destination {
 }
 
 impl Destination {
-    /// Opens the directory step by step. The name is not a link, and need not exist.
+    /// Follows the links of the path and opens the directory. The name is not a link, and need not
+    /// exist.
     fn find_destination(path: &Path) -> Result<Self, String> {
+        let no_file = || "that is not a file name".to_owned();
         if path.as_os_str().as_bytes().ends_with(b"/") {
-            return Err("that is not a file name".into());
+            return Err(no_file());
         }
-        let mut walk = PathWalk { directory: enter(".")?, rest: Vec::new(), links: 0 };
-        walk.push_path(path)?;
-        walk.finish()
+        let mut path = std::path::absolute(path).map_err(|error| error.to_string())?;
+        for _ in 0..LINKS_MAX {
+            if let Some(without) = without_first_link(&path)? {
+                path = without;
+                continue;
+            }
+            let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Err(no_file()) };
+            let directory = open(parent).map_err(|errno| match errno {
+                Errno::NOENT => "there is no such directory; make it first".into(),
+                errno => errno_text(errno),
+            })?;
+            // A rename would replace a device or pipe by a file, and break it for everybody.
+            return match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).map(|stat| kind(&stat)) {
+                Ok(FileType::RegularFile) | Err(Errno::NOENT) => Ok(Self { directory, name: name.into() }),
+                Ok(_) => Err("that is not a regular file".into()),
+                Err(errno) => Err(errno_text(errno)),
+            };
+        }
+        Err(errno_text(Errno::LOOP))
     }
 
     /// Replaces the file by one with this text, in one step. The file is not synced, because an
@@ -97,47 +115,18 @@ impl Destination {
     }
 }
 
-struct PathWalk {
-    /// The directory reached so far.
-    directory: OwnedFd,
-    /// The remaining path components, the next one last.
-    rest: Vec<OsString>,
-    links: usize,
-}
-
-impl PathWalk {
-    fn finish(mut self) -> Result<Destination, String> {
-        let no_file = || "that is not a file name".to_owned();
-        loop {
-            let step = self.rest.pop().ok_or_else(no_file)?;
-            let is_last = self.rest.is_empty();
-            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let found = match openat(&self.directory, &step, flags, Mode::empty()) {
-                Ok(found) => found,
-                Err(Errno::NOENT) if is_last => {
-                    return Ok(Destination { directory: self.directory, name: step });
-                }
-                Err(Errno::NOENT) => return Err("there is no such directory; make it first".into()),
-                Err(errno) => return Err(errno_text(errno)),
-            };
-            let stat = fstat(&found).map_err(errno_text)?;
-            match kind(&stat) {
-                FileType::Symlink => self.follow(&found, &stat, &step)?,
-                FileType::Directory if !is_last || step == ".." => self.directory = found,
-                FileType::RegularFile if is_last => {
-                    return Ok(Destination { directory: self.directory, name: step });
-                }
-                // A rename would replace a device or pipe by a file, and break it for everybody.
-                _ if is_last => return Err("that is not a regular file".into()),
-                _ => return Err(errno_text(Errno::NOTDIR)),
-            }
-        }
-    }
-
-    fn follow(&mut self, link: &OwnedFd, stat: &Stat, step: &OsStr) -> Result<(), String> {
-        self.links += 1;
-        if self.links > LINKS_MAX {
-            return Err(errno_text(Errno::LOOP));
+/// The path with its first link replaced by what that names; None if there is no link.
+fn without_first_link(path: &Path) -> Result<Option<PathBuf>, String> {
+    let steps: Vec<&Path> = path.ancestors().collect();
+    for step in steps.into_iter().rev() {
+        let link = match open(step) {
+            Ok(found) => found,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(errno_text(errno)),
+        };
+        let stat = fstat(&link).map_err(errno_text)?;
+        if kind(&stat) != FileType::Symlink {
+            continue;
         }
         if ![0, geteuid().as_raw()].contains(&stat.st_uid) {
             return Err(format!(
@@ -147,32 +136,26 @@ impl PathWalk {
             ));
         }
         // A link in /proc may lead to something that has no path, such as a pipe.
-        let target = statat(&self.directory, step, AtFlags::empty()).map(|target| kind(&target));
+        let target = statat(CWD, step, AtFlags::empty()).map(|target| kind(&target));
         if !matches!(target, Ok(FileType::RegularFile | FileType::Directory) | Err(_)) {
             return Err("that is not a regular file".into());
         }
-        let target = readlinkat(link, "", Vec::new()).map_err(errno_text)?;
-        self.push_path(Path::new(&OsString::from_vec(target.into_bytes())))
+        let target = readlinkat(&link, "", Vec::new()).map_err(errno_text)?;
+        let (Some(parent), Ok(rest)) = (step.parent(), path.strip_prefix(step)) else { return Ok(None) };
+        let target = parent.join(OsString::from_vec(target.into_bytes()));
+        return Ok(Some(if rest.as_os_str().is_empty() { target } else { target.join(rest) }));
     }
-
-    /// Puts this path before the remaining components.
-    fn push_path(&mut self, path: &Path) -> Result<(), String> {
-        if path.is_absolute() {
-            self.directory = enter("/")?;
-        }
-        let steps = path.components().rev().filter_map(|step| match step {
-            Component::Normal(name) => Some(name.to_owned()),
-            Component::ParentDir => Some("..".into()),
-            Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
-        });
-        self.rest.extend(steps);
-        Ok(())
-    }
+    Ok(None)
 }
 
-fn enter(directory: &str) -> Result<OwnedFd, String> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat(CWD, directory, flags, Mode::empty()).map_err(errno_text)
+/// Opens a file, directory or link to look at it, and follows no link on the way. Before Linux 5.6
+/// it follows a link that another process has put there since the caller looked.
+fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
+        Err(Errno::NOSYS) => openat(CWD, path, flags, Mode::empty()),
+        opened => opened,
+    }
 }
 
 fn kind(stat: &Stat) -> FileType {
