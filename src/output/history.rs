@@ -143,6 +143,7 @@ pub fn why(refusal: &Refusal) -> String {
             format!("gave up after {waited}: {}", by("held by", "busy"))
         }
         Why::QueueFull => by("the queue was full: held by", "the queue was full"),
+        Why::Behind => by("busy: behind", "busy"),
         Why::Done => by("already done by", "already done"),
         Why::Paused => by("paused by", "paused"),
         Why::Superseded => by("superseded by a newer run of", "superseded by a newer run"),

@@ -44,6 +44,8 @@ pub enum Why {
     GaveUp,
     /// The queue was full.
     QueueFull,
+    /// Nobody was in the way but those who waited already.
+    Behind,
 }
 
 impl Why {
@@ -56,6 +58,7 @@ impl Why {
             Self::Superseded => "superseded",
             Self::GaveUp => "gave-up",
             Self::QueueFull => "queue-full",
+            Self::Behind => "behind",
         }
     }
 }
@@ -73,10 +76,12 @@ impl Refusal {
 
     /// The lock was busy. With `waited`, the caller gave up after that time.
     pub fn busy(owner: &Owner, blocker: &Blocker, waited: Option<Duration>) -> Self {
+        let is_first_try = waited.is_none() && blocker.queue_full.is_none();
         let (why, by) = match (&blocker.paused, &blocker.holder) {
             (Some(pause), _) if blocker.state == State::Paused && blocker.queue_full.is_none() => {
                 (Why::Paused, Some(&pause.by))
             }
+            (_, None) if is_first_try && blocker.before.is_some() => (Why::Behind, blocker.before.as_ref()),
             (_, holder) => {
                 let why = match (blocker.queue_full, waited) {
                     (Some(_), _) => Why::QueueFull,

@@ -111,6 +111,27 @@ fn a_waiter_that_is_ended_is_recorded(backend: Backend) {
     holder.finish();
 }
 
+/// The lock is free, and its first waiter needs another one as well.
+#[test]
+fn who_waited_before_is_recorded() {
+    for backend in [Backend::Redis, Backend::File] {
+        let world = World::new(backend);
+        let holder = world.run("k", &[], HOLD).spawn();
+        world.wait_for_log("up");
+        let waiter = world.dlock(["run", "-q", "-k", "k", "-k", "other", "-w", "--", "true"]).spawn();
+        world.wait_for_waiters("other", 1);
+        let before = format!(
+            r"dlock: other in .* is busy: .* \(pid {}\), who wants to run 'true', is .*\n",
+            waiter.pid()
+        );
+        world.run("other", &[], "true").status(75).stderr_like(&before).run();
+        let all = told(&world, "other");
+        assert_eq!((reasons(&all), &all[0]["refused_by"]["pid"]), (vec!["behind"], &waiter.pid().into()));
+        world.write("go", "");
+        finish_all([holder, waiter]);
+    }
+}
+
 fn the_last_64_are_recorded(backend: Backend) {
     let world = World::new(backend);
     let holder = world.run("k", &[], HOLD).spawn();
