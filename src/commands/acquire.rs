@@ -168,9 +168,11 @@ impl Asking {
     fn refuse_to_wait_for_own_hold(&self, store: &mut dyn Store) -> Result<(), Error> {
         let (holds, settings) = (Holds::of_process(), &self.context.settings);
         for key in &self.keys {
-            for held in holds.of_lock(&self.context.name(key)?) {
-                let proof = self.context.verify(store, held).inspect_err(|_| store.reset())?;
-                let Some(proof) = proof else { continue };
+            let name = self.context.name(key)?;
+            for held in holds.of_lock(&name) {
+                let proof = self.context.verify_in(store, held, &name.clone().into());
+                let proof = proof.inspect_err(|_| store.reset());
+                let Some(proof) = proof.map_err(|error| self.context.with_origin(error))? else { continue };
                 let joins = match (proof.mode, self.request.ask.mode) {
                     (Mode::Shared, Mode::Shared) => true,
                     (Mode::Slots(held), Mode::Slots(wanted)) => held == wanted && held > 1,

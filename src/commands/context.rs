@@ -76,6 +76,24 @@ impl Context {
         Ok(proof.map_err(|error| self.unsure(error, &unknown()))?)
     }
 
+    /// Asks the store whether a hold that DLOCK_HELD claims has these locks there; `None` if not.
+    /// Under another URL than the hold's, the store must first show the fence of the hold: another
+    /// store must not learn the token.
+    pub fn verify_in(
+        &self,
+        store: &mut dyn Store,
+        held: &Held,
+        names: &Names,
+    ) -> Result<Option<Proof>, store::Error> {
+        if !held.is_in(&self.settings) {
+            let holders = store.inspect(names.first(), self.deadline())?.holders;
+            if !held.may_be_in(&self.settings) || holders.iter().all(|holder| holder.fence != held.fence) {
+                return Ok(None);
+            }
+        }
+        store.prove(names, &held.token, self.deadline())
+    }
+
     /// Adds to a store error which setting named the store.
     pub fn with_origin(&self, error: store::Error) -> store::Error {
         let store = &self.settings.store;

@@ -89,15 +89,27 @@ impl Held {
         }
     }
 
+    /// Whether the hold is in the store of the settings, by its URL.
+    pub fn is_in(&self, settings: &Settings) -> bool {
+        is_same_store(&self.store, &settings.store.to_string())
+    }
+
+    /// Whether the store of the settings may be the hold's under another URL. A quorum is another
+    /// store than each of its members.
+    pub fn may_be_in(&self, settings: &Settings) -> bool {
+        let is_quorum = |url: &str| url.contains("+quorum:");
+        is_quorum(&self.store) == is_quorum(&settings.store.to_string())
+    }
+
     /// Whether the hold is in the store and under the prefix of the settings.
     pub fn is_here(&self, settings: &Settings) -> bool {
-        self.prefix == settings.prefix && is_same_store(&self.store, &settings.store.to_string())
+        self.prefix == settings.prefix && self.is_in(settings)
     }
 
     /// Whether a command with these settings may mean this hold: not if --store or --prefix names
     /// another place.
     fn may_be_meant(&self, settings: &Settings) -> bool {
-        (!settings.is_store_given() || is_same_store(&self.store, &settings.store.to_string()))
+        (!settings.is_store_given() || self.is_in(settings))
             && (!settings.is_prefix_given || self.prefix == settings.prefix)
     }
 
@@ -163,17 +175,19 @@ impl Holds {
     }
 
     /// The holds that have this lock if their store is the one meant, innermost first. Only that
-    /// store can tell, by the token: a store has more than one URL.
-    pub fn of_lock<'a>(&'a self, name: &'a Name) -> impl Iterator<Item = &'a Held> {
+    /// store can tell ([`Context::verify_in`](super::context::Context::verify_in)): a store has more
+    /// than one URL.
+    pub fn of_lock<'a, 'n>(&'a self, name: &'n Name) -> impl Iterator<Item = &'a Held> + use<'a, 'n> {
         self.inside_out().filter(|held| held.has_lock(name))
     }
 
     /// The innermost hold of this key: in the store and under the prefix of the settings if there
     /// is one, else anywhere that the flags allow.
     pub fn meant<'a>(&'a self, settings: &'a Settings, key: &Key) -> Option<&'a Held> {
-        let mut of_key = self.inside_out().filter(|held| held.may_be_meant(settings) && held.has(key));
-        let first = of_key.clone().find(|held| held.is_here(settings));
-        first.or_else(|| of_key.next())
+        let name = Name::new(&settings.prefix, key).ok();
+        let is_lock = |held: &&Held| name.as_ref().is_some_and(|name| held.has_lock(name));
+        let here = self.inside_out().filter(is_lock).find(|held| held.is_in(settings));
+        here.or_else(|| self.inside_out().find(|held| held.may_be_meant(settings) && held.has(key)))
     }
 
     /// The hold under which this process runs: the one that DLOCK_TOKEN names (the other variables

@@ -11,6 +11,27 @@ use crate::output::busy::listed;
 use crate::rules::Proof;
 use std::path::Path;
 
+/// The hold of this key that a command means. A store that a flag names is asked for the holds that
+/// DLOCK_HELD has in others, because it may be one of them under another URL.
+pub fn find<'a>(context: &'a Context, holds: &'a Holds, key: &Key) -> Result<Option<&'a Held>, Error> {
+    if let Some(held) = holds.meant(&context.settings, key) {
+        return Ok(Some(held));
+    }
+    let name = context.name(key)?;
+    let claims: Vec<&Held> = holds.of_lock(&name).collect();
+    if claims.is_empty() {
+        return Ok(None);
+    }
+    let (mut store, names) = (context.open()?, Names::from(name.clone()));
+    for held in claims {
+        let proof = context.verify_in(&mut *store, held, &names);
+        if proof.map_err(|error| context.with_origin(error))?.is_some() {
+            return Ok(Some(held));
+        }
+    }
+    Ok(None)
+}
+
 /// A hold that the caller says it has; [`HoldRef::verify`] asks the store.
 pub struct HoldRef {
     /// With the settings of the hold's store.
@@ -32,7 +53,7 @@ impl HoldRef {
         }
         let (holds, settings) = (Holds::of_process(), &context.settings);
         let held = match key {
-            Some(key) => holds.meant(settings, key),
+            Some(key) => find(context, &holds, key)?,
             None => usual(&holds, settings),
         };
         let held = held.ok_or_else(|| holds.lack(settings, key))?;

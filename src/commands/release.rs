@@ -4,7 +4,7 @@
 
 use super::context::Context;
 use super::held::{By, HoldProcess, Holds};
-use super::hold_ref::HoldRef;
+use super::hold_ref::{self, HoldRef};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -33,7 +33,7 @@ pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -
     if let Some(file) = &flags.token_file {
         return give_back(&HoldRef::of_token(context, key, file)?);
     }
-    match holds.meant(settings, key) {
+    match hold_ref::find(context, &holds, key)? {
         Some(held) if flags.force => {
             let context = context.at(held.settings(settings)?);
             *printer = context.printer.clone();

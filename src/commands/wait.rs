@@ -160,7 +160,8 @@ fn refuse_own_locks(context: &Context, observer: &mut Observer, names: &[Name]) 
     let holds = Holds::of_process();
     for name in names {
         for held in holds.of_lock(name) {
-            if context.verify(observer.store(), held)?.is_some() {
+            let proof = context.verify_in(observer.store(), held, &name.clone().into());
+            if proof.map_err(|error| context.with_origin(error))?.is_some() {
                 return Err(Error::Usage(format!(
                     "this process itself runs under {} in {}, and would wait for itself",
                     name.key(),

@@ -94,13 +94,9 @@ fn short_reason(blocker: &Blocker, asked: Mode) -> String {
     let Some(holder) = blocker.holder.as_ref().filter(|_| blocker.state == State::Held) else {
         return reason(blocker, asked);
     };
-    let Owner { user, host, pid, .. } = &holder.owner;
+    let Owner { user, host, .. } = &holder.owner;
     let others = if blocker.others == 0 { String::new() } else { format!(" + {}", blocker.others) };
-    format!(
-        "held for {} by {user}@{host} (pid {pid}){others}, lease {}",
-        span(holder.held),
-        span(holder.lease)
-    )
+    format!("held for {} by {user}@{host}{others}, lease {}", span(holder.held), span(holder.lease))
 }
 
 /// Returns a function that makes the line about waiting, for a wait that began at `since`.
@@ -224,9 +220,7 @@ fn blocker_text(blocker: &Blocker, asked: Mode) -> String {
 /// Who is earlier in the queue, as a clause.
 fn earlier(blocker: &Blocker) -> String {
     match &blocker.before {
-        Some(first) => {
-            format!("{}, who wants to run {}, is earlier in the queue", who(first), quoted_command(first))
-        }
+        Some(first) => format!("{} already waits for it ({})", who(first), quoted_command(first)),
         None => "others are earlier in the queue".into(),
     }
 }
@@ -449,7 +443,7 @@ mod tests {
                 &said(columns),
                 &["nightly", "1m35s", "place 2", "app@web1", "+ 3", "12m10s", "17s"],
             );
-            assert!(said(columns).chars().count() <= columns.max(90), "{columns}");
+            assert!(said(columns).chars().count() <= columns.max(80), "{columns}");
         }
         Ok(())
     }

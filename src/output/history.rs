@@ -143,6 +143,13 @@ pub fn why(refusal: &Refusal) -> String {
             format!("gave up after {waited}: {}", by("held by", "busy"))
         }
         Why::QueueFull => by("the queue was full: held by", "the queue was full"),
+        Why::Interrupted => {
+            let waited = span(Duration::from_millis(refusal.waited));
+            by(
+                &format!("interrupted after {waited} of waiting: held by"),
+                &format!("interrupted after {waited} of waiting"),
+            )
+        }
         Why::Behind => by("busy: behind", "busy"),
         Why::Done => by("already done by", "already done"),
         Why::Paused => by("paused by", "paused"),

@@ -40,8 +40,10 @@ pub enum Why {
     Paused,
     /// A newer run replaced it (`--replace`).
     Superseded,
-    /// Its time to wait was over, or a signal ended it while it waited.
+    /// Its time to wait was over.
     GaveUp,
+    /// Its dlock ended while it waited: by a signal, or by an error.
+    Interrupted,
     /// The queue was full.
     QueueFull,
     /// Nobody was in the way but those who waited already.
@@ -57,6 +59,7 @@ impl Why {
             Self::Paused => "paused",
             Self::Superseded => "superseded",
             Self::GaveUp => "gave-up",
+            Self::Interrupted => "interrupted",
             Self::QueueFull => "queue-full",
             Self::Behind => "behind",
         }
@@ -81,7 +84,7 @@ impl Refusal {
             (Some(pause), _) if blocker.state == State::Paused && blocker.queue_full.is_none() => {
                 (Why::Paused, Some(&pause.by))
             }
-            (_, None) if is_first_try && blocker.before.is_some() => (Why::Behind, blocker.before.as_ref()),
+            _ if is_first_try && blocker.before.is_some() => (Why::Behind, blocker.before.as_ref()),
             (_, holder) => {
                 let why = match (blocker.queue_full, waited) {
                     (Some(_), _) => Why::QueueFull,
@@ -94,9 +97,9 @@ impl Refusal {
         Self::new(owner, why, by, waited.unwrap_or_default())
     }
 
-    /// A caller that waited left the queue, or was ended.
-    pub fn gave_up(owner: &Owner, waited: Duration) -> Self {
-        Self::new(owner, Why::GaveUp, None, waited)
+    /// Its dlock ended while it waited. `by` has the lock.
+    pub fn interrupted(owner: &Owner, by: Option<&Owner>, waited: Duration) -> Self {
+        Self::new(owner, Why::Interrupted, by, waited)
     }
 
     /// The job was done already.

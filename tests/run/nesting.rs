@@ -2,7 +2,9 @@
 //! store has confirmed the hold.
 
 use crate::support::dlock::{BINARY, Dlock};
+use crate::support::masters::Masters;
 use crate::support::proc;
+use crate::support::redis::Redis;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
@@ -413,12 +415,36 @@ fn another_spelling_of_the_store_is_the_same_store() {
     let other = world.url().replace("127.0.0.1", "localhost");
     for (store, prefix, key) in [(&other, "dlock:", "k"), (&world.url(), "", "dlock:k")] {
         let script = r#"$D run -k $K -w -- echo inside; $D run -k $K -k l -w 1s -- echo both
-            $D wait $K; echo $?; $D acquire -k $K -w; echo $?; $D run -k m -- echo else"#;
+            $D wait $K; echo $?; $D acquire -k $K -w; echo $?; $D run -k m -- echo else
+            $D check $K; echo $?; $D check --store $DLOCK_STORE $K; echo $?; $D release -y --store $DLOCK_STORE $K; echo $?"#;
         let script = format!("export DLOCK_STORE={store} DLOCK_PREFIX={prefix} K={key}; {script}");
-        outer(&world, &[], &script).stdout("inside\nboth\n64\n64\nelse\n").any_stderr().run();
+        outer(&world, &[], &script).stdout("inside\nboth\n64\n64\nelse\n0\n0\n64\n").any_stderr().run();
     }
     // Another lock of that key, in another store, is none of its business.
     let script = "$D run --store file:$PWD/other -k k -w -- $D status --store file:$PWD/other k --json";
     let said = outer(&world, &[], script).any_stdout().run().stdout;
     assert!(said.contains(r#""state": "held""#) || said.contains(r#""state":"held""#), "{said}");
+}
+
+/// A member alone may lose the hold while the quorum goes on.
+#[test]
+fn a_member_of_a_quorum_is_another_store() {
+    let masters = Masters::aged(3);
+    let script = format!("$D run --store {} -k k -- echo inside; echo $?", masters.at(2).url());
+    masters.run("k", &[], &script).env("D", BINARY).stdout("75\n").any_stderr().run();
+}
+
+#[test]
+fn another_store_does_not_learn_the_token() {
+    let world = World::new(Backend::Redis);
+    std::fs::create_dir(world.path("other")).expect("a directory");
+    let other =
+        Redis::start(&world.path("other"), &["--slowlog-log-slower-than", "0", "--slowlog-max-len", "999"]);
+    let script = format!(
+        "export DLOCK_STORE={}; $D run -k k -- true; $D wait k; $D check --store $DLOCK_STORE k; printf %s $DLOCK_TOKEN > token",
+        other.url()
+    );
+    outer(&world, &[], &script).any_stderr().run();
+    let asked = format!("{:?}", other.ask::<redis::Value>(&["SLOWLOG", "GET", "-1"]));
+    assert!(asked.contains("dlock:k") && !asked.contains(&world.read("token")), "{asked}");
 }

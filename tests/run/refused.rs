@@ -106,7 +106,16 @@ fn a_waiter_that_is_ended_is_recorded(backend: Backend) {
         waiter.finish();
         world.wait_for_waiters("k", 0);
     }
-    wait_until("both are noted", || reasons(&told(&world, "k")) == ["gave-up", "gave-up"]);
+    // The record is at the lock that was in the way.
+    let waiter = world.dlock(["run", "-q", "-k", "k", "-k", "a", "-w", "--", "true"]);
+    let waiter = waiter.dies_of(Signal::TERM.as_raw()).spawn();
+    world.wait_for_waiters("a", 1);
+    waiter.signal(Signal::TERM);
+    waiter.finish();
+    wait_until("it is noted", || reasons(&told(&world, "k")).len() == 3);
+    assert_eq!(told(&world, "k")[0]["refused_by"]["pid"], holder.pid());
+    assert_eq!(reasons(&told(&world, "a")), [""; 0]);
+    wait_until("all are noted", || reasons(&told(&world, "k")) == ["interrupted"; 3]);
     world.write("go", "");
     holder.finish();
 }
@@ -121,7 +130,7 @@ fn who_waited_before_is_recorded() {
         let waiter = world.dlock(["run", "-q", "-k", "k", "-k", "other", "-w", "--", "true"]).spawn();
         world.wait_for_waiters("other", 1);
         let before = format!(
-            r"dlock: other in .* is busy: .* \(pid {}\), who wants to run 'true', is .*\n",
+            r"dlock: other in .* is busy: .* \(pid {}\) already waits for it \('true'\); .*\n",
             waiter.pid()
         );
         world.run("other", &[], "true").status(75).stderr_like(&before).run();

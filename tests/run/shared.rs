@@ -82,7 +82,7 @@ fn a_queued_writer_holds_back_later_readers(backend: Backend) {
     world
         .run("k", &["-s"], "echo overtook >> log")
         .status(75)
-        .stderr_like(r"dlock: k in .* held shared by .*; .*@.* \(pid \d+\), who wants to run .* is earlier in the queue; .*\n")
+        .stderr_like(r"dlock: k in .* held shared by .*; .*@.* \(pid \d+\) already waits for it \(.*\); .*\n")
         .run();
     let said =
         world.dlock(["acquire", "--log-format", "json", "-s", "-k", "k"]).status(75).any_stderr().run();

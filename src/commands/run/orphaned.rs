@@ -9,7 +9,7 @@ use crate::config::run::Run;
 use crate::lease::give_back;
 use crate::lock::{Names, Owner, Token};
 use crate::rules::{End, Left, Ran, Refusal};
-use crate::store::Store;
+use crate::store::{self, Store};
 use crate::supervise::Orphaned;
 use crate::sys;
 use std::time::Duration;
@@ -17,6 +17,22 @@ use std::time::Duration;
 /// Longest time for which the guard tries to give the lock back. It tries no longer than the ttl,
 /// but at least for one whole request.
 const GIVE_BACK_WITHIN: Duration = Duration::from_secs(10);
+
+/// Records that this run ended while it waited, at the lock that somebody held.
+fn record_interruption(
+    store: &mut dyn Store,
+    names: &Names,
+    owner: &Owner,
+    waited: Duration,
+    deadline: Moment,
+) -> Result<(), store::Error> {
+    for name in names {
+        if let Some(holder) = store.inspect(name, deadline)?.holders.first() {
+            return store.refuse(name, &Refusal::interrupted(owner, Some(&holder.owner), waited), deadline);
+        }
+    }
+    store.refuse(names.first(), &Refusal::interrupted(owner, None, waited), deadline)
+}
 
 /// The callback for [`Guard::fork`](crate::supervise::Guard::fork).
 pub fn orphaned<'a>(
@@ -32,6 +48,7 @@ pub fn orphaned<'a>(
     move |what| match what {
         Orphaned::Refused(process) => messages.refused(&process),
         Orphaned::Over { started, status, reason } => {
+            let waited = Moment::now().since(began);
             let ran = if started { ran(reason, None) } else { Ran::No };
             let deadline = context.deadline().max(Moment::now().after(GIVE_BACK_WITHIN.min(run.ttl.get())));
             let answer = give_back(
@@ -42,9 +59,8 @@ pub fn orphaned<'a>(
                 deadline,
             );
             if matches!(answer, Ok(Left::Dequeued)) {
-                let refusal = Refusal::gave_up(owner, Moment::now().since(began));
                 // Nothing depends on this record.
-                let _unnoted = store.refuse(names.first(), &refusal, context.deadline());
+                let _unrecorded = record_interruption(store, names, owner, waited, context.deadline());
             }
             sys::kill_all_separate();
             if started && reason.is_some() {

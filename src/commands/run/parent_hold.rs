@@ -106,7 +106,7 @@ fn verify(context: &Context, run: &Run, claims: &[&Held]) -> Result<Vec<Option<P
     let mut ask = |held: &Held| {
         let of_it = |key: &&Key| context.name(key).is_ok_and(|name| held.has_lock(&name));
         let keys: Vec<Key> = run.keys.iter().filter(of_it).cloned().collect();
-        let proof = store.prove(&context.names(&keys)?, &held.token, context.deadline());
+        let proof = context.verify_in(&mut *store, held, &context.names(&keys)?);
         Ok(proof
             .map_err(|error| context.with_origin(error.map(|text| format!("{}: {text}", listed(&keys)))))?)
     };

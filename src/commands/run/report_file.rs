@@ -77,8 +77,8 @@ impl Destination {
         if path.as_os_str().as_bytes().ends_with(b"/") {
             return Err(no_file());
         }
-        let mut path = std::path::absolute(path).map_err(|error| error.to_string())?;
-        for _ in 0..LINKS_MAX {
+        let mut path = path.to_owned();
+        for _ in 0..=LINKS_MAX {
             if let Some(without) = without_first_link(&path)? {
                 path = without;
                 continue;
@@ -118,7 +118,7 @@ impl Destination {
 /// The path with its first link replaced by what that names; None if there is no link.
 fn without_first_link(path: &Path) -> Result<Option<PathBuf>, String> {
     let steps: Vec<&Path> = path.ancestors().collect();
-    for step in steps.into_iter().rev() {
+    for step in steps.into_iter().rev().filter(|step| !step.as_os_str().is_empty()) {
         let link = match open(step) {
             Ok(found) => found,
             Err(Errno::NOENT) => return Ok(None),
@@ -148,12 +148,14 @@ fn without_first_link(path: &Path) -> Result<Option<PathBuf>, String> {
     Ok(None)
 }
 
-/// Opens a file, directory or link to look at it, and follows no link on the way. Before Linux 5.6
-/// it follows a link that another process has put there since the caller looked.
+/// Opens a file, directory or link to look at it, and follows no link on the way. Before Linux 5.6,
+/// and where a sandbox forbids openat2, it follows a link that another process has put there since
+/// the caller looked.
 fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     match openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
-        Err(Errno::NOSYS) => openat(CWD, path, flags, Mode::empty()),
+        Err(Errno::NOSYS | Errno::PERM) => openat(CWD, path, flags, Mode::empty()),
         opened => opened,
     }
 }
