@@ -37,6 +37,15 @@ fn a_place_that_cannot_be_written_is_refused_first() {
     }
     assert_eq!(world.redis().keys(), [""; 0]);
     assert!(!world.path("ran").exists());
+    // A relative path needs no right to what is above.
+    fs::create_dir_all(world.path("above/open")).expect("directories");
+    fs::set_permissions(world.path("above/open"), fs::Permissions::from_mode(0o777)).expect("permissions");
+    fs::set_permissions(world.path("above"), fs::Permissions::from_mode(0o700)).expect("permissions");
+    if drops.status.success() {
+        let inside = [&["sh", "-c", "cd above/open && exec \"$@\"", "sh"][..], &nobody].concat();
+        world.run("k", &["--report", "r.json"], "true").under(&inside).run();
+        assert!(world.read("above/open/r.json").contains("\"status\":0"));
+    }
     assert!(fs::metadata("/dev/null").is_ok_and(|null| !null.is_file()));
 }
 
