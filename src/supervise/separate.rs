@@ -13,13 +13,14 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::IntoRawFd as _;
 
-/// Runs `work` in another process and returns its output, empty or cut short if it ended early.
-/// This process must have one thread.
+/// Runs `work` in another process and returns its output, empty or cut short if it ended early. It
+/// ends with this process, which must have one thread.
 pub fn in_separate_process(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
     match sys::fork()? {
         Fork::Child => {
             drop(reader);
+            let _goes_on = set_parent_process_death_signal(Some(Signal::KILL));
             // A panic must end this process: if it unwound further, it would go on as a second
             // dlock.
             let work = || File::from(writer).write_all(&work());

@@ -448,3 +448,17 @@ fn another_store_does_not_learn_the_token() {
     let asked = format!("{:?}", other.ask::<redis::Value>(&["SLOWLOG", "GET", "-1"]));
     assert!(asked.contains("dlock:k") && !asked.contains(&world.read("token")), "{asked}");
 }
+
+#[test]
+fn the_process_that_asks_the_store_ends_with_dlock() {
+    let world = World::new(Backend::Redis);
+    outer(&world, &[], "printf %s \"$DLOCK_HELD\" > held").run();
+    world.redis().pause();
+    let run = world.run("k", &["--op-timeout", "60s"], "true").env("DLOCK_HELD", world.read("held"));
+    let run = run.dies_of(9).spawn();
+    wait_until("it asks", || !proc::children(run.pid()).is_empty());
+    run.signal(Signal::KILL);
+    // Its output ends with the last process that has it.
+    run.finish();
+    world.redis().resume();
+}
