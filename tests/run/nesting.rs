@@ -5,7 +5,7 @@ use crate::support::dlock::{BINARY, Dlock};
 use crate::support::masters::Masters;
 use crate::support::proc;
 use crate::support::redis::Redis;
-use crate::support::wait::wait_until;
+use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -456,9 +456,10 @@ fn the_process_that_asks_the_store_ends_with_dlock() {
     world.redis().pause();
     let run = world.run("k", &["--op-timeout", "60s"], "true").env("DLOCK_HELD", world.read("held"));
     let run = run.dies_of(9).spawn();
-    wait_until("it asks", || !proc::children(run.pid()).is_empty());
+    let asking = || proc::children(run.pid()).first().copied();
+    let asking = wait_for("it asks", asking);
     run.signal(Signal::KILL);
-    // Its output ends with the last process that has it.
     run.finish();
+    wait_until("the process that asks has ended", || !proc::alive(asking));
     world.redis().resume();
 }
