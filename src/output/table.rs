@@ -1,9 +1,9 @@
 //! The output of `dlock status` for several locks: one row for each lock, and one more for each
-//! further holder. On a terminal the table fits the width: KEY and HOLDER are never cut, less
-//! important columns are left out, and if the two do not fit side by side they are on separate
-//! lines. A key much longer than the others is on a line above its row, so that it takes no room of
-//! other rows. Rows of one lock show common values once. A pipe gets everything, and each row in
-//! full. Text from the store is escaped cell by cell. `record` shows a single lock.
+//! further holder. On a terminal the table fits the width: less important columns are left out. KEY
+//! and HOLDER are never cut: if they do not fit side by side, they are above and below the row. A
+//! long key is above its row, so that it takes no room of other rows. Rows of one lock show common
+//! values once. A pipe gets everything, and each row in full. Text from the store is escaped cell by
+//! cell. `record` shows a single lock.
 
 use super::columns::{Width, broken, fitted, padded, spaces, width};
 use super::history::how;
@@ -40,38 +40,13 @@ const GAP: usize = 2;
 const INDENT: usize = 2;
 
 /// What a narrow terminal leaves out, in this order.
-const OMISSIONS: [Omission; 11] = [
-    Omission::CommandBeyond(12),
-    Omission::Column(LAST_RUN),
-    Omission::HowLong,
-    Omission::IfIdle(WAITING),
-    Omission::CommandBeyond(8),
-    Omission::Column(COMMAND),
-    Omission::Column(WAITING),
-    Omission::Column(SINCE),
-    Omission::Column(MODE),
-    Omission::Column(LEFT),
-    // STATE is left out last. Before that, the layout begins anew with KEY, and then also HOLDER,
-    // on separate lines, which makes room for columns that were left out.
-    Omission::Column(STATE),
-];
+const OMITTED: [usize; 7] = [LAST_RUN, COMMAND, WAITING, SINCE, MODE, LEFT, STATE];
+/// COMMAND is not cut to fewer columns than this.
+const COMMAND_LEAST: usize = 12;
+/// On a terminal with fewer columns SINCE shows no age.
+const AGE_FROM: usize = 100;
 
-enum Omission {
-    /// The end of the command, but not its first columns.
-    CommandBeyond(usize),
-    /// The age in SINCE.
-    HowLong,
-    /// A column, if all its cells are empty.
-    IfIdle(usize),
-    Column(usize),
-}
-
-/// The cells of a row, and the shorter form of SINCE.
-#[derive(Default)]
-struct Row {
-    cells: [String; HEAD.len()],
-    since: String,
-}
+type Cells = [String; HEAD.len()];
 
 /// The table, with a line end after each row.
 pub fn status(views: &[View], width: Width, coloured: Coloured) -> String {
@@ -85,7 +60,7 @@ pub fn all(views: &[View], width: Width, coloured: Coloured) -> String {
         let is_success = view.log.first().is_some_and(LoggedEnd::is_success);
         if let (Some(ended), Some(row), false) = (view.stat.last_success, rows.first_mut(), is_success) {
             let ago = std::time::Duration::from_millis(view.now.saturating_sub(ended));
-            row.cells[LAST_RUN].push_str(&format!("; ok {} ago", span(ago)));
+            row[LAST_RUN].push_str(&format!("; ok {} ago", span(ago)));
         }
         rows
     };
@@ -93,7 +68,7 @@ pub fn all(views: &[View], width: Width, coloured: Coloured) -> String {
 }
 
 /// The table with these rows for each lock, and the pauses that it has no room for.
-fn table(views: &[View], rows: impl Fn(&View) -> Vec<Row>, width: Width, coloured: Coloured) -> String {
+fn table(views: &[View], rows: impl Fn(&View) -> Vec<Cells>, width: Width, coloured: Coloured) -> String {
     let text = lay_out(views, rows, width, coloured);
     let pauses = pauses(views, &text, width);
     text + &pauses
@@ -113,15 +88,19 @@ fn paused(view: &View) -> Option<String> {
     Some(escaped(&format!("paused by {}{}", owner::who(by), because(by))).into_owned())
 }
 
-fn lay_out(views: &[View], rows_of: impl Fn(&View) -> Vec<Row>, width: Width, coloured: Coloured) -> String {
-    let head = Row { cells: HEAD.map(String::from), since: HEAD[SINCE].into() };
-    let mut rows = vec![head];
+fn lay_out(
+    views: &[View],
+    rows_of: impl Fn(&View) -> Vec<Cells>,
+    width: Width,
+    coloured: Coloured,
+) -> String {
+    let mut rows = vec![HEAD.map(String::from)];
     for view in views {
         rows.extend(rows_of(view));
     }
     let layout = Layout::of(&rows, width);
     let mut text = String::new();
-    for (at, row) in rows.into_iter().enumerate() {
+    for (at, row) in rows.iter().enumerate() {
         for line in layout.lines(row, if at == 0 { Coloured::No } else { coloured }) {
             text.push_str(line.trim_end());
             text.push('\n');
@@ -133,122 +112,88 @@ fn lay_out(views: &[View], rows_of: impl Fn(&View) -> Vec<Row>, width: Width, co
 struct Layout {
     /// The widths of the columns side by side; 0 for the others.
     widths: [usize; HEAD.len()],
-    is_since_short: bool,
-    /// The columns on separate lines: KEY above the others, HOLDER below.
-    apart: &'static [usize],
+    /// KEY is above each row, and HOLDER below it.
+    is_apart: bool,
     /// A longer key is on a line above its row.
     longest_key: usize,
     columns: usize,
 }
 
 impl Layout {
-    fn of(rows: &[Row], width: Width) -> Self {
+    fn of(rows: &[Cells], width: Width) -> Self {
         let Width::Columns(columns) = width else {
-            let widths = natural_widths(rows, false, usize::MAX);
-            let (longest_key, columns) = (usize::MAX, usize::MAX);
-            return Self { widths, is_since_short: false, apart: &[], longest_key, columns };
+            let (widths, most) = (natural_widths(rows, usize::MAX), usize::MAX);
+            return Self { widths, is_apart: false, longest_key: most, columns: most };
         };
-        let apart: [&'static [usize]; 3] = [&[], &[KEY], &[KEY, HOLDER]];
-        let fits = apart.into_iter().find_map(|apart| Self::fitting(rows, columns, apart));
-        fits.unwrap_or(Self {
-            widths: [0; HEAD.len()],
-            is_since_short: true,
-            apart: &[KEY, HOLDER],
-            longest_key: 0,
-            columns,
-        })
-    }
-
-    /// The layout with these columns on separate lines, if the required columns fit.
-    fn fitting(rows: &[Row], columns: usize, apart: &'static [usize]) -> Option<Self> {
-        let room = if apart.is_empty() { columns } else { columns.checked_sub(INDENT)? };
-        let mut least_of_command = usize::MAX;
-        let longest_key = longest_key(rows, columns);
-        let widths = natural_widths(rows, false, longest_key);
-        let mut layout = Self { widths, is_since_short: false, apart, longest_key, columns };
-        apart.iter().for_each(|column| layout.widths[*column] = 0);
-        let mut omissions = OMISSIONS.iter();
-        loop {
-            let command = layout.widths[COMMAND];
-            let shown = layout.widths.iter().filter(|width| **width > 0).count();
-            let total = layout.widths.iter().sum::<usize>() + GAP * shown.saturating_sub(1);
-            let fixed = total - command;
-            if fixed + command.min(least_of_command) <= room {
-                layout.widths[COMMAND] = command.min(room - fixed);
-                return Some(layout);
-            }
-            let shows =
-                |column: usize| rows[1..].iter().any(|row| !["", NOTHING].contains(&&*row.cells[column]));
-            match omissions.next()? {
-                Omission::CommandBeyond(least) => least_of_command = *least,
-                Omission::HowLong => {
-                    layout.is_since_short = true;
-                    layout.widths[SINCE] =
-                        layout.widths[SINCE].min(natural_widths(rows, true, longest_key)[SINCE]);
-                }
-                Omission::IfIdle(column) if shows(*column) => {}
-                // Before STATE is left out, more columns go to separate lines.
-                Omission::Column(STATE) if apart.len() < 2 => return None,
-                Omission::IfIdle(column) | Omission::Column(column) => layout.widths[*column] = 0,
+        let longest_key = columns / 2;
+        let mut widths = natural_widths(rows, longest_key);
+        let is_apart = total(&[widths[KEY], widths[STATE], widths[HOLDER]]) > columns;
+        if is_apart {
+            (widths[KEY], widths[HOLDER]) = (0, 0);
+        }
+        if rows[1..].iter().all(|row| ["", NOTHING].contains(&&*row[WAITING])) {
+            widths[WAITING] = 0;
+        }
+        let room = columns.saturating_sub(if is_apart { INDENT } else { 0 });
+        let whole_command = widths[COMMAND];
+        widths[COMMAND] = whole_command.min(COMMAND_LEAST);
+        for column in OMITTED {
+            if total(&widths) > room {
+                widths[column] = 0;
             }
         }
+        if widths[COMMAND] > 0 {
+            let free = room - total(&widths);
+            widths[COMMAND] = whole_command.min(widths[COMMAND] + free);
+        }
+        Self { widths, is_apart, longest_key: if is_apart { 0 } else { longest_key }, columns }
     }
 
-    fn lines(&self, row: Row, coloured: Coloured) -> Vec<String> {
-        let Row { mut cells, since } = row;
-        if self.is_since_short {
-            cells[SINCE] = since;
-        }
-        let is_long = width(&cells[KEY]) > self.longest_key;
-        let below = |column: usize, indent: usize| {
-            let is_apart = self.apart.contains(&column) || column == KEY && is_long;
-            let is_apart = is_apart && !cells[column].is_empty();
-            let lines = if is_apart {
-                broken(&cells[column], self.columns.saturating_sub(indent))
-            } else {
-                Vec::new()
-            };
-            lines.into_iter().map(move |line| padded("", indent) + &line)
+    fn lines(&self, cells: &Cells, coloured: Coloured) -> Vec<String> {
+        let is_key_above = width(&cells[KEY]) > self.longest_key;
+        let apart = |column: usize, indent: usize| {
+            let pieces = broken(&cells[column], self.columns.saturating_sub(indent));
+            pieces.into_iter().map(move |piece| padded("", indent) + &piece)
         };
-        let mut line = if self.apart.is_empty() { String::new() } else { padded("", INDENT) };
+        let mut lines = Vec::new();
+        if is_key_above {
+            lines.extend(apart(KEY, 0));
+        }
+        let mut line = padded("", if self.is_apart { INDENT } else { 0 });
         for (column, (cell, width)) in cells.iter().zip(self.widths).enumerate() {
             if width == 0 {
                 continue;
             }
-            let cell = if column == KEY && is_long { String::new() } else { fitted(cell, width) };
+            let cell = if column == KEY && is_key_above { String::new() } else { fitted(cell, width) };
             let on = if column == STATE { colour(&cell) } else { None };
             line.push_str(&coloured.paint(&cell, on));
             line.push_str(&spaces(width.saturating_sub(self::width(&cell)) + GAP));
         }
-        let beside = Some(line).filter(|line| !line.trim().is_empty());
-        below(KEY, 0).chain(beside).chain(below(HOLDER, 2 * INDENT)).collect()
+        lines.extend(Some(line).filter(|line| !line.trim().is_empty()));
+        if self.is_apart {
+            lines.extend(apart(HOLDER, 2 * INDENT));
+        }
+        lines
     }
 }
 
-/// The longest key that is shown in its column: two fifths of the terminal, or twice the median key
-/// if that is more.
-fn longest_key(rows: &[Row], columns: usize) -> usize {
-    let keys = rows[1..].iter().map(|row| width(&row.cells[KEY]));
-    let mut keys: Vec<usize> = keys.filter(|width| *width > 0).collect();
-    keys.sort_unstable();
-    let median = keys.get(keys.len().saturating_sub(1) / 2).copied().unwrap_or(0);
-    (columns * 2 / 5).max(2 * median)
+/// The width of these columns side by side.
+fn total(widths: &[usize]) -> usize {
+    let shown = widths.iter().filter(|width| **width > 0).count();
+    widths.iter().sum::<usize>() + GAP * shown.saturating_sub(1)
 }
 
 /// The width of each column if nothing is cut; 0 if it is not shown.
-fn natural_widths(rows: &[Row], is_since_short: bool, longest_key: usize) -> [usize; HEAD.len()] {
+fn natural_widths(rows: &[Cells], longest_key: usize) -> [usize; HEAD.len()] {
     let mut widths = [0; HEAD.len()];
     for row in rows {
-        for (column, (most, cell)) in widths.iter_mut().zip(&row.cells).enumerate() {
-            let cell = if column == SINCE && is_since_short { &row.since } else { cell };
-            if column == KEY && width(cell) > longest_key {
-                continue;
+        for (column, (most, cell)) in widths.iter_mut().zip(row).enumerate() {
+            if column != KEY || width(cell) <= longest_key {
+                *most = width(cell).max(*most);
             }
-            *most = width(cell).max(*most);
         }
     }
-    let mut modes = rows[1..].iter().map(|row| row.cells[MODE].as_str());
-    if modes.all(|mode| ["", NOTHING, EXCLUSIVE].contains(&mode)) {
+    if rows[1..].iter().all(|row| ["", NOTHING, EXCLUSIVE].contains(&&*row[MODE])) {
         widths[MODE] = 0;
     }
     widths
@@ -263,13 +208,13 @@ pub(super) fn colour(state: &str) -> Option<&'static str> {
     }
 }
 
-fn lock(view: &View, width: Width) -> Vec<Row> {
-    let mut rows = vec![row(view, view.holders.first())];
-    rows.extend(view.holders.iter().skip(1).map(|holder| row(view, Some(holder))));
+fn lock(view: &View, width: Width) -> Vec<Cells> {
+    let mut rows = vec![row(view, view.holders.first(), width)];
+    rows.extend(view.holders.iter().skip(1).map(|holder| row(view, Some(holder), width)));
     if width != Width::Endless {
         for row in &mut rows[1..] {
             for column in COMMON {
-                row.cells[column].clear();
+                row[column].clear();
             }
         }
     }
@@ -277,7 +222,7 @@ fn lock(view: &View, width: Width) -> Vec<Row> {
 }
 
 /// The row of one holder of a lock, or of a lock without a holder.
-fn row(view: &View, holder: Option<&Holder>) -> Row {
+fn row(view: &View, holder: Option<&Holder>, width: Width) -> Cells {
     let dash = || NOTHING.to_owned();
     let mode = match (view.mode, holder.and_then(|holder| holder.slot)) {
         (Some(Mode::Slots(slots)), Some(slot)) => format!("slot {slot}/{slots}"),
@@ -290,8 +235,13 @@ fn row(view: &View, holder: Option<&Holder>) -> Row {
         (None, None) if !view.is_used() => "never used".into(),
         (None, None) => dash(),
     };
-    let since = holder.map_or_else(dash, |holder| local(holder.since, view.now));
-    let since_ago = holder.map_or_else(dash, |holder| format!("{since} ({})", span(holder.held)));
+    let since = holder.map_or_else(dash, |holder| {
+        let since = local(holder.since, view.now);
+        match width {
+            Width::Columns(..AGE_FROM) => since,
+            _ => format!("{since} ({})", span(holder.held)),
+        }
+    });
     // With several holders, each has its own end, and the lock is free when the last one ends.
     let left = match holder {
         Some(holder) if view.holders.len() > 1 => Some(holder.lease),
@@ -310,18 +260,17 @@ fn row(view: &View, holder: Option<&Holder>) -> Row {
         }
         (None, paused) => paused.unwrap_or_else(dash),
     };
-    let cells = [
+    [
         escaped(view.name.key()).into_owned(),
         view.state.word().into(),
         mode,
         who,
-        since_ago,
+        since,
         left,
         if view.waiters.is_empty() { dash() } else { view.waiters.len().to_string() },
         view.log.first().map_or_else(dash, |end| last(end, view.now)),
         escaped(&command).into_owned(),
-    ];
-    Row { cells, since }
+    ]
 }
 
 /// The last end: how the run ended, how long ago, and how long it ran.
