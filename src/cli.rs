@@ -5,7 +5,6 @@
 use crate::lock::Key;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
-use std::slice::from_ref;
 
 pub mod acquire;
 mod after;
@@ -190,7 +189,7 @@ impl Command {
             Self::Forget(forget) => &forget.keys,
             Self::Pause(pause) => &pause.keys,
             Self::Resume(resume) => &resume.keys,
-            Self::Release(release) => from_ref(&release.key.0),
+            Self::Release(release) => release.key.as_slice(),
             Self::History(history) => &history.keys,
             Self::Status(_) | Self::Watch(_) | Self::Metrics(_) | Self::Doctor(_) | Self::Completions(_) => {
                 &[]

@@ -2,8 +2,8 @@
 
 use super::after::after;
 use super::duration;
-use super::key::OneKey;
-use crate::lock::SLOTS_MAX;
+use super::key::{NAMED, Named};
+use crate::lock::{Key, SLOTS_MAX};
 use clap::{Args, ValueHint};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,8 +43,12 @@ Examples:
     ])
 )]
 pub struct Release {
+    /// The lock
+    #[arg(required_unless_present = NAMED, value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
+    pub key: Option<Key>,
+
     #[command(flatten)]
-    pub key: OneKey,
+    pub named: Named,
 
     /// Give back the hold whose token is in FILE (`-`: standard input)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "force")]

@@ -150,19 +150,20 @@ fn check_min_hold(wait: Option<Option<Duration>>, min_hold: Option<Duration>) ->
 fn check_acquire(acquire: &Acquire) -> Result<(), String> {
     check_key("acquire", &acquire.how, "")?;
     check_min_hold(acquire.how.wait, acquire.min_hold)?;
-    if acquire.how.busy_exit_code == Some(0) {
-        return Err("with -E 0 the script would go on without the lock; give another number".into());
-    }
-    Ok(())
+    check_status_of_script(&acquire.how)
 }
 
 /// Checks what clap cannot express about `hold`.
 fn check_hold(hold: &Hold) -> Result<(), String> {
     check_key("hold", &hold.how, "")?;
-    if hold.background && hold.how.busy_exit_code == Some(0) {
-        return Err("with -E 0 the script would go on without the lock; give another number".into());
+    if hold.background { check_status_of_script(&hold.how) } else { Ok(()) }
+}
+
+fn check_status_of_script(how: &How) -> Result<(), String> {
+    match how.busy_exit_code {
+        Some(0) => Err("with -E 0 the script would go on without the lock; give another number".into()),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// A token does not name its lock, so it needs a key.
@@ -175,7 +176,8 @@ fn check_token(command: &str, token: bool, key: bool) -> Result<(), String> {
 
 /// Checks what clap cannot express about `release`: `requires` would allow --now with --token-file,
 /// because --token-file excludes --force.
-fn check_release(release: &Release) -> Result<(), String> {
+fn check_release(release: &mut Release) -> Result<(), String> {
+    release.named.join_one(&mut release.key)?;
     if release.now && !release.force {
         return Err("--now goes with --force: dlock release KEY --force --now".into());
     }

@@ -18,7 +18,7 @@ mod ask;
 mod force;
 
 pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -> anyhow::Result<Exit> {
-    let given = &flags.key.0;
+    let given = flags.key.as_ref().ok_or_else(|| Error::Usage("release needs KEY".into()))?;
     let (holds, settings) = (Holds::of_process(), &context.settings);
     // A script gives back its own lock by its exact name, even if that contains a star.
     let is_own = flags.token_file.is_some() || holds.meant(settings, given).is_some();
