@@ -3,6 +3,7 @@
 //! else a major one. It contains no time of day: the store's clock decides about a lock, and a run
 //! that never reached the store knows only this machine's clock.
 
+use super::event::What;
 use super::json::{Actor, JobEnd};
 use crate::lock::Fence;
 use serde::Serialize;
@@ -38,33 +39,16 @@ pub struct Report<'a> {
     pub error: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// The command ran and ended by itself.
     Ran,
-    /// Another run had done the work, within `--once-per`.
-    Done,
-    /// The lock was not obtained.
-    Busy,
-    /// The lock was not obtained, because a newer run with `--replace` replaced this one.
-    Superseded,
-    /// The lock was lost, or an operator took it away.
-    Lost,
-    /// The store could not be reached, or refused to serve.
-    Unreachable,
-    /// `--max-run` stopped the command.
-    Timeout,
     /// A signal ended dlock while it waited.
     Interrupted,
-    /// The command cannot be executed, or was not found.
-    NotStarted,
-    /// The store refused the password, or a right is missing.
-    Denied,
-    /// A setting is invalid.
-    Invalid,
-    /// An internal error.
-    Fault,
+    /// Anything else has the word of its message.
+    #[serde(untagged)]
+    Other(What),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -8,6 +8,7 @@ use crate::error;
 use crate::exit::{Ended, Exit};
 use crate::lease::{Asker, Loss};
 use crate::lock::Fence;
+use crate::output::What;
 use crate::output::json::Actor;
 use crate::output::report::{HowLost, Outcome, Report};
 use crate::output::time::millis;
@@ -40,16 +41,15 @@ impl RunReport {
     pub fn finished<'a>(&'a self, flags: &'a cli::Run, result: &anyhow::Result<Exit>) -> Report<'a> {
         let now = Moment::now();
         let exit = result.as_ref().copied().unwrap_or_else(error::exit_of);
-        let outcome = self.outcome(exit);
         let died = if let Exit::Signal(signal) = exit { Some(Ended::Signal(signal)) } else { None };
         let is_forced = matches!(&self.fate, Fate::Ended(end) if end.outcome == rules::Outcome::Forced);
-        let lost = self.lost.filter(|_| outcome == Outcome::Lost).map(|how| match how {
+        let lost = self.lost.filter(|_| exit == Exit::Lost).map(|how| match how {
             Loss::NotHeld if is_forced => HowLost::Forced,
             how => how_lost(how),
         });
         let waited_until = self.granted.map_or(now, |(at, _)| at);
         Report {
-            outcome,
+            outcome: self.outcome(exit),
             status: exit.code(),
             started: self.started,
             job: self.job.or(died).into(),
@@ -69,18 +69,11 @@ impl RunReport {
 
     fn outcome(&self, exit: Exit) -> Outcome {
         match exit {
-            Exit::Ok if self.is_done => Outcome::Done,
+            Exit::Ok if self.is_done => Outcome::Other(What::Done),
             Exit::Signal(_) if !self.started => Outcome::Interrupted,
             Exit::Ok | Exit::Job(_) | Exit::Signal(_) => Outcome::Ran,
-            Exit::Busy(_) if self.is_superseded => Outcome::Superseded,
-            Exit::Busy(_) => Outcome::Busy,
-            Exit::Lost => Outcome::Lost,
-            Exit::Unavailable => Outcome::Unreachable,
-            Exit::TimedOut => Outcome::Timeout,
-            Exit::CannotExecute | Exit::NotFound => Outcome::NotStarted,
-            Exit::Denied => Outcome::Denied,
-            Exit::Usage | Exit::Config => Outcome::Invalid,
-            Exit::No | Exit::Internal | Exit::Output => Outcome::Fault,
+            Exit::Busy(_) if self.is_superseded => Outcome::Other(What::Superseded),
+            failure => Outcome::Other(What::of_failure(failure)),
         }
     }
 }
