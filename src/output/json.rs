@@ -35,14 +35,11 @@ pub fn history(all: &[(String, HistoryEntry)]) -> Result<String, Error> {
         End(Box<LastRun<'a>>),
         Refusal(Refused<'a>),
     }
-    let mut entries = Vec::with_capacity(all.len());
-    for (key, told) in all {
-        entries.push(match told {
-            HistoryEntry::End(end) => Entry::End(Box::new(LastRun::of(key, end))),
-            HistoryEntry::Refusal(refusal) => Entry::Refusal(Refused::of(key, refusal)),
-        });
-    }
-    pretty(&entries)
+    let entries = all.iter().map(|(key, told)| match told {
+        HistoryEntry::End(end) => Entry::End(Box::new(LastRun::of(key, end))),
+        HistoryEntry::Refusal(refusal) => Entry::Refusal(Refused::of(key, refusal)),
+    });
+    pretty(&entries.collect::<Vec<_>>())
 }
 
 /// A value as indented JSON, safe to show on a terminal.
@@ -235,8 +232,7 @@ struct LastRun<'a> {
 #[derive(Serialize)]
 struct Paused<'a> {
     #[serde(flatten)]
-    by: Person<'a>,
-    reason: Option<&'a str>,
+    by: Actor<'a>,
     since: String,
     until: String,
 }
@@ -312,8 +308,7 @@ impl<'a> Waits<'a> {
 
 impl<'a> Paused<'a> {
     fn of(Pause { by, since, until }: &'a Pause) -> Self {
-        let (since, until) = (utc(*since), utc(*until));
-        Self { by: by.into(), reason: by.reason.as_deref(), since, until }
+        Self { by: by.into(), since: utc(*since), until: utc(*until) }
     }
 }
 
