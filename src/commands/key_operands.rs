@@ -130,10 +130,10 @@ impl KeyOperands {
         done: &str,
     ) -> Result<Overview, store::Error> {
         let found = self.found(store, which)?;
-        let mut overview = Overview { views: Vec::new(), damaged: Vec::new() };
+        let mut overview = Overview::default();
         for missing in &found.missing {
-            let line = format!("{missing}; {} not {done}", its_locks(missing));
-            overview.damaged.push(Damaged { line, is_asked_for: !is_damaged(missing) });
+            overview.damaged.push(format!("{missing}; {} not {done}", its_locks(missing)));
+            overview.lacks |= !is_damaged(missing);
         }
         for (names, is_named) in [(&self.named, true), (&found.names, false)] {
             let mut rest = names.as_slice();
@@ -145,8 +145,8 @@ impl KeyOperands {
                         overview.views.extend(read);
                     }
                     Err(error @ store::Error::Garbled(_)) => {
-                        let line = format!("{} is not {done}: {error}", first.key());
-                        overview.damaged.push(Damaged { line, is_asked_for: is_named });
+                        overview.damaged.push(format!("{} is not {done}: {error}", first.key()));
+                        overview.lacks |= is_named;
                     }
                     // It is in the missing part of the store.
                     Err(error) if !is_named && !found.missing.is_empty() && error.is_transient() => {}
@@ -167,29 +167,24 @@ pub enum Meant {
 }
 
 /// The locks of a command, as they were read.
+#[derive(Default)]
 pub struct Overview {
     /// The named ones first.
     pub views: Vec<View>,
-    /// What cannot be read. The others are still shown.
-    pub damaged: Vec<Damaged>,
+    /// What cannot be read, a line for each. The others are still shown.
+    pub damaged: Vec<String>,
+    /// Whether any of that was asked for: by name, or because everything was.
+    lacks: bool,
 }
 
 impl Overview {
     /// Reports what cannot be read. Returns the exit status.
     pub fn say_damaged(&self, printer: &Printer) -> Exit {
         for damaged in &self.damaged {
-            printer.say(Kind::Error, What::Unreadable, &damaged.line);
+            printer.say(Kind::Error, What::Unreadable, damaged);
         }
-        let lacks = self.damaged.iter().any(|damaged| damaged.is_asked_for);
-        if lacks { Exit::Unavailable } else { Exit::Ok }
+        if self.lacks { Exit::Unavailable } else { Exit::Ok }
     }
-}
-
-/// A lock or a part of the store that cannot be read.
-pub struct Damaged {
-    pub line: String,
-    /// Whether it was asked for: by name, or because everything was.
-    is_asked_for: bool,
 }
 
 /// Whether one damaged record is missing, not a part of the store.

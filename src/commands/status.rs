@@ -22,7 +22,7 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     let which = if flags.all { Which::Known } else { Which::Live };
     let seen = look(&wanted, &mut *store, which, ends).map_err(|error| context.with_origin(error))?;
     let exit = seen.say_damaged(&context.printer);
-    let Overview { views, damaged } = seen;
+    let Overview { views, damaged, .. } = seen;
     // One more request for each lock that was named.
     let refused: Vec<Option<Refusal>> = views
         .iter()
