@@ -10,7 +10,7 @@ use super::{Coloured, escaped};
 use crate::exit::Ended;
 use crate::lock::Owner;
 use crate::rules::{LoggedEnd, Outcome, Refusal, Why};
-use axis::Bars;
+use axis::Axis;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -254,7 +254,7 @@ pub fn picture(
         }
     }
     let axis = Some(columns.saturating_sub(total_width(&shown))).filter(|width| *width >= AXIS_MIN);
-    let axis = axis.map(|width| Bars::of(log, width));
+    let axis = axis.map(|width| Axis::of(log, width));
 
     draw(&shown, log, axis.as_ref(), columns, coloured)
 }
@@ -278,7 +278,7 @@ pub fn table(keys: Option<&[String]>, log: &[LoggedEnd], coloured: Coloured) -> 
 fn draw(
     shown: &[Column],
     log: &[LoggedEnd],
-    axis: Option<&Bars>,
+    axis: Option<&Axis>,
     columns: usize,
     coloured: Coloured,
 ) -> Vec<String> {
@@ -287,7 +287,7 @@ fn draw(
         format!("{shown}{}", spaces(width.saturating_sub(self::width(cell)) + GAP))
     };
     let head: String = beside.iter().map(|column| pad(column.head, column.head, column.width)).collect();
-    let mut rows = vec![vec![head + &axis.map(Bars::head).unwrap_or_default()]];
+    let mut rows = vec![vec![head + &axis.map(Axis::head).unwrap_or_default()]];
     let own_line = |head: &str, row: usize, indent: usize| -> Vec<String> {
         let cell = shown.iter().find(|column| column.head == head).and_then(|column| column.own_line(row));
         let cell = cell.unwrap_or_default();

@@ -25,36 +25,6 @@ const LABEL_GAP: u64 = 3;
 /// Characters by the ink of their left half and right half.
 const STROKES: [[char; 3]; 3] = [[' ', '╶', '╺'], ['╴', '─', '╼'], ['╸', '╾', '━']];
 
-/// What the bars are measured by.
-pub enum Bars {
-    Times(Axis),
-    Lengths(Scale),
-}
-
-impl Bars {
-    pub fn of(log: &[LoggedEnd], width: usize) -> Self {
-        if are_close(log) {
-            Self::Times(Axis::over(log, width))
-        } else {
-            Self::Lengths(Scale::over(log, width))
-        }
-    }
-
-    pub fn bar(&self, end: &LoggedEnd) -> String {
-        match self {
-            Self::Times(axis) => axis.bar(end),
-            Self::Lengths(scale) => scale.bar(end),
-        }
-    }
-
-    pub fn head(&self) -> String {
-        match self {
-            Self::Times(axis) => axis.head(),
-            Self::Lengths(scale) => scale.head(),
-        }
-    }
-}
-
 /// Whether the runs overlap or follow each other closely: runs wait or hold in at least a quarter
 /// of the time.
 pub fn are_close(log: &[LoggedEnd]) -> bool {
@@ -77,84 +47,22 @@ fn held(end: &LoggedEnd) -> u64 {
     end.ended.saturating_sub(end.since)
 }
 
-/// A scale of durations: each bar begins at the left.
-pub struct Scale {
-    /// The duration at the right end in milliseconds; not zero.
-    to: u64,
-    /// In characters.
-    width: usize,
-}
-
-impl Scale {
-    pub fn over(log: &[LoggedEnd], width: usize) -> Self {
-        Self { to: log.iter().map(held).max().unwrap_or(0).max(1), width }
-    }
-
-    /// The place of a duration among `parts` equal parts.
-    fn place(&self, length: u64, parts: usize) -> usize {
-        share(length, self.to, parts)
-    }
-
-    /// The bar of one run, at least half a character.
-    fn bar(&self, end: &LoggedEnd) -> String {
-        let ended = self.place(held(end), self.width * 2).max(1);
-        let ink = |half: usize| if half < ended { Ink::Thick } else { Ink::None };
-        (0..ended.div_ceil(2)).map(|cell| stroke(ink(2 * cell), ink(2 * cell + 1))).collect()
-    }
-
-    /// The durations above the bars: as many round ones as fit.
-    fn head(&self) -> String {
-        let label = |millis: u64| match millis {
-            0 => "0".into(),
-            _ => time::span(Duration::from_millis(millis)),
-        };
-        // The longest label is that of an odd number of half minutes.
-        let room = "59m30s".len() as u64 + 1;
-        let fits = |step: &u64| step.saturating_mul(self.width as u64) / self.to >= room;
-        let Some(step) = FRACTIONS.into_iter().chain(STEPS.map(|seconds| seconds * 1000)).find(fits) else {
-            return String::new();
-        };
-        let mut marks = Marks::new(self.width);
-        for number in 0..=self.to / step {
-            marks.add(self.place(number * step, self.width), &label(number * step));
-        }
-        marks.text()
-    }
-}
-
-/// The line above the bars, with marks and labels.
-struct Marks {
-    text: Vec<char>,
-    width: usize,
-}
-
-impl Marks {
-    fn new(width: usize) -> Self {
-        Self { text: Vec::new(), width }
-    }
-
-    /// Adds a mark at this place and its label, if there is room for them.
-    fn add(&mut self, place: usize, label: &str) {
-        let free = self.text.is_empty() || self.text.len() + 1 < place;
-        if free && place + 1 + label.len() <= self.width {
-            self.text.resize(place, ' ');
-            self.text.push('╷');
-            self.text.extend(label.chars());
-        }
-    }
-
-    fn text(self) -> String {
-        self.text.into_iter().collect()
-    }
-}
-
-/// The time axis of all ends of a log.
+/// What is above the bars.
 pub struct Axis {
+    /// What the bars show.
+    shows: Shows,
     from: u64,
     /// The length in milliseconds; not zero.
     span: u64,
     /// In characters.
     width: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shows {
+    Times,
+    /// Each bar begins at the left.
+    Durations,
 }
 
 /// How strongly half a character is drawn.
@@ -166,14 +74,23 @@ enum Ink {
 }
 
 impl Axis {
-    /// The axis from the start of the first wait to the last end, `width` characters long.
-    pub fn over(log: &[LoggedEnd], width: usize) -> Self {
-        let from = log.iter().map(|end| end.since.saturating_sub(end.waited)).min().unwrap_or(0);
-        let to = log.iter().map(|end| end.ended).max().unwrap_or(0);
-        Self { from, span: to.saturating_sub(from).max(1), width }
+    /// The axis for the bars of these ends, `width` characters long.
+    pub fn of(log: &[LoggedEnd], width: usize) -> Self {
+        if are_close(log) {
+            return Self::of_times(log, width);
+        }
+        let longest = log.iter().map(held).max().unwrap_or(0);
+        Self { shows: Shows::Durations, from: 0, span: longest.max(1), width }
     }
 
-    /// The place of a moment among `parts` equal parts.
+    /// The axis from the start of the first wait to the last end.
+    pub fn of_times(log: &[LoggedEnd], width: usize) -> Self {
+        let from = log.iter().map(|end| end.since.saturating_sub(end.waited)).min().unwrap_or(0);
+        let to = log.iter().map(|end| end.ended).max().unwrap_or(0);
+        Self { shows: Shows::Times, from, span: to.saturating_sub(from).max(1), width }
+    }
+
+    /// The place of a moment or duration among `parts` equal parts.
     fn place(&self, at: u64, parts: usize) -> usize {
         share(at.saturating_sub(self.from), self.span, parts)
     }
@@ -182,9 +99,13 @@ impl Axis {
     /// character.
     pub fn bar(&self, end: &LoggedEnd) -> String {
         let halves = self.width * 2;
-        let queued = self.place(end.since.saturating_sub(end.waited), halves);
-        let since = self.place(end.since, halves).min(halves - 1);
-        let ended = self.place(end.ended, halves).max(since + 1);
+        let (queued, since, ended) = match self.shows {
+            Shows::Times => (end.since.saturating_sub(end.waited), end.since, end.ended),
+            Shows::Durations => (0, 0, held(end)),
+        };
+        let queued = self.place(queued, halves);
+        let since = self.place(since, halves).min(halves - 1);
+        let ended = self.place(ended, halves).max(since + 1);
         let ink = |half: usize| match half {
             _ if (since..ended).contains(&half) => Ink::Thick,
             _ if (queued..since).contains(&half) => Ink::Thin,
@@ -194,23 +115,54 @@ impl Axis {
         (0..last).map(|cell| stroke(ink(2 * cell), ink(2 * cell + 1))).collect()
     }
 
-    /// The times above the bars: marks and labels at round local times, as close as they fit.
+    /// The line above the bars: marks and labels at round local times or durations, as close as they
+    /// fit.
     pub fn head(&self) -> String {
-        let room = |step| time::label(0, step).len() as u64 + 1 + LABEL_GAP;
-        let fits = |step: &u64| step * self.width as u64 / self.span >= room(*step);
-        let Some(step) = STEPS.map(|seconds| seconds * 1000).into_iter().find(fits) else {
-            return String::new();
-        };
-        let mut marks = Marks::new(self.width);
-        let mut at = time::next_round(self.from, step);
-        // After a clock change two marks may come closer than planned.
+        let least = if self.shows == Shows::Times { 1000 } else { 1 };
+        let fits = |step: &u64| step.saturating_mul(self.width as u64) / self.span >= self.label_room(*step);
+        let steps = FRACTIONS.into_iter().chain(STEPS.map(|seconds| seconds * 1000));
+        let Some(step) = steps.filter(|step| *step >= least).find(fits) else { return String::new() };
+        let mut text = Vec::new();
+        let mut at = self.round(self.from, step);
         while at <= self.from.saturating_add(self.span) {
-            marks.add(self.place(at, self.width), &time::label(at, step));
+            let (place, label) = (self.place(at, self.width), self.label(at, step));
+            // After a clock change two marks may come closer than planned.
+            let is_free = text.is_empty() || text.len() + 1 < place;
+            if is_free && place + 1 + label.len() <= self.width {
+                text.resize(place, ' ');
+                text.push('╷');
+                text.extend(label.chars());
+            }
             // A record may contain any time.
             let Some(next) = at.checked_add(1) else { break };
-            at = time::next_round(next, step);
+            at = self.round(next, step);
         }
-        marks.text()
+        text.into_iter().collect()
+    }
+
+    /// The first round time or duration from this one on.
+    fn round(&self, at: u64, step: u64) -> u64 {
+        match self.shows {
+            Shows::Times => time::next_round(at, step),
+            Shows::Durations => at.checked_next_multiple_of(step).unwrap_or(u64::MAX),
+        }
+    }
+
+    fn label(&self, at: u64, step: u64) -> String {
+        match self.shows {
+            Shows::Times => time::label(at, step),
+            Shows::Durations if at == 0 => "0".into(),
+            Shows::Durations => time::span(Duration::from_millis(at)),
+        }
+    }
+
+    /// The columns for a mark and the longest label.
+    fn label_room(&self, step: u64) -> u64 {
+        match self.shows {
+            Shows::Times => time::label(0, step).len() as u64 + 1 + LABEL_GAP,
+            // The longest is that of an odd number of half minutes.
+            Shows::Durations => "59m30s".len() as u64 + 1,
+        }
     }
 }
 

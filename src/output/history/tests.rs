@@ -74,7 +74,7 @@ fn colour_changes_no_text() {
 #[test]
 fn bar_is_at_its_time() {
     let ends = log();
-    let axis = Axis::over(&ends, 40);
+    let axis = Axis::of_times(&ends, 40);
     // The axis begins 10 h 10 min and ends 53 min before now; 40 characters are 557 minutes.
     let bar = axis.bar(&ends[0]);
     let is_short = bar.chars().count() == 40 && bar.trim_start().chars().count() == 1;
@@ -82,7 +82,7 @@ fn bar_is_at_its_time() {
     let bar = axis.bar(&ends[6]);
     assert_eq!(bar, "─────━━╸", "{bar:?}");
     let same = vec![end(1, 0, 0, Outcome::Released, None); 2];
-    let axis = Axis::over(&same, 40);
+    let axis = Axis::of_times(&same, 40);
     assert_eq!(axis.bar(&same[0]).chars().count(), 1, "no time at all is still drawn");
     println!("{}", picture(None, &same, NOW, 80, Coloured::No).concat());
 }
@@ -95,7 +95,7 @@ fn marks_do_not_overlap_on_any_span() {
         first.ended = NOW - span;
         let ends = [end(0, 0, 0, Outcome::Released, None), first];
         for width in [24, 40, 80, 200] {
-            let head = Axis::over(&ends, width).head();
+            let head = Axis::of_times(&ends, width).head();
             println!("{head}");
             assert!(head.chars().count() <= width && head.contains('╷'), "{head}");
             assert!(head.split('╷').skip(1).all(|label| label.trim_end().len() >= 5), "{head}");
