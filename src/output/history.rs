@@ -229,10 +229,7 @@ pub fn picture(
     coloured: Coloured,
 ) -> Vec<String> {
     let is_of_today = time::are_of_today(log.iter().map(|end| end.since), now);
-    let to_the_second = is_of_today || axis::are_close(log);
-    let started = Column::new("STARTED", log, |end| {
-        if to_the_second { time::short(end.since, is_of_today) } else { time::date(end.since) }
-    });
+    let started = Column::new("STARTED", log, |end| time::short(end.since, is_of_today));
     let mut shown = vec![started, Column::new("HELD", log, held), Column::new("END", log, how)];
     // A long key must not take the room of the rest.
     shown.splice(0..0, Column::of_keys(keys).map(|key| key.within((columns / 4).max(12))));

@@ -48,13 +48,8 @@ pub fn are_of_today(all: impl IntoIterator<Item = u64>, now: u64) -> bool {
 
 /// A local time to the second: the time of day alone, or with month and day.
 pub fn short(at: u64, is_of_today: bool) -> String {
-    let form = if is_of_today { "%H:%M:%S" } else { "%m-%d %H:%M:%S" };
+    let form = if is_of_today { "%H:%M:%S" } else { "%m-%d %H:%M" };
     zoned(at).strftime(form).to_string()
-}
-
-/// A local time to the minute, with month and day.
-pub fn date(at: u64) -> String {
-    zoned(at).strftime("%m-%d %H:%M").to_string()
 }
 
 /// The label of a mark on an axis whose marks are `step` milliseconds apart.
