@@ -75,13 +75,14 @@ struct Column {
 impl Column {
     /// The key of each end, if there are several keys.
     fn of_keys(keys: Option<&[String]>) -> Option<Self> {
-        let cells: Vec<String> = keys?.iter().map(|key| escaped(key).into_owned()).collect();
-        let width = cells.iter().map(|cell| width(cell)).chain(["KEY".len()]).max().unwrap_or(0);
-        Some(Self { head: "KEY", cells, width })
+        Some(Self::of_cells("KEY", keys?.iter().map(|key| escaped(key).into_owned()).collect()))
     }
 
     fn new(head: &'static str, log: &[LoggedEnd], text: impl Fn(&LoggedEnd) -> String) -> Self {
-        let cells: Vec<String> = log.iter().map(text).collect();
+        Self::of_cells(head, log.iter().map(text).collect())
+    }
+
+    fn of_cells(head: &'static str, cells: Vec<String>) -> Self {
         let width = cells.iter().map(|cell| width(cell)).chain([head.len()]).max().unwrap_or(0);
         Self { head, cells, width }
     }
