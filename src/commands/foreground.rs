@@ -8,10 +8,13 @@
 //! uses it, which just has to end.
 
 use crate::clock::{Moment, Timer};
+use crate::config;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::event_fd::EventFd;
+use crate::lease::observer::Remark;
 use crate::output::live::Line;
+use crate::output::{Event, Kind, What};
 use crate::supervise;
 use crate::sys::{self, SignalSet};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -136,6 +139,21 @@ impl Teller<Told> {
     /// Has something printed beside the line about waiting.
     pub fn say(&self, what: impl FnOnce(&mut Line) + Send + 'static) {
         self.tell(Told::Say(Box::new(what)));
+    }
+
+    /// Prints what the observer remarks about the store while the command waits for `key`.
+    pub fn remark(&self, store: &config::Store, key: &str, remark: Remark) {
+        let key = key.to_owned();
+        match remark {
+            Remark::Trouble(error) => {
+                let text = format!("{error} ({}); still waiting for {key}, trying again", store.origin());
+                self.say(move |line| line.announce(Event::from(What::Trouble).about(&key), &text));
+            }
+            Remark::Recovered => {
+                let text = format!("{store} answers again");
+                self.say(move |line| line.say(Kind::Note, What::Recovered, &text));
+            }
+        }
     }
 }
 

@@ -70,7 +70,8 @@ impl Waiting<'_> {
                 None
             }
         };
-        let found = observer.wait_for(name, self.end, self.first, free, |remark| self.remark(&key, remark));
+        let remark = |remark| teller.remark(&context.settings.store, &key, remark);
+        let found = observer.wait_for(name, self.end, self.first, free, remark);
         if found.map_err(|error| context.with_origin(error))?.is_none() {
             return Ok(Some(self.ran_out(name, last)));
         }
@@ -83,20 +84,6 @@ impl Waiting<'_> {
             line.say(kind, Event::from(What::Free).about(&key), &text);
         });
         Ok(None)
-    }
-
-    fn remark(&self, key: &str, remark: Remark) {
-        let (store, key) = (&self.context.settings.store, key.to_owned());
-        match remark {
-            Remark::Trouble(error) => {
-                let text = format!("{error} ({}); still waiting for {key}, trying again", store.origin());
-                self.teller.say(move |line| line.announce(Event::from(What::Trouble).about(&key), &text));
-            }
-            Remark::Recovered => {
-                let text = format!("{store} answers again");
-                self.teller.say(move |line| line.say(Kind::Note, What::Recovered, &text));
-            }
-        }
     }
 
     /// Reports that the time ran out before this lock was free. Returns the exit status.
@@ -131,12 +118,7 @@ fn locks_to_wait_for(
     };
     let patterns = wanted.patterns().join(", ");
     let trouble = |error: &store::Error| {
-        let text = format!(
-            "{error} ({}); still waiting for {patterns}, trying again",
-            context.settings.store.origin()
-        );
-        let key = patterns.clone();
-        teller.say(move |line| line.announce(Event::from(What::Trouble).about(&key), &text));
+        teller.remark(&context.settings.store, &patterns, Remark::Trouble(error.clone()));
     };
     let matched = |text: String| teller.say(move |line| line.say(Kind::Note, What::Matched, &text));
     let names = riding_out(until, trouble, || Ok(wanted.known(observer.store())?));

@@ -11,7 +11,7 @@ use crate::commands::owner::owner;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lease::observer::{First, Observer, Remark};
+use crate::lease::observer::{First, Observer};
 use crate::lock::{By, Mode, Name};
 use crate::output::describe;
 use crate::output::live::Line;
@@ -171,17 +171,7 @@ fn wait_for_ends(
             teller.say(move |line| line.waits(describe::line(store, view, since)));
             None
         };
-        let remark = |remark| {
-            let (kind, what, text) = match remark {
-                Remark::Trouble(error) => {
-                    let origin = context.settings.store.origin();
-                    let text = format!("{error} ({origin}); still waiting, trying again");
-                    (Kind::Passing, What::Trouble, text)
-                }
-                Remark::Recovered => (Kind::Note, What::Recovered, format!("{store} answers again")),
-            };
-            teller.say(move |line| line.say(kind, what, &text));
-        };
+        let remark = |remark| teller.remark(&context.settings.store, name.key(), remark);
         let over = observer.wait_for(&name, end, First::Counts, all_ended, remark);
         match over.map_err(|error| context.with_origin(error))? {
             Some(()) => Ok(Exit::Ok),
