@@ -30,14 +30,12 @@ pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Resu
     let place = format!("{} in {}", name.key(), settings.store);
     let mut observer = context.observe(FOREIGN_LOOK)?;
     let view = observer.look(name, context.deadline()).map_err(|error| context.with_origin(error))?;
-    let asked = match holders(settings, name, &view, flags.slot)? {
-        Found::Holders(holders) => holders,
-        Found::Nobody(why) => {
-            let what = if view.state == State::Free { What::Free } else { What::Unchanged };
-            printer.say(Kind::Note, what, &format!("{place} {why}"));
-            return Ok(Exit::Ok);
-        }
-    };
+    let asked = holders(settings, name, &view, flags.slot)?;
+    if asked.is_empty() {
+        let what = if view.state == State::Free { What::Free } else { What::Unchanged };
+        printer.say(Kind::Note, what, &format!("{place} {}", nobody(&view, flags.slot)));
+        return Ok(Exit::Ok);
+    }
     let kind = if flags.yes { Kind::Done } else { Kind::Warning };
     let event = |what, holder| Event::from(what).held_by(Some(holder));
     asked.iter().for_each(|holder| {
@@ -60,41 +58,32 @@ pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Resu
     wait_for_ends(context, name, flags, observer, pending)
 }
 
-enum Found {
-    Holders(Vec<Holder>),
-    Nobody(String),
-}
-
-fn holders(settings: &Settings, name: &Name, view: &View, slot: Option<u32>) -> Result<Found, Error> {
+/// The holders to ask.
+fn holders(settings: &Settings, name: &Name, view: &View, slot: Option<u32>) -> Result<Vec<Holder>, Error> {
     if let Some(foreign) = &view.foreign {
         return Err(left_alone(settings, name, foreign));
     }
     if view.state != State::Held {
-        let more = match view.state {
-            State::Cooling => "; no job runs under it, and --force frees it at once",
-            State::Revoked => "; --force --now grants it to the next waiter at once",
-            State::Free | State::Paused | State::Held => "; nothing to release",
-        };
-        return Ok(Found::Nobody(format!("{}{more}", describe::state(view))));
+        return Ok(Vec::new());
     }
-    let holders = view.holders.clone();
-    match (slot, view.mode) {
-        (None, _) if holders.is_empty() => Ok(Found::Nobody(describe::state(view))),
-        (None, _) => Ok(Found::Holders(holders)),
-        (Some(slot), Some(Mode::Slots(_))) => {
-            let of_slot: Vec<Holder> =
-                holders.into_iter().filter(|holder| holder.slot == Some(slot)).collect();
-            match of_slot.is_empty() {
-                true => Ok(Found::Nobody(format!("has no holder in slot {slot}; nothing to release"))),
-                false => Ok(Found::Holders(of_slot)),
-            }
-        }
-        (Some(_), _) => Err(Error::Usage(format!(
-            "{} in {} is not held in slots; leave --slot out",
-            name.key(),
-            settings.store
-        ))),
+    if slot.is_some() && !matches!(view.mode, Some(Mode::Slots(_))) {
+        let (key, store) = (name.key(), &settings.store);
+        return Err(Error::Usage(format!("{key} in {store} is not held in slots; leave --slot out")));
     }
+    let is_meant = |holder: &&Holder| slot.is_none() || holder.slot == slot;
+    Ok(view.holders.iter().filter(is_meant).cloned().collect())
+}
+
+/// Why there is nobody to ask, as a clause.
+fn nobody(view: &View, slot: Option<u32>) -> String {
+    let more = match (view.state, slot) {
+        (State::Held, Some(slot)) => return format!("has no holder in slot {slot}; nothing to release"),
+        (State::Held, None) => "",
+        (State::Cooling, _) => "; no job runs under it, and --force frees it at once",
+        (State::Revoked, _) => "; --force --now grants it to the next waiter at once",
+        (State::Free | State::Paused, _) => "; nothing to release",
+    };
+    format!("{}{more}", describe::state(view))
 }
 
 /// Sends the request to each holder. Returns those that have not ended yet.
