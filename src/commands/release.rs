@@ -33,19 +33,21 @@ pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -
     if let Some(file) = &flags.token_file {
         return give_back(&HoldRef::of_token(context, key, file)?);
     }
-    match hold_ref::find(context, &holds, key)? {
-        Some(held) if flags.force => {
-            let context = context.at(held.settings(settings)?);
-            *printer = context.printer.clone();
-            force::force(&context, &context.name(key)?, flags)
-        }
+    let (meant, name) = (hold_ref::find(context, &holds, key)?, context.name(key)?);
+    let (context, name) = match meant {
         Some(held) => {
-            let claim = HoldRef::new(context.at(held.settings(settings)?), held.clone())?;
-            *printer = claim.context.printer.clone();
-            own(&claim, key)
+            let there = context.at(held.settings(settings)?);
+            // The same lock may have another prefix there.
+            let name = if held.has_lock(&name) { name } else { there.name(key)? };
+            (there, name)
         }
-        None if flags.force => force::force(context, &context.name(key)?, flags),
-        None => ask::ask(context, &context.name(key)?, flags),
+        None => (context.clone(), name),
+    };
+    *printer = context.printer.clone();
+    match meant {
+        _ if flags.force => force::force(&context, &name, flags),
+        Some(held) => own(&HoldRef::new(context, held.clone())?, key),
+        None => ask::ask(&context, &name, flags),
     }
 }
 
