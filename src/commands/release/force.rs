@@ -68,20 +68,20 @@ fn all(holders: &[Holder]) -> String {
     holders.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ")
 }
 
-/// How many of these holders have a dlock that stops the job; a script has none.
-fn held_by_dlock(holders: &[Holder]) -> usize {
-    holders.iter().filter(|holder| holder.owner.by != By::Acquire).count()
+/// Whether a dlock stops a job of these holders; a script has none.
+fn is_by_dlock(holders: &[Holder]) -> bool {
+    holders.iter().any(|holder| holder.owner.by != By::Acquire)
 }
 
-/// Says who stops the old jobs, and when the next grant comes.
+/// Says who stops the old job, and when the next grant comes.
 fn then(holders: &[Holder], left: &str) -> String {
-    let by_dlock = held_by_dlock(holders);
-    if by_dlock == 0 {
-        // The store does not learn when a script has stopped.
-        return format!("dlock cannot stop a script; the next grant comes in {left}");
+    if is_by_dlock(holders) {
+        return format!(
+            "the holder's dlock stops the job, and the next grant comes then, or in {left} at the latest"
+        );
     }
-    let who = if by_dlock == 1 { "its dlock stops the job" } else { "their dlocks stop the jobs" };
-    format!("{who}, and the next grant comes then, or in {left} at the latest")
+    // The store does not learn when a script has stopped.
+    format!("dlock cannot stop a script; the next grant comes in {left}")
 }
 
 fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result<String, Error> {
@@ -99,13 +99,9 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
                 }
                 When::Safe => format!("{from}; {}", then(&holders, &span(left))),
                 When::Now => {
-                    let (jobs, until) = match (holders.len(), held_by_dlock(&holders)) {
-                        (1, 0) => ("job", ""),
-                        (1, _) => ("job", ", until its dlock has stopped it"),
-                        (_, 0) => ("jobs", ""),
-                        _ => ("jobs", ", until their dlocks have stopped them"),
-                    };
-                    format!("{from} and is free now; the old {jobs} may still run beside the next one{until}")
+                    let until =
+                        if is_by_dlock(&holders) { ", until the holder's dlock has stopped it" } else { "" };
+                    format!("{from} and is free now; the old job may still run beside the next one{until}")
                 }
             }
         }
