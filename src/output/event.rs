@@ -132,11 +132,6 @@ impl<'a> Event<'a> {
         Self { holder, ..self }
     }
 
-    /// Number of waiters, if the queue is full.
-    pub fn queue_full(self, waiters: Option<usize>) -> Self {
-        Self { ahead: waiters.and_then(|waiters| waiters.try_into().ok()), ..self }
-    }
-
     pub fn by(self, by: Option<&'a Owner>) -> Self {
         Self { by, ..self }
     }

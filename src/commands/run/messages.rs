@@ -144,7 +144,8 @@ impl<'a> Messages<'a> {
         let key = self.asked.key_of(blocker.at).as_str();
         let event = Event::from(What::Busy).about(key).held_by(blocker.holder.as_ref());
         let by = blocker.paused.as_ref().map(|pause| &pause.by).or(blocker.before.as_ref());
-        let event = event.queue_full(blocker.queue_full).by(by).ends(Exit::Busy(status));
+        let ahead = blocker.queue_full.map(|waiters| waiters as u64);
+        let event = Event { ahead, ..event.by(by).ends(Exit::Busy(status)) };
         self.say(Kind::Note, event, &busy::busy(&self.asked, blocker, tried, so));
     }
 
