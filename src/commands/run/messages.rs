@@ -371,10 +371,8 @@ impl<'a> Messages<'a> {
 
 /// A hint if the command cannot be executed but looks like a line for a shell.
 fn hint_at_shell(command: &str) -> &'static str {
-    const BUILTINS: [&str; 27] = [
-        "!", ".", ":", "[[", "alias", "case", "cd", "command", "declare", "eval", "exec", "exit", "export",
-        "for", "function", "if", "local", "read", "set", "shift", "source", "trap", "ulimit", "umask",
-        "unset", "until", "while",
+    const BUILTINS: [&str; 13] = [
+        ".", "cd", "eval", "exec", "exit", "export", "for", "if", "set", "source", "ulimit", "umask", "while",
     ];
     let is_name =
         |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
