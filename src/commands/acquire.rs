@@ -31,10 +31,9 @@ use std::time::Duration;
 
 /// Longest time for leaving the queue when a waiting dlock must end (I9).
 const LEAVING: Duration = Duration::from_millis(60);
-/// Longest time for giving back after a failure what may have been granted.
-const GIVE_BACK_WITHIN: Duration = Duration::from_millis(250);
-/// Longest time for recording a refusal.
-const RECORD_WITHIN: Duration = Duration::from_millis(250);
+/// Longest time for what the script need not wait for: recording a refusal, and giving back after a
+/// failure what may have been granted.
+const CLEAN_UP_WITHIN: Duration = Duration::from_millis(250);
 
 /// What messages say about a lock for a script.
 const SUBJECT: Subject = Subject {
@@ -152,14 +151,14 @@ impl Asking {
             let waited = Some(Moment::now().since(began)).filter(|_| request.until != Until::No);
             if let Some(name) = request.names.as_slice().get(blocker.at) {
                 let refusal = Refusal::busy(&request.ask.owner, blocker, waited);
+                let deadline = Moment::now().after(CLEAN_UP_WITHIN.min(request.op_timeout));
                 // Nothing depends on this record.
-                let _unnoted =
-                    store.refuse(name, &refusal, Moment::now().after(RECORD_WITHIN.min(request.op_timeout)));
+                let _unnoted = store.refuse(name, &refusal, deadline);
             }
         }
         if !matches!(last, Report::Busy(_)) {
             // A request may have arrived without an answer.
-            give_back_quietly(store, request, GIVE_BACK_WITHIN);
+            give_back_quietly(store, request, CLEAN_UP_WITHIN);
         }
         Ok(Learned::Missed(last))
     }
@@ -222,7 +221,12 @@ impl Acquiring<'_> {
                     self.leave(LEAVING);
                     return Ok(Exit::Signal(signal));
                 }
-                ControlFlow::Continue(Learned::Report(report)) => self.hear(report),
+                ControlFlow::Continue(Learned::Report(report)) => match report {
+                    Report::Waiting(waiting) => self.messages.waiting(waiting),
+                    Report::Trouble { error, .. } => self.messages.trouble_in_queue(&error),
+                    Report::Recovered => self.messages.recovered(),
+                    _ => {}
+                },
                 ControlFlow::Continue(Learned::Trouble(error)) => self.messages.trouble_before_queue(&error),
                 ControlFlow::Continue(Learned::HandedOver(grant, sent)) => return self.deliver(grant, sent),
                 ControlFlow::Continue(Learned::Missed(report)) => return self.not_obtained(report),
@@ -275,16 +279,6 @@ impl Acquiring<'_> {
         }
     }
 
-    /// Prints news of the wait.
-    fn hear(&self, report: Report) {
-        match report {
-            Report::Waiting(waiting) => self.messages.waiting(waiting),
-            Report::Trouble { error, .. } => self.messages.trouble_in_queue(&error),
-            Report::Recovered => self.messages.recovered(),
-            _ => {}
-        }
-    }
-
     /// Prints the hold. From then on it belongs to the script.
     fn deliver(self, grant: Grant, sent: Moment) -> anyhow::Result<Exit> {
         let Ask { token, mode, ttl, .. } = &self.request.ask;
@@ -296,7 +290,7 @@ impl Acquiring<'_> {
         let text = if self.flags.export {
             Ok(shell(&environment(settings, &self.keys, &held, grant.slot, Some(Holds::of_process()))))
         } else if self.flags.json {
-            Acquired {
+            json::line(&[Acquired {
                 keys: &self.keys,
                 store: settings.store.to_string(),
                 mode,
@@ -306,8 +300,7 @@ impl Acquiring<'_> {
                 token,
                 lease_ms: millis(until.left()),
                 waited_ms: millis(grant.waited),
-            }
-            .json()
+            }])
         } else {
             Ok(format!("{}\n", token.secret()))
         };

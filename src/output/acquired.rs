@@ -1,8 +1,6 @@
 //! The output of `acquire`: the token, a JSON object, or shell code that sets the variables which
 //! `run` sets for its command. This output contains the secret.
 
-use super::json;
-use crate::error::Error;
 use crate::lock::{Fence, Key, Token};
 use crate::shell::quoted;
 use serde::Serialize;
@@ -26,13 +24,6 @@ pub struct Acquired<'a> {
     pub lease_ms: u64,
     /// How long the grant took.
     pub waited_ms: u64,
-}
-
-impl Acquired<'_> {
-    /// An array with one object.
-    pub fn json(&self) -> Result<String, Error> {
-        json::line(&[self])
-    }
 }
 
 /// Code for sh, bash, dash, ksh and zsh that sets or unsets these variables.
