@@ -131,8 +131,9 @@ pub struct Run {
     #[arg(trailing_var_arg = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
 
-    #[command(flatten)]
-    pub hidden: Hidden,
+    /// flock's way to say that it does not wait
+    #[arg(long, alias = "nb", hide = true)]
+    pub nonblock: bool,
 }
 
 /// The value of `--once-per`.
@@ -142,12 +143,4 @@ fn once_per(text: &str) -> Result<Duration, String> {
         return Err("a success is remembered for 30 days, not longer".into());
     }
     Ok(span)
-}
-
-/// What `run` understands without showing it: habits of other tools.
-#[derive(Debug, Default, Args)]
-pub struct Hidden {
-    /// flock's way to say that it does not wait
-    #[arg(long, alias = "nb", hide = true)]
-    pub nonblock: bool,
 }

@@ -116,7 +116,7 @@ fn check_run(run: &Run) -> Result<(), String> {
         ));
     }
     check_key("run", &run.how, " -- CMD")?;
-    if waits(run.how.wait) && run.hidden.nonblock {
+    if waits(run.how.wait) && run.nonblock {
         return Err("--wait and --nonblock contradict each other; leave one out".into());
     }
     check_min_hold(run.how.wait, run.min_hold)?;
@@ -590,8 +590,8 @@ mod tests {
         assert_eq!(run(&["-k", "a", "-n", "1000", "-n", "2", "--", "x"]).how.slots, Some(2));
         let keys = each_once(&run(&["-k", "b", "-k", "a", "-k", "b", "--", "x"]).how.key);
         assert_eq!(keys.iter().map(Key::as_str).collect::<Vec<_>>(), ["b", "a"]);
-        assert!(run(&["-k", "a", "--nonblock", "--", "x"]).hidden.nonblock);
-        assert!(run(&["-k", "a", "--nonblock", "-w", "0", "--", "x"]).hidden.nonblock);
+        assert!(run(&["-k", "a", "--nonblock", "--", "x"]).nonblock);
+        assert!(run(&["-k", "a", "--nonblock", "-w", "0", "--", "x"]).nonblock);
         assert_eq!(run(&["-k", "a", "-k", "a", "--", "x", "-k", "b"]).command, ["x", "-k", "b"]);
         assert_eq!(run(&["-k", "a", "-w", "--", "10"]).how.wait, Some(None));
         assert_eq!(

@@ -131,7 +131,7 @@ impl Settings {
     fn wait(&self, flags: &cli::Run) -> Wait {
         match flags.how.wait {
             Some(bound) => Wait::given(bound),
-            None if flags.hidden.nonblock => Wait::No,
+            None if flags.nonblock => Wait::No,
             None if self.file.flag("wait") => Wait::Forever,
             None => self.file.span("wait").map_or(Wait::No, |span| Wait::given(Some(span))),
         }
