@@ -10,22 +10,14 @@ use std::time::Duration;
 /// A server reports its uptime in whole seconds, up to one second too much.
 const UPTIME_CUT: Duration = Duration::from_secs(1);
 
-/// Whether a master counts for locks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Counts {
-    Yes,
-    /// After this time.
-    In(Duration),
-    No,
-}
-
 pub(super) fn of_masters(nodes: &[Node], criteria: &Criteria) -> Vec<Finding> {
-    let counts: Vec<_> = nodes.iter().map(|node| counts(node, criteria)).collect();
-    let mut findings = vec![of_majority(&counts)];
+    let waits: Vec<_> = nodes.iter().map(|node| counts_in(node, criteria)).collect();
+    let mut findings = vec![of_majority(&waits)];
     let mut sound = 0;
-    for (node, counts) in nodes.iter().zip(counts) {
-        let of_master = of_master(node, counts, criteria);
-        let is_sound = counts == Counts::Yes && of_master.iter().all(|found| found.verdict != Verdict::Bad);
+    for (node, wait) in nodes.iter().zip(waits) {
+        let of_master = of_master(node, wait, criteria);
+        let is_sound =
+            wait == Some(Duration::ZERO) && of_master.iter().all(|found| found.verdict != Verdict::Bad);
         sound += usize::from(is_sound);
         findings.extend(of_master);
     }
@@ -35,21 +27,18 @@ pub(super) fn of_masters(nodes: &[Node], criteria: &Criteria) -> Vec<Finding> {
     findings
 }
 
-fn counts(node: &Node, criteria: &Criteria) -> Counts {
-    match node.facts.as_ref().map(|facts| &facts.info) {
-        Ok(Some(info)) if info.role == Role::Master => {
-            match (criteria.max_lease + UPTIME_CUT).saturating_sub(info.uptime) {
-                Duration::ZERO => Counts::Yes,
-                left => Counts::In(left),
-            }
-        }
-        _ => Counts::No,
-    }
+/// In how long a master counts for locks: zero if it does now, `None` if it does not.
+fn counts_in(node: &Node, criteria: &Criteria) -> Option<Duration> {
+    let info = node.facts.as_ref().ok()?.info.as_ref()?;
+    let left = (criteria.max_lease + UPTIME_CUT).saturating_sub(info.uptime);
+    (info.role == Role::Master).then_some(left)
 }
 
-fn of_majority(counts: &[Counts]) -> Finding {
-    let (masters, majority) = (counts.len(), counts.len() / 2 + 1);
-    let now = counts.iter().filter(|counts| **counts == Counts::Yes).count();
+fn of_majority(waits: &[Option<Duration>]) -> Finding {
+    let (masters, majority) = (waits.len(), waits.len() / 2 + 1);
+    let mut waits: Vec<Duration> = waits.iter().flatten().copied().collect();
+    waits.sort_unstable();
+    let now = waits.iter().filter(|wait| wait.is_zero()).count();
     let found = format!("{now} of {masters} masters count, and {majority} are needed");
     if now == masters {
         return ok("quorum", found);
@@ -57,16 +46,6 @@ fn of_majority(counts: &[Counts]) -> Finding {
     if now >= majority {
         return warn("quorum", found, "see the lines of the others: no further master may fail");
     }
-    // The time until a majority counts.
-    let mut waits: Vec<_> = counts
-        .iter()
-        .filter_map(|counts| match counts {
-            Counts::Yes => Some(Duration::ZERO),
-            Counts::In(left) => Some(*left),
-            Counts::No => None,
-        })
-        .collect();
-    waits.sort_unstable();
     match waits.get(majority - 1) {
         Some(wait) => bad(
             "quorum",
@@ -77,8 +56,8 @@ fn of_majority(counts: &[Counts]) -> Finding {
     }
 }
 
-fn of_master(node: &Node, counts: Counts, criteria: &Criteria) -> Vec<Finding> {
-    let more = |info: &Info| vec![of_replicas(info), of_uptime(info, counts, criteria)];
+fn of_master(node: &Node, wait: Option<Duration>, criteria: &Criteria) -> Vec<Finding> {
+    let more = |info: &Info| vec![of_replicas(info), of_uptime(info, wait, criteria)];
     let without_info = bad(
         "info",
         "this user may not use INFO, so the uptime of this master is unknown: it does not count",
@@ -88,10 +67,10 @@ fn of_master(node: &Node, counts: Counts, criteria: &Criteria) -> Vec<Finding> {
     of_node(node, criteria, more, without_info, "locks are not affected; fences are, if masters forget")
 }
 
-fn of_uptime(info: &Info, counts: Counts, criteria: &Criteria) -> Finding {
+fn of_uptime(info: &Info, wait: Option<Duration>, criteria: &Criteria) -> Finding {
     let found = span(info.uptime);
-    match counts {
-        Counts::In(left) => warn(
+    match wait {
+        Some(left) if !left.is_zero() => warn(
             "uptime",
             format!("{found}: it may have forgotten locks that are still held, so it does not count yet"),
             format!(
@@ -100,6 +79,6 @@ fn of_uptime(info: &Info, counts: Counts, criteria: &Criteria) -> Finding {
                 span(left)
             ),
         ),
-        Counts::Yes | Counts::No => ok("uptime", found),
+        _ => ok("uptime", found),
     }
 }
