@@ -2,7 +2,7 @@
 //! keeps the last 64 ends of each lock for 40 days, also of holders that vanished.
 
 use super::context::Context;
-use super::key_operands::KeyOperands;
+use super::key_operands::{KeyOperands, Overview};
 use crate::cli::history::History;
 use crate::exit::Exit;
 use crate::lock::Name;
@@ -15,16 +15,12 @@ use crate::store::{View, Which};
 pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     let wanted = KeyOperands::of(context, &flags.keys)?;
     let mut store = context.open()?;
-    let looked = wanted.look(&mut *store, Which::Known, LOG_KEPT, "shown");
-    let seen = looked.map_err(|error| context.with_origin(error))?;
-    let exit = seen.say_damaged(&context.printer);
-    let views = seen.views;
-    let mut refusals = Vec::new();
-    for view in views.iter().filter(|_| flags.refused) {
-        let of_one =
-            store.refusals(&view.name, context.deadline()).map_err(|error| context.with_origin(error))?;
-        refusals.push(of_one);
-    }
+    let origin = |error| context.with_origin(error);
+    let looked = wanted.look(context, &mut *store, Which::Known, LOG_KEPT, "shown");
+    let Overview { views, exit, .. } = looked.map_err(origin)?;
+    let asked = views.iter().filter(|_| flags.refused);
+    let refusals = asked.map(|view| store.refusals(&view.name, context.deadline()));
+    let refusals = refusals.collect::<Result<_, _>>().map_err(origin)?;
     let all = chosen(&views, refusals, flags);
     let ends = all.iter().filter_map(|(key, told)| match told {
         HistoryEntry::End(end) => Some((key.clone(), end.clone())),
@@ -87,20 +83,16 @@ fn nothing_to_show(context: &Context, flags: &History, wanted: &KeyOperands, vie
     let store = &context.settings.store;
     let what = if flags.failed { "failed" } else { "ended" };
     let within = flags.since.map_or_else(|| "40 days".into(), output::time::span);
+    let names: Vec<Name> = views.iter().map(|view| view.name.clone()).collect();
+    if let Some(none) = wanted.unmatched(&names, store) {
+        return none + "\n";
+    }
+    let under = wanted.single().map(|name| format!(" under {}", name.key())).unwrap_or_default();
     match (wanted.single(), views) {
         (Some(name), [view]) if !view.is_used() => format!(
             "no record of {} in {store}: no run in the last 40 days, or the store was restarted, flushed or failed over since\n",
             name.key()
         ),
-        (Some(name), _) => {
-            format!("no run under {} in {store} has {what} in the last {within}\n", name.key())
-        }
-        (None, _) => {
-            let names: Vec<Name> = views.iter().map(|view| view.name.clone()).collect();
-            match wanted.unmatched(&names, store) {
-                Some(none) => none + "\n",
-                None => format!("no run in {store} has {what} in the last {within}\n"),
-            }
-        }
+        _ => format!("no run{under} in {store} has {what} in the last {within}\n"),
     }
 }

@@ -2,16 +2,13 @@
 //! knows now and whose key matches. Commands that take a lock take no patterns.
 
 use super::context::Context;
-use crate::clock::Moment;
-use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lock::{Key, Name, Pattern};
-use crate::output::{Kind, Printer, What};
+use crate::output::{Kind, What};
 use crate::store::{self, Found, Store, View, Which};
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::time::Duration;
 
 /// The locks that a command is about.
 #[derive(Debug, Clone)]
@@ -21,8 +18,6 @@ pub struct KeyOperands {
     /// The patterns.
     pub patterns: Vec<Pattern>,
     prefix: String,
-    /// Time limit for each read of locks.
-    within: Duration,
 }
 
 impl KeyOperands {
@@ -31,8 +26,7 @@ impl KeyOperands {
         let patterns = keys.iter().filter_map(Pattern::of).collect();
         let named = keys.iter().filter(|key| Pattern::of(key).is_none());
         let named = named.map(|key| context.name(&key.unescaped())).collect::<Result<_, _>>()?;
-        let Settings { connect_timeout, op_timeout, prefix, .. } = &context.settings;
-        Ok(Self { named, patterns, prefix: prefix.clone(), within: *connect_timeout + *op_timeout })
+        Ok(Self { named, patterns, prefix: context.settings.prefix.clone() })
     }
 
     /// The lock, if exactly one was named and there is no pattern.
@@ -120,33 +114,34 @@ impl KeyOperands {
         Ok(Exit::Ok)
     }
 
-    /// Reads each lock, with at most the last `ends` ends of each. `done` says in messages what the
-    /// command does with the locks ("shown").
+    /// Reads each lock, with at most the last `ends` ends of each, and reports what cannot be read.
+    /// `done` says in messages what the command does with the locks ("shown").
     pub fn look(
         &self,
+        context: &Context,
         store: &mut dyn Store,
         which: Which,
         ends: usize,
         done: &str,
     ) -> Result<Overview, store::Error> {
         let found = self.found(store, which)?;
-        let mut overview = Overview::default();
+        let mut seen = Overview { views: Vec::new(), is_damaged: false, exit: Exit::Ok };
+        let mut damaged = Vec::new();
         for missing in &found.missing {
-            overview.damaged.push(format!("{missing}; {} not {done}", its_locks(missing)));
-            overview.lacks |= !is_damaged(missing);
+            let line = format!("{missing}; {} not {done}", its_locks(missing));
+            damaged.push((line, !is_damaged(missing)));
         }
         for (names, is_named) in [(&self.named, true), (&found.names, false)] {
             let mut rest = names.as_slice();
             while let Some(first) = rest.first() {
                 let mut looked_at = 1;
-                match store.inspect_some(rest, ends, Moment::now().after(self.within)) {
+                match store.inspect_some(rest, ends, context.deadline()) {
                     Ok(read) => {
                         looked_at = read.len().max(1);
-                        overview.views.extend(read);
+                        seen.views.extend(read);
                     }
                     Err(error @ store::Error::Garbled(_)) => {
-                        overview.damaged.push(format!("{} is not {done}: {error}", first.key()));
-                        overview.lacks |= is_named;
+                        damaged.push((format!("{} is not {done}: {error}", first.key()), is_named));
                     }
                     // It is in the missing part of the store.
                     Err(error) if !is_named && !found.missing.is_empty() && error.is_transient() => {}
@@ -155,7 +150,14 @@ impl KeyOperands {
                 rest = rest.get(looked_at..).unwrap_or_default();
             }
         }
-        Ok(overview)
+        for (line, is_asked_for) in damaged {
+            context.printer.say(Kind::Error, What::Unreadable, &line);
+            seen.is_damaged = true;
+            if is_asked_for {
+                seen.exit = Exit::Unavailable;
+            }
+        }
+        Ok(seen)
     }
 }
 
@@ -167,24 +169,13 @@ pub enum Meant {
 }
 
 /// The locks of a command, as they were read.
-#[derive(Default)]
 pub struct Overview {
     /// The named ones first.
     pub views: Vec<View>,
-    /// What cannot be read, a line for each. The others are still shown.
-    pub damaged: Vec<String>,
-    /// Whether any of that was asked for: by name, or because everything was.
-    lacks: bool,
-}
-
-impl Overview {
-    /// Reports what cannot be read. Returns the exit status.
-    pub fn say_damaged(&self, printer: &Printer) -> Exit {
-        for damaged in &self.damaged {
-            printer.say(Kind::Error, What::Unreadable, damaged);
-        }
-        if self.lacks { Exit::Unavailable } else { Exit::Ok }
-    }
+    /// Whether something cannot be read. The others are still shown.
+    pub is_damaged: bool,
+    /// Not 0 if any of that was asked for: by name, or because everything was.
+    pub exit: Exit,
 }
 
 /// Whether one damaged record is missing, not a part of the store.

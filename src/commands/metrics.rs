@@ -1,7 +1,7 @@
 //! `dlock metrics`: asks the store for each lock and prints its totals. Changes nothing.
 
 use super::context::Context;
-use super::key_operands::KeyOperands;
+use super::key_operands::{KeyOperands, Overview};
 use crate::cli::{self, key::each_once};
 use crate::exit::Exit;
 use crate::lock::Name;
@@ -14,17 +14,16 @@ pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Resu
     let wanted = KeyOperands::of(context, &each_once(&flags.keys))?;
     let mut store = context.open()?;
     // The totals include the ends, so the log is not needed.
-    let looked = wanted.look(&mut *store, Which::Known, 0, "counted");
-    let seen = looked.map_err(|error| context.with_origin(error))?;
-    let exit = seen.say_damaged(&context.printer);
-    let names: Vec<Name> = seen.views.iter().map(|view| view.name.clone()).collect();
+    let looked = wanted.look(context, &mut *store, Which::Known, 0, "counted");
+    let Overview { views, exit, .. } = looked.map_err(|error| context.with_origin(error))?;
+    let names: Vec<Name> = views.iter().map(|view| view.name.clone()).collect();
     if let Some(none) = wanted.unmatched(&names, &context.settings.store) {
         context.printer.say(Kind::Note, What::Matched, &none);
     }
     let mut page = Exposition::new(flags.max_keys);
     // A record that only a watcher has left is no lock.
     let counts = |view: &View| view.is_used() || wanted.named.contains(&view.name);
-    seen.views.into_iter().filter(counts).for_each(|view| page.add(Sample::of(view)));
+    views.into_iter().filter(counts).for_each(|view| page.add(Sample::of(view)));
     output::print(&page.text())?;
     Ok(exit)
 }

@@ -20,9 +20,8 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     let mut store = context.open()?;
     let ends = if flags.json || wanted.single().is_some() { LOG_KEPT } else { IN_A_LINE };
     let which = if flags.all { Which::Known } else { Which::Live };
-    let seen = look(&wanted, &mut *store, which, ends).map_err(|error| context.with_origin(error))?;
-    let exit = seen.say_damaged(&context.printer);
-    let Overview { views, damaged, .. } = seen;
+    let seen = look(context, &wanted, &mut *store, which, ends);
+    let Overview { views, is_damaged, exit } = seen.map_err(|error| context.with_origin(error))?;
     // One more request for each lock that was named.
     let refused: Vec<Option<Refusal>> = views
         .iter()
@@ -39,7 +38,7 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
             let refused = refused.first().and_then(Option::as_ref);
             record::record(view, refused, &place(settings), width, colours)
         }
-        (_, []) if !damaged.is_empty() => String::new(),
+        (_, []) if is_damaged => String::new(),
         (_, []) => place(settings).empty(&wanted.patterns()),
         (_, views) if flags.all => table::all(views, width, colours),
         (_, views) => table::status(views, width, colours),
@@ -56,13 +55,14 @@ fn place(settings: &Settings) -> Namespace {
 /// selects. Each has its last `ends` ends. Leaves out a lock that is free and has no waiter, unless
 /// it was named, or was used and `which` is `Known`, as for a pattern.
 fn look(
+    context: &Context,
     wanted: &KeyOperands,
     store: &mut dyn Store,
     which: Which,
     ends: usize,
 ) -> Result<Overview, store::Error> {
     let which = if wanted.patterns.is_empty() { which } else { Which::Known };
-    let mut seen = wanted.look(store, which, ends, "shown")?;
+    let mut seen = wanted.look(context, store, which, ends, "shown")?;
     seen.views.retain(|view| {
         let is_matched = which == Which::Known && view.is_used() || wanted.named.contains(&view.name);
         is_matched || view.state != State::Free || !view.waiters.is_empty()
