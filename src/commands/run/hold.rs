@@ -15,14 +15,13 @@ use crate::commands::job_env::{Changes, environment};
 use crate::commands::owner;
 use crate::config::run::Run;
 use crate::error::Error;
-use crate::lease::{Asker, Lease, Loss, Until};
+use crate::lease::{Lease, Loss, Until};
 use crate::lock::{Key, Mode, Owner, Wait};
 use crate::output;
 use crate::output::busy::listed;
 use crate::output::hold::{HoldEvent, line};
 use crate::output::time::millis;
 use crate::rules::{Grant, Outcome, Waiting};
-use crate::store;
 use crate::supervise::{self, Bond, Limits, Pin, Received, Words};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::stdio::stdout;
@@ -216,15 +215,6 @@ impl Session<'_> {
             let holder = waiting.blocker.holder.as_ref().map(|holder| (&holder.owner).into());
             self.tell(&HoldEvent::Waiting { ahead: waiting.ahead, holder });
         }
-    }
-
-    pub(super) fn tell_of_trouble(&self, error: &store::Error, until: Moment) {
-        self.tell(&HoldEvent::Trouble { error: error.to_string(), left_ms: millis(until.left()) });
-    }
-
-    pub(super) fn tell_of_request(&self, asker: Asker) {
-        let by = self.report.fate.by().map(Into::into);
-        self.tell(&HoldEvent::Asked { by, superseded: asker == Asker::Newer });
     }
 
     pub(super) fn tell_of_loss(&self, how: Loss, kill_by: Moment) {

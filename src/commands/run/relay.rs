@@ -4,7 +4,6 @@
 
 use super::session::{Runs, Session};
 use crate::supervise::{self, Group, Reached};
-use std::time::Duration;
 
 impl Session<'_> {
     /// With a terminal, CMD is in dlock's group, so a signal from a key of the terminal has reached
@@ -36,12 +35,9 @@ impl Session<'_> {
     /// suspended too, or it would not take its terminal back.
     pub(super) fn suspend_too(&self, signal: i32) {
         if self.group == Group::Caller {
-            self.messages.suspended(self.limits_left(), self.run.on_lost);
+            let left = self.guard.limits().get().term_at.left();
+            self.messages.suspended(left, self.run.on_lost);
             supervise::stop_by(signal);
         }
-    }
-
-    fn limits_left(&self) -> Duration {
-        self.guard.limits().get().term_at.left()
     }
 }

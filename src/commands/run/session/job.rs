@@ -5,8 +5,9 @@ use super::{News, Own, Runs, Session};
 use crate::clock::Moment;
 use crate::commands::run::ending::{exit, ran};
 use crate::exit::{Ended, Exit, OnLost};
-use crate::lease::{Lease, Loss, Report};
+use crate::lease::{Asker, Lease, Loss, Report};
 use crate::output::hold::HoldEvent;
+use crate::output::time::millis;
 use crate::rules::{End, Ran};
 use crate::supervise::{self, Event, NotStarted, Reached, StopReason};
 use std::io;
@@ -55,7 +56,8 @@ impl Session<'_> {
                 let is_hold = self.is_hold();
                 if is_hold {
                     self.report.fate = self.fate(lease);
-                    self.tell_of_request(asker);
+                    let by = self.report.fate.by().map(Into::into);
+                    self.tell(&HoldEvent::Asked { by, superseded: asker == Asker::Newer });
                 }
                 self.guard.stop();
                 if !is_hold {
@@ -63,7 +65,7 @@ impl Session<'_> {
                 }
             }
             Report::Trouble { error, until } => {
-                self.tell_of_trouble(&error, until);
+                self.tell(&HoldEvent::Trouble { error: error.to_string(), left_ms: millis(until.left()) });
                 self.messages.trouble(&error, until.left(), self.run.on_lost);
             }
             Report::Recovered => {
