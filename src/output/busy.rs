@@ -91,12 +91,18 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Width) -> S
 
 /// Why a request for this mode is not granted, in a short form.
 fn short_reason(blocker: &Blocker, asked: Mode) -> String {
-    let Some(holder) = blocker.holder.as_ref().filter(|_| blocker.state == State::Held) else {
-        return reason(blocker, asked);
-    };
+    match &blocker.holder {
+        Some(holder) if blocker.state == State::Held => held_briefly(holder, blocker.others),
+        _ => reason(blocker, asked),
+    }
+}
+
+/// The holder and the number of others, for a line that may be cut.
+pub fn held_briefly(holder: &Holder, others: u64) -> String {
+    let others = if others == 0 { String::new() } else { format!(" + {others}") };
     let Owner { user, host, .. } = &holder.owner;
-    let others = if blocker.others == 0 { String::new() } else { format!(" + {}", blocker.others) };
-    format!("held for {} by {user}@{host}{others}, lease {}", span(holder.held), span(holder.lease))
+    let (held, lease) = (span(holder.held), span(holder.lease));
+    format!("held for {held} by {user}@{host}{others}, lease {lease}")
 }
 
 /// Returns a function that makes the line about waiting, for a wait that began at `since`.

@@ -1,7 +1,7 @@
 //! The state of a lock as one clause, for `wait` and `release`. `busy` says why a request was not
 //! granted.
 
-use super::busy::{and_others, asked_to_stop};
+use super::busy::{and_others, asked_to_stop, held_briefly};
 use super::columns::{Width, width};
 use super::escaped;
 use super::live::Said;
@@ -85,14 +85,13 @@ fn watching(store: &str, view: &View, waited: Duration, room: Width) -> String {
     let seconds = Duration::from_secs(waited.as_secs());
     let since = if seconds.is_zero() { String::new() } else { format!(" for {}", span(seconds)) };
     let whole = format!("waiting{since}: {key} in {store} {}", state(view));
-    match (room, view.holders.as_slice()) {
-        (Width::Columns(columns), [holder, others @ ..]) if width(&whole) > columns => {
-            let others = if others.is_empty() { String::new() } else { format!(" + {}", others.len()) };
-            let (who, held, lease) = (who(&holder.owner), span(holder.held), span(holder.lease));
-            format!("waiting {} for {key}: held {held} by {who}{others}, lease {lease}", span(seconds))
-        }
-        (Width::Columns(columns), []) if width(&whole) > columns => {
-            format!("waiting {} for {key}, which {}", span(seconds), state(view))
+    match room {
+        Width::Columns(columns) if width(&whole) > columns => {
+            let state = match view.holders.as_slice() {
+                [holder, others @ ..] => held_briefly(holder, others.len() as u64),
+                [] => format!("it {}", state(view)),
+            };
+            format!("waiting {} for {key}: {state}", span(seconds))
         }
         _ => whole,
     }
