@@ -152,7 +152,7 @@ impl Printer {
             LogFormat::Json => {
                 let object = |text: &str, event: Event<'_>| {
                     let message = Message {
-                        time: time::now_utc(),
+                        time: time::utc(time::now()),
                         level,
                         message: text,
                         event: event.what,

@@ -53,5 +53,5 @@ pub fn line(event: &HoldEvent<'_>, keys: &[Key], store: &str) -> Result<String, 
         store: &'a str,
     }
     let keys = keys.iter().map(Key::as_str).collect();
-    json::line(&Line { time: time::now_utc(), event, keys, store })
+    json::line(&Line { time: time::utc(time::now()), event, keys, store })
 }

@@ -7,7 +7,7 @@
 //! line, and keeps the cursor at the same place in the text. So everything from the cursor on may
 //! be erased, whether the terminal wrapped or cut it.
 
-use super::columns::{Width, split, width};
+use super::columns::{Width, fitted, width};
 use super::{Event, Kind, Printer, What, escaped, is_in_front, send};
 use crate::cli::LogFormat;
 use crate::clock::Moment;
@@ -189,11 +189,7 @@ fn columns() -> usize {
 /// The line, short enough not to wrap.
 fn fitting(text: &str, columns: usize) -> String {
     let line = format!("{HEAD}{}", escaped(text));
-    let most = columns.saturating_sub(MARGIN).max(1);
-    if width(&line) <= most {
-        return line;
-    }
-    format!("{}…", split(&line, most - 1).0)
+    fitted(&line, columns.saturating_sub(MARGIN).max(1))
 }
 
 #[cfg(test)]

@@ -77,12 +77,7 @@ pub fn utc(at: u64) -> String {
     format!("{:.3}", stamp(at))
 }
 
-/// This machine's time, for the time of a message.
-pub fn now_utc() -> String {
-    format!("{:.3}", Timestamp::now())
-}
-
-/// This machine's time, to be shown to a person.
+/// This machine's time.
 pub fn now() -> u64 {
     u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0)
 }
