@@ -237,7 +237,7 @@ struct Paused<'a> {
     until: String,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct LastSuccess<'a> {
     #[serde(flatten)]
     who: Who<'a>,
@@ -321,9 +321,7 @@ impl<'a> LastSuccess<'a> {
                 acquired_at: Some(utc(success.since)),
                 ended_at: utc(success.ended),
             },
-            rules::LastSuccess::EndedAt(ended) => {
-                Self { who: Who::default(), fence: None, acquired_at: None, ended_at: utc(*ended) }
-            }
+            rules::LastSuccess::EndedAt(ended) => Self { ended_at: utc(*ended), ..Self::default() },
         }
     }
 }

@@ -213,13 +213,9 @@ fn label(text: &str) -> String {
     seen.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// Milliseconds as seconds, exactly.
+/// Milliseconds as seconds.
 fn seconds(ms: u64) -> String {
-    let (whole, rest) = (ms / 1000, ms % 1000);
-    if rest == 0 {
-        return whole.to_string();
-    }
-    format!("{whole}.{rest:03}").trim_end_matches('0').to_owned()
+    (ms as f64 / 1000.0).to_string()
 }
 
 #[cfg(test)]

@@ -67,13 +67,6 @@ pub fn all(views: &[View], width: Width, coloured: Coloured) -> String {
     table(views, rows, width, coloured)
 }
 
-/// The table with these rows for each lock, and the pauses that it has no room for.
-fn table(views: &[View], rows: impl Fn(&View) -> Vec<Cells>, width: Width, coloured: Coloured) -> String {
-    let text = lay_out(views, rows, width, coloured);
-    let pauses = pauses(views, &text, width);
-    text + &pauses
-}
-
 /// Lines for the pauses that the table has no room for, with actor and reason.
 fn pauses(views: &[View], table: &str, width: Width) -> String {
     let Width::Columns(columns) = width else { return String::new() };
@@ -88,12 +81,8 @@ fn paused(view: &View) -> Option<String> {
     Some(escaped(&format!("paused by {}{}", owner::who(by), because(by))).into_owned())
 }
 
-fn lay_out(
-    views: &[View],
-    rows_of: impl Fn(&View) -> Vec<Cells>,
-    width: Width,
-    coloured: Coloured,
-) -> String {
+/// The table with these rows for each lock, and the pauses that it has no room for.
+fn table(views: &[View], rows_of: impl Fn(&View) -> Vec<Cells>, width: Width, coloured: Coloured) -> String {
     let mut rows = vec![HEAD.map(String::from)];
     for view in views {
         rows.extend(rows_of(view));
@@ -106,7 +95,8 @@ fn lay_out(
             text.push('\n');
         }
     }
-    text
+    let pauses = pauses(views, &text, width);
+    text + &pauses
 }
 
 struct Layout {

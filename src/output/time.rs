@@ -46,7 +46,7 @@ pub fn are_of_today(all: impl IntoIterator<Item = u64>, now: u64) -> bool {
     all.into_iter().all(|at| zoned(at).date() == today)
 }
 
-/// A local time to the second: the time of day alone, or with month and day.
+/// A local time: the time of day alone, or to the minute with month and day.
 pub fn short(at: u64, is_of_today: bool) -> String {
     let form = if is_of_today { "%H:%M:%S" } else { "%m-%d %H:%M" };
     zoned(at).strftime(form).to_string()

@@ -45,14 +45,15 @@ fn colour(event: &Event) -> Option<&'static str> {
 
 /// Who, what it runs, how long, how it ended.
 fn details(event: &Event) -> String {
-    match (event.kind, event.count) {
-        (EventKind::Busy, 1) => return "1 attempt was refused: without --wait, or the queue was full".into(),
-        (EventKind::Busy, count) => {
-            return format!("{count} attempts were refused: without --wait, or the queue was full");
-        }
-        (EventKind::Done, 1) => return "1 run was skipped: already done (--once-per)".into(),
-        (EventKind::Done, count) => return format!("{count} runs were skipped: already done (--once-per)"),
-        _ => {}
+    let counted = |one: &str, many: &str| match event.count {
+        1 => format!("1 {one}"),
+        count => format!("{count} {many}"),
+    };
+    if event.kind == EventKind::Busy {
+        return counted("attempt was", "attempts were") + " refused: without --wait, or the queue was full";
+    }
+    if event.kind == EventKind::Done {
+        return counted("run was", "runs were") + " skipped: already done (--once-per)";
     }
     let mut parts = Vec::new();
     if let Some(owner) = &event.owner {
@@ -73,14 +74,11 @@ fn details(event: &Event) -> String {
     {
         parts.push(format!("waited {}", span(waited)));
     }
-    if let Some(held) = event.held {
-        parts.push(format!("held {}", span(held)));
-    }
-    match (event.kind, event.job) {
-        (_, Some(Ended::Code(status))) => parts.push(format!("exit {status}")),
-        (_, Some(Ended::Signal(signal))) => parts.push(format!("signal {signal}")),
-        _ => {}
-    }
+    parts.extend(event.held.map(|held| format!("held {}", span(held))));
+    parts.extend(event.job.map(|job| match job {
+        Ended::Code(status) => format!("exit {status}"),
+        Ended::Signal(signal) => format!("signal {signal}"),
+    }));
     match (event.kind, event.job) {
         (EventKind::Over(Outcome::Crashed), _) => parts.push("its dlock was killed".into()),
         (EventKind::Over(Outcome::Timeout), _) => parts.push("--max-run was over".into()),
