@@ -209,24 +209,14 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
                 did_you_mean(command_near(&word))
             )
         }
-        ErrorKind::UnknownArgument if command == "run" && argument == "--timeout" => {
-            "run has no --timeout: waiting is -w, a limit for CMD is --max-run".into()
-        }
-        ErrorKind::UnknownArgument if !known => match leading::stranger(arguments) {
+        ErrorKind::UnknownArgument if known => unknown_argument(command, &argument, &help),
+        ErrorKind::UnknownArgument => match leading::stranger(arguments) {
             None => format!("which command? There are {COMMANDS}; see '{help}'"),
             Some(stranger) => format!(
                 "option '{}' cannot stand before the command; only those that every command takes can, see '{help}'",
                 short(&stranger.to_string_lossy())
             ),
         },
-        ErrorKind::UnknownArgument => {
-            let what = if argument.starts_with('-') { "no option" } else { "unexpected argument" };
-            format!(
-                "{what} '{}'{}; see '{help}'",
-                short(&argument),
-                did_you_mean(option_near(command, &argument))
-            )
-        }
         ErrorKind::InvalidValue if value.is_empty() => without_value(name, &help),
         ErrorKind::InvalidValue => {
             let valid = text(ContextKind::ValidValue).unwrap_or_default();
@@ -254,6 +244,15 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
             format!("{}; see '{help}'", line.strip_prefix("error: ").unwrap_or(line))
         }
     }
+}
+
+fn unknown_argument(command: &str, argument: &str, help: &str) -> String {
+    if command == "run" && argument == "--timeout" {
+        return "run has no --timeout: waiting is -w, a limit for CMD is --max-run".into();
+    }
+    let what = if argument.starts_with('-') { "no option" } else { "unexpected argument" };
+    let near = did_you_mean(option_near(command, argument));
+    format!("{what} '{}'{near}; see '{help}'", short(argument))
 }
 
 /// The error for an option without its value. In flock(1), -n takes none, and means not to wait.
