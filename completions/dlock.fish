@@ -153,7 +153,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand history" -l color -d 'When t
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l failed -d 'Show only runs that failed: a status other than 0, a signal, or an end that the job did not choose'
-complete -c dlock -n "__fish_dlock_using_subcommand history" -l refused -d 'Also show runs that did not get the lock, and why: busy, done, paused, superseded, or gave up waiting'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l refused -d 'Also show runs that did not get the lock, and why'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print a JSON array, one object a run, the newest first'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Report more'

@@ -52,9 +52,9 @@ pub struct History {
     #[arg(long)]
     pub failed: bool,
 
-    /// Also show runs that did not get the lock, and why: busy, done, paused, superseded, or gave up waiting
+    /// Also show runs that did not get the lock, and why
     ///
-    /// On a terminal, several between two runs share one line, with a tick for each. In a pipe each has a line.
+    /// For example busy, paused, or gave up waiting; docs/status.md has all reasons. On a terminal, several between two runs share one line, with a tick for each. In a pipe each has a line.
     #[arg(long)]
     pub refused: bool,
 
@@ -65,7 +65,7 @@ pub struct History {
     /// Print a JSON array, one object a run, the newest first
     ///
     /// Every field is there, null if unknown. Times are RFC 3339 in UTC, spans are whole milliseconds. The fields are
-    /// explained in docs/json.md.
+    /// explained in docs/status.md.
     #[arg(long)]
     pub json: bool,
 }

@@ -22,7 +22,7 @@ Examples:
   # One lock, for a script:
   dlock status nightly-report --json | jq -r '.[0].state'
 
-  # The same table, redrawn every five seconds by watch(1):
+  # The table of a pipe, redrawn every five seconds by watch(1):
   watch -n 5 dlock status
 
 A lock is held, free, cooling (given back, and kept for the rest of --min-hold),

@@ -272,9 +272,7 @@ impl Acquiring<'_> {
         let fence = blocker.holder.as_ref().map(|holder| holder.fence);
         match wanted(self.flags) {
             Wait::For(bound) => Tried::Waited(bound),
-            _ if Holds::of_process().here(&self.context.settings).any(|held| Some(held.fence) == fence) => {
-                Tried::Inside
-            }
+            _ if Holds::of_process().inside_out().any(|held| Some(held.fence) == fence) => Tried::Inside,
             _ => Tried::Once,
         }
     }

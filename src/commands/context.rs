@@ -86,8 +86,11 @@ impl Context {
         names: &Names,
     ) -> Result<Option<Proof>, store::Error> {
         if !held.is_in(&self.settings) {
+            if !held.may_be_in(&self.settings) {
+                return Ok(None);
+            }
             let holders = store.inspect(names.first(), self.deadline())?.holders;
-            if !held.may_be_in(&self.settings) || holders.iter().all(|holder| holder.fence != held.fence) {
+            if holders.iter().all(|holder| holder.fence != held.fence) {
                 return Ok(None);
             }
         }

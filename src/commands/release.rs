@@ -21,7 +21,7 @@ pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -
     let given = flags.key.as_ref().ok_or_else(|| Error::Usage("release needs KEY".into()))?;
     let (holds, settings) = (Holds::of_process(), &context.settings);
     // A script gives back its own lock by its exact name, even if that contains a star.
-    let is_own = flags.token_file.is_some() || holds.meant(settings, given).is_some();
+    let is_own = flags.token_file.is_some() || holds.inside_out().any(|held| held.has(given));
     if !is_own && Pattern::of(given).is_some() {
         return Err(Error::Usage(format!(
             "{given} is a pattern, and release takes one key: 'dlock status {}' shows the keys that match; write \\* or \\? for the character itself",
@@ -33,22 +33,23 @@ pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -
     if let Some(file) = &flags.token_file {
         return give_back(&HoldRef::of_token(context, key, file)?);
     }
-    let (meant, name) = (hold_ref::find(context, &holds, key)?, context.name(key)?);
-    let (context, name) = match meant {
-        Some(held) => {
-            let there = context.at(held.settings(settings)?);
-            // The same lock may have another prefix there.
-            let name = if held.has_lock(&name) { name } else { there.name(key)? };
-            (there, name)
-        }
-        None => (context.clone(), name),
+    let Some(held) = hold_ref::find(context, &holds, key)? else {
+        let name = context.name(key)?;
+        return if flags.force {
+            force::force(context, &name, flags)
+        } else {
+            ask::ask(context, &name, flags)
+        };
     };
-    *printer = context.printer.clone();
-    match meant {
-        _ if flags.force => force::force(&context, &name, flags),
-        Some(held) => own(&HoldRef::new(context, held.clone())?, key),
-        None => ask::ask(&context, &name, flags),
+    let there = context.at(held.settings(settings)?);
+    *printer = there.printer.clone();
+    if !flags.force {
+        return own(&HoldRef::new(there, held.clone())?, key);
     }
+    // The same lock may have another prefix there.
+    let here = context.name(key).ok().filter(|name| held.has_lock(name));
+    let name = here.map_or_else(|| there.name(key), Ok)?;
+    force::force(&there, &name, flags)
 }
 
 /// Handles a hold that this process has according to DLOCK_HELD.

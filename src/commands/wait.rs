@@ -34,8 +34,10 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
     let line = Line::new(&context.printer, since);
     let context = context.clone();
     foreground::wait(signals, line, move |teller| {
-        let names = locks_to_wait_for(&context, &mut observer, &wanted, first, end, teller)?;
-        refuse_own_locks(&context, &mut observer, &names)?;
+        let until = end.filter(|_| first == First::RiddenOut).map_or(Until::No, Until::At);
+        let asking = Asking { context: &context, until, teller };
+        let names = asking.locks_to_wait_for(&mut observer, &wanted)?;
+        asking.refuse_own_locks(&mut observer, &names)?;
         let waiting = Waiting { context: &context, since, end, bound, first, teller };
         for name in &names {
             if let Some(over) = waiting.until_free(&mut observer, name)? {
@@ -100,57 +102,58 @@ impl Waiting<'_> {
     }
 }
 
-/// Returns the locks to wait for. An outage is waited out here, too.
-fn locks_to_wait_for(
-    context: &Context,
-    observer: &mut Observer,
-    wanted: &KeyOperands,
-    first: First,
-    end: Option<Moment>,
-    teller: &Teller<Told>,
-) -> Result<Vec<Name>, Error> {
-    if wanted.patterns.is_empty() {
-        return Ok(wanted.named.clone());
-    }
-    let until = match end {
-        Some(end) if first == First::RiddenOut => Until::At(end),
-        _ => Until::No,
-    };
-    let patterns = wanted.patterns().join(", ");
-    let trouble = |error: &store::Error| {
-        teller.remark(&context.settings.store, &patterns, Remark::Trouble(error.clone()));
-    };
-    let matched = |text: String| teller.say(move |line| line.say(Kind::Note, What::Matched, &text));
-    let names = riding_out(until, trouble, || Ok(wanted.known(observer.store())?));
-    let names = names.map_err(|error| match error {
-        Error::Store(error) => context.with_origin(error).into(),
-        error => error,
-    })?;
-    let place = &context.settings.store;
-    if let Some(none) = wanted.unmatched(&names, place) {
-        matched(format!("{none}: nothing to wait for"));
-    }
-    if !names.is_empty() {
-        let keys: Vec<&str> = names.iter().map(Name::key).collect();
-        matched(format!("waiting for {} in {place}", keys.join(", ")));
-    }
-    Ok(names)
+/// What is asked before the wait. An outage is waited out here, too.
+struct Asking<'a> {
+    context: &'a Context,
+    until: Until,
+    teller: &'a Teller<Told>,
 }
 
-/// Refuses to wait for a lock that this process runs under: it would wait for its own end.
-fn refuse_own_locks(context: &Context, observer: &mut Observer, names: &[Name]) -> Result<(), Error> {
-    let holds = Holds::of_process();
-    for name in names {
-        for held in holds.of_lock(name) {
-            let proof = context.verify_in(observer.store(), held, &name.clone().into());
-            if proof.map_err(|error| context.with_origin(error))?.is_some() {
-                return Err(Error::Usage(format!(
-                    "this process itself runs under {} in {}, and would wait for itself",
-                    name.key(),
-                    context.settings.store
-                )));
+impl Asking<'_> {
+    fn ask<T>(&self, keys: &str, ask: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+        let store = &self.context.settings.store;
+        let trouble = |error: &store::Error| self.teller.remark(store, keys, Remark::Trouble(error.clone()));
+        riding_out(self.until, trouble, ask).map_err(|error| match error {
+            Error::Store(error) => self.context.with_origin(error).into(),
+            error => error,
+        })
+    }
+
+    fn locks_to_wait_for(&self, observer: &mut Observer, wanted: &KeyOperands) -> Result<Vec<Name>, Error> {
+        if wanted.patterns.is_empty() {
+            return Ok(wanted.named.clone());
+        }
+        let matched = |text: String| self.teller.say(move |line| line.say(Kind::Note, What::Matched, &text));
+        let names = self.ask(&wanted.patterns().join(", "), || Ok(wanted.known(observer.store())?))?;
+        let place = &self.context.settings.store;
+        if let Some(none) = wanted.unmatched(&names, place) {
+            matched(format!("{none}: nothing to wait for"));
+        }
+        if !names.is_empty() {
+            let keys: Vec<&str> = names.iter().map(Name::key).collect();
+            matched(format!("waiting for {} in {place}", keys.join(", ")));
+        }
+        Ok(names)
+    }
+
+    /// Refuses to wait for a lock that this process runs under: it would wait for its own end.
+    fn refuse_own_locks(&self, observer: &mut Observer, names: &[Name]) -> Result<(), Error> {
+        let holds = Holds::of_process();
+        for name in names {
+            for held in holds.of_lock(name) {
+                let proof = self.ask(name.key(), || {
+                    let proof = self.context.verify_in(observer.store(), held, &name.clone().into());
+                    Ok(proof.inspect_err(|_| observer.store().reset())?)
+                });
+                if proof?.is_some() {
+                    return Err(Error::Usage(format!(
+                        "this process itself runs under {} in {}, and would wait for itself",
+                        name.key(),
+                        self.context.settings.store
+                    )));
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
 }

@@ -79,7 +79,7 @@ fn aged(view: &View, age: Duration) -> View {
     view
 }
 
-/// The line about waiting for `waited` so far, in the longest form that fits.
+/// The line about waiting for `waited` so far, in a short form if the terminal is narrow.
 fn watching(store: &str, view: &View, waited: Duration, room: Width) -> String {
     let key = view.name.key();
     let seconds = Duration::from_secs(waited.as_secs());
@@ -88,8 +88,10 @@ fn watching(store: &str, view: &View, waited: Duration, room: Width) -> String {
     match room {
         Width::Columns(columns) if width(&whole) > columns => {
             let state = match view.holders.as_slice() {
-                [holder, others @ ..] => held_briefly(holder, others.len() as u64),
-                [] => format!("it {}", state(view)),
+                [holder, others @ ..] if view.state == State::Held => {
+                    held_briefly(holder, others.len() as u64)
+                }
+                _ => format!("it {}", state(view)),
             };
             format!("waiting {} for {key}: {state}", span(seconds))
         }

@@ -151,7 +151,10 @@ pub fn why(refusal: &Refusal) -> String {
                 &format!("interrupted after {waited} of waiting"),
             )
         }
-        Why::Behind => by("busy: behind", "busy"),
+        Why::Behind => refusal
+            .by
+            .as_ref()
+            .map_or_else(|| "busy".into(), |by| format!("busy: {} already waited", owner::who(by))),
         Why::Done => by("already done by", "already done"),
         Why::Paused => by("paused by", "paused"),
         Why::Superseded => by("superseded by a newer run of", "superseded by a newer run"),

@@ -17,10 +17,14 @@ use std::os::fd::IntoRawFd as _;
 /// ends with this process, which must have one thread.
 pub fn in_separate_process(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+    let caller = getpid();
     match sys::fork()? {
         Fork::Child => {
             drop(reader);
             let _goes_on = set_parent_process_death_signal(Some(Signal::KILL));
+            if getppid() != Some(caller) {
+                sys::exit_now(70);
+            }
             // A panic must end this process: if it unwound further, it would go on as a second
             // dlock.
             let work = || File::from(writer).write_all(&work());

@@ -416,9 +416,10 @@ fn another_spelling_of_the_store_is_the_same_store() {
     for (store, prefix, key) in [(&other, "dlock:", "k"), (&world.url(), "", "dlock:k")] {
         let script = r#"$D run -k $K -w -- echo inside; $D run -k $K -k l -w 1s -- echo both
             $D wait $K; echo $?; $D acquire -k $K -w; echo $?; $D run -k m -- echo else
-            $D check $K; echo $?; $D check --store $DLOCK_STORE $K; echo $?; $D release -y --store $DLOCK_STORE $K; echo $?"#;
+            $D check $K; echo $?; $D check --store $DLOCK_STORE $K; echo $?; $D release -y --store $DLOCK_STORE $K; echo $?
+            $D acquire -k $K 2>&1 | grep -c 'this process itself runs under it'"#;
         let script = format!("export DLOCK_STORE={store} DLOCK_PREFIX={prefix} K={key}; {script}");
-        outer(&world, &[], &script).stdout("inside\nboth\n64\n64\nelse\n0\n0\n64\n").any_stderr().run();
+        outer(&world, &[], &script).stdout("inside\nboth\n64\n64\nelse\n0\n0\n64\n1\n").any_stderr().run();
     }
     // Another lock of that key, in another store, is none of its business.
     let script = "$D run --store file:$PWD/other -k k -w -- $D status --store file:$PWD/other k --json";
@@ -462,4 +463,19 @@ fn the_process_that_asks_the_store_ends_with_dlock() {
     run.finish();
     wait_until("the process that asks has ended", || !proc::alive(asking));
     world.redis().resume();
+}
+
+/// It is asked whether it is the store of the job.
+#[test]
+fn an_outage_of_another_store_is_waited_out() {
+    let world = World::without_redis();
+    std::fs::create_dir(world.path("other")).expect("a directory");
+    let mut other = Redis::start(&world.path("other"), &[]);
+    let script = format!("echo up >> log; $D wait --store {} -w 60s k; echo $?", other.url());
+    other.kill();
+    let run = outer(&world, &[], &script).stdout("0\n").any_stderr().spawn();
+    world.wait_for_log("up");
+    wait_until("it waits", || run.messages().contains("still waiting for k"));
+    other.restart();
+    run.finish();
 }

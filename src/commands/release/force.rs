@@ -68,16 +68,16 @@ fn all(holders: &[Holder]) -> String {
     holders.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ")
 }
 
-/// Whether a dlock stops a job of these holders; a script has none.
+/// Whether a dlock stops the job of each of these holders; a script has none.
 fn is_by_dlock(holders: &[Holder]) -> bool {
-    holders.iter().any(|holder| holder.owner.by != By::Acquire)
+    holders.iter().all(|holder| holder.owner.by != By::Acquire)
 }
 
 /// Says who stops the old job, and when the next grant comes.
 fn then(holders: &[Holder], left: &str) -> String {
     if is_by_dlock(holders) {
         return format!(
-            "the holder's dlock stops the job, and the next grant comes then, or in {left} at the latest"
+            "each holder's dlock stops its job, and the next grant comes then, or in {left} at the latest"
         );
     }
     // The store does not learn when a script has stopped.
@@ -99,9 +99,8 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
                 }
                 When::Safe => format!("{from}; {}", then(&holders, &span(left))),
                 When::Now => {
-                    let until =
-                        if is_by_dlock(&holders) { ", until the holder's dlock has stopped it" } else { "" };
-                    format!("{from} and is free now; the old job may still run beside the next one{until}")
+                    let until = if is_by_dlock(&holders) { ", until its dlock has stopped it" } else { "" };
+                    format!("{from} and is free now; an old job may still run beside the next one{until}")
                 }
             }
         }

@@ -8,7 +8,7 @@ use crate::commands::context::Context;
 use crate::config::run::Run;
 use crate::lease::give_back;
 use crate::lock::{Names, Owner, Token};
-use crate::rules::{End, Left, Ran, Refusal};
+use crate::rules::{End, Left, Ran, Refusal, millis};
 use crate::store::{self, Store};
 use crate::supervise::Orphaned;
 use crate::sys;
@@ -18,7 +18,8 @@ use std::time::Duration;
 /// but at least for one whole request.
 const GIVE_BACK_WITHIN: Duration = Duration::from_secs(10);
 
-/// Records that this run ended while it waited, at the lock that somebody held.
+/// Records that this run ended while it waited, at the lock that somebody held. It has recorded by
+/// itself if it gave up and left only the queue to the guard.
 fn record_interruption(
     store: &mut dyn Store,
     names: &Names,
@@ -26,12 +27,20 @@ fn record_interruption(
     waited: Duration,
     deadline: Moment,
 ) -> Result<(), store::Error> {
+    let mut found = None;
     for name in names {
-        if let Some(holder) = store.inspect(name, deadline)?.holders.first() {
-            return store.refuse(name, &Refusal::interrupted(owner, Some(&holder.owner), waited), deadline);
+        let view = store.inspect(name, deadline)?;
+        let began = view.now.saturating_sub(millis(waited));
+        let is_own = |refusal: &Refusal| {
+            refusal.at >= began && (&refusal.owner.host, refusal.owner.pid) == (&owner.host, owner.pid)
+        };
+        if store.refusals(name, deadline)?.iter().any(is_own) {
+            return Ok(());
         }
+        found = found.or_else(|| Some((name, view.holders.into_iter().next()?.owner)));
     }
-    store.refuse(names.first(), &Refusal::interrupted(owner, None, waited), deadline)
+    let (name, by) = found.map_or((names.first(), None), |(name, by)| (name, Some(by)));
+    store.refuse(name, &Refusal::interrupted(owner, by.as_ref(), waited), deadline)
 }
 
 /// The callback for [`Guard::fork`](crate::supervise::Guard::fork).
