@@ -30,10 +30,9 @@ use stores::Stores;
 pub mod event_fd;
 pub mod keeper;
 pub mod observer;
-mod obtain;
+pub mod obtain;
 pub mod stores;
 
-pub use obtain::obtain;
 use obtain::{Progress, Step};
 
 /// How long a waiter pauses after a failure before it asks again. While the store stays slow, the
@@ -376,9 +375,16 @@ impl Until {
         }
     }
 
+    pub const fn end(self) -> Option<Moment> {
+        match self {
+            Self::At(end) => Some(end),
+            Self::No | Self::Forever => None,
+        }
+    }
+
     /// Whether the time to wait has passed.
     pub fn is_over(self) -> bool {
-        matches!(self, Self::At(end) if end.passed())
+        self.end().is_some_and(Moment::passed)
     }
 
     /// Whether to ask again after this error if the store has never answered.

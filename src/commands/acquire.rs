@@ -3,7 +3,7 @@
 //! lease ends. Renewing and giving back are separate commands.
 
 use super::context::{Context, riding_out};
-use super::foreground::{Foreground, Signals};
+use super::foreground::Signals;
 use super::held::{By, Held, Holds};
 use super::job_env::environment;
 use super::owner;
@@ -13,8 +13,9 @@ use crate::clock::Moment;
 use crate::config::run::TTL;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lease::{Report, Request, Until, give_back, obtain};
-use crate::lock::{Key, Mode, Token, Ttl, Wait};
+use crate::lease::obtain::{Progress, Step};
+use crate::lease::{Report, Request, Until, give_back};
+use crate::lock::{Key, Mode, Names, Token, Ttl, Wait};
 use crate::output::acquired::{Acquired, shell};
 use crate::output::busy::Tried;
 use crate::output::time::{local, millis, span};
@@ -22,11 +23,9 @@ use crate::output::{self, Kind, What, json};
 use crate::rules::schedule::Schedule;
 use crate::rules::{Ask, Blocker, End, Grant, Ran, Refusal, Terms};
 use crate::shell::word;
+use crate::store::net::interrupt;
 use crate::store::{self, Store};
-use crate::supervise;
 use std::ops::ControlFlow;
-use std::sync::mpsc::channel;
-use std::thread;
 use std::time::Duration;
 
 /// Longest time for leaving the queue when a waiting dlock must end (I9).
@@ -47,120 +46,147 @@ const SUBJECT: Subject = Subject {
 pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
     context.say_default();
     let keys = each_once(&flags.how.key);
-    let names = context.names(&keys)?;
-    let mode = match (flags.how.shared, flags.how.slots) {
+    let request = request(&context, flags, context.names(&keys)?)?;
+    let since = Moment::now();
+    // Before the store is opened, which may start a thread.
+    let signals = Signals::take()?;
+    let mut store = context.open()?;
+    let messages = Messages::new(&context, &keys, request.ask.mode, Under::Own, SUBJECT);
+    let acquiring = Acquiring { context: &context, flags, keys, since, request, messages };
+    let outcome = signals.or(|| acquiring.obtain(&mut *store))?;
+    acquiring.messages.live.borrow_mut().clear();
+    match outcome {
+        ControlFlow::Break(signal) => {
+            // The connections are in the middle of a request, or of a wait.
+            store.reset();
+            give_back_quietly(&mut *store, &acquiring.request, LEAVING);
+            Ok(Exit::Signal(signal))
+        }
+        ControlFlow::Continue(outcome) => match outcome? {
+            Obtained::Yes(grant, sent) => acquiring.deliver(&mut *store, grant, sent),
+            Obtained::No(report) => acquiring.not_obtained(report),
+        },
+    }
+}
+
+fn request(context: &Context, flags: &cli::acquire::Acquire, names: Names) -> Result<Request, Error> {
+    let (how, settings) = (&flags.how, &context.settings);
+    let mode = match (how.shared, how.slots) {
         (true, _) => Mode::Shared,
         (false, Some(slots)) => Mode::Slots(slots),
         (false, None) => Mode::Exclusive,
     };
-    let ttl = match flags.how.ttl {
+    let ttl = match how.ttl {
         Some(ttl) => ttl,
         None => Ttl::new(TTL).map_err(Error::Internal)?,
     };
     context.check_supported(&names, mode)?;
     let min_hold = flags.min_hold.unwrap_or_default();
-    context.settings.check_lease("ttl", ttl.get(), true, None)?;
-    context.settings.check_lease("min-hold", min_hold, true, None)?;
+    settings.check_lease("ttl", ttl.get(), true, None)?;
+    settings.check_lease("min-hold", min_hold, true, None)?;
     let until = Until::from_now(wanted(flags));
-    let since = Moment::now();
     let token = Token::random().map_err(|error| {
         Error::Internal(format!("the system gave no random bytes: {error}; the lock is not acquired"))
     })?;
-    // Before the store is opened, which may start a thread.
-    let signals = Signals::take(&supervise::ENDING)?;
-    let settings = &context.settings;
+    let reason = how.reason.clone().filter(|text| !text.is_empty());
     let ask = Ask {
         token,
         mode,
         ttl: ttl.get(),
         min_hold,
-        owner: owner::parent(
-            flags.how.label.clone(),
-            flags.how.reason.clone().filter(|text| !text.is_empty()),
-        ),
+        owner: owner::parent(how.label.clone(), reason),
         patience: until.patience(),
         terms: Terms::default(),
         waited: Duration::ZERO,
         has_waited: false,
     };
-    let request = Request {
+    Ok(Request {
         names,
         ask,
         until,
         schedule: Schedule::new(ttl, Duration::ZERO, settings.op_timeout),
         connect_timeout: settings.connect_timeout,
         op_timeout: settings.op_timeout,
-    };
-    let asking = Asking { context: context.clone(), keys: keys.clone(), request: request.clone() };
-    let store = context.open()?;
-    let foreground = Foreground::start(signals, move |teller| {
-        let last = asking.ask(store, &mut |learned| teller.tell(learned));
-        teller.tell(last.unwrap_or_else(Learned::Refused));
-    })?;
-    let messages = Messages::new(&context, &keys, mode, Under::Own, SUBJECT);
-    Acquiring { context: &context, flags, keys, since, request, messages }.go(&foreground)
+    })
 }
 
-/// What the worker thread, which talks to the store, reports.
-enum Learned {
-    /// News of the wait.
-    Report(Report),
-    /// The store cannot be reached yet.
-    Trouble(Error),
-    /// The lock is granted and no longer bound to this process.
-    HandedOver(Grant, Moment),
-    /// The lock was not obtained. What the token may have had was given back, if the store
-    /// answered.
-    Missed(Report),
-    /// An error that is not an answer to the request for the lock.
-    Refused(Error),
+/// Result of asking for the lock.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time, on the stack")]
+enum Obtained {
+    /// It is granted and no longer bound to this process.
+    Yes(Grant, Moment),
+    /// What the token may have had was given back, if the store answered.
+    No(Report),
 }
 
-struct Asking {
-    context: Context,
+/// Gives back the hold or the place in the queue that the token may have. On failure both end by
+/// themselves: an unconfirmed grant and a place in the queue within seconds, a hold with its lease.
+fn give_back_quietly(store: &mut dyn Store, request: &Request, within: Duration) {
+    let (deadline, end) = (Moment::now().after(within), End { ran: Ran::No, job: None, once_per: false });
+    let _ends_by_itself = give_back(store, &request.names, &request.ask.token, &end, deadline);
+}
+
+struct Acquiring<'a> {
+    context: &'a Context,
+    flags: &'a cli::acquire::Acquire,
     keys: Vec<Key>,
+    since: Moment,
     request: Request,
+    messages: Messages<'a>,
 }
 
-impl Asking {
-    fn ask(&self, mut store: Box<dyn Store>, tell: &mut dyn FnMut(Learned)) -> Result<Learned, Error> {
-        let Self { context, request, .. } = self;
-        let (store, began) = (&mut *store, Moment::now());
+impl Acquiring<'_> {
+    /// Asks for the lock, and unbinds it from this process. A signal ends that early, with an error.
+    fn obtain(&self, store: &mut dyn Store) -> Result<Obtained, Error> {
+        let Self { context, request, messages, .. } = self;
         if request.until != Until::No {
-            let trouble = |error: &store::Error| tell(Learned::Trouble(error.clone().into()));
+            let trouble = |error: &store::Error| messages.trouble_before_queue(&error.clone().into());
             riding_out(request.until, trouble, || self.refuse_to_wait_for_own_hold(store))?;
         }
         store.prepare(&request.ask.token).map_err(|error| context.with_origin(error))?;
         let mut last = None;
-        obtain(store, request, &mut |report| match report {
-            Report::Waiting(_) | Report::Trouble { .. } | Report::Recovered => tell(Learned::Report(report)),
-            report => last = Some(report),
-        });
+        let (mut progress, began) = (Progress::begin(), Moment::now());
+        loop {
+            let tick = messages.live.borrow().next();
+            let step = progress.step(store, request, tick, &mut |report| match report {
+                Report::Waiting(waiting) => messages.waiting(waiting),
+                Report::Trouble { error, .. } => messages.trouble_in_queue(&error),
+                Report::Recovered => messages.recovered(),
+                report => last = Some(report),
+            });
+            match step {
+                Step::GoesOn if interrupt::is_raised() => {
+                    return Err(Error::Internal("interrupted".into()));
+                }
+                Step::GoesOn => messages.live.borrow_mut().go_on(),
+                Step::Held(_) | Step::Over => break,
+            }
+        }
         let last = match last {
             Some(Report::Granted { grant, sent }) => {
                 let deadline = Moment::now().after(request.op_timeout);
                 match store.hand_over(&request.names, &request.ask.token, deadline) {
-                    Ok(()) => return Ok(Learned::HandedOver(grant, sent)),
+                    Ok(()) => return Ok(Obtained::Yes(grant, sent)),
                     Err(error) => Report::Failed(error),
                 }
             }
             Some(report) => report,
             None => return Err(Error::Internal("asking for the lock ended without an answer".into())),
         };
-        if let Report::Busy(blocker) | Report::Contended(blocker) = &last {
+        if let Report::Busy(blocker) | Report::Contended(blocker) = &last
+            && let Some(name) = request.names.as_slice().get(blocker.at)
+        {
             let waited = Some(Moment::now().since(began)).filter(|_| request.until != Until::No);
-            if let Some(name) = request.names.as_slice().get(blocker.at) {
-                let refusal = Refusal::busy(&request.ask.owner, blocker, waited);
-                let deadline = Moment::now().after(CLEAN_UP_WITHIN.min(request.op_timeout));
-                // Nothing depends on this record.
-                let _unnoted = store.refuse(name, &refusal, deadline);
-            }
+            let refusal = Refusal::busy(&request.ask.owner, blocker, waited);
+            let deadline = Moment::now().after(CLEAN_UP_WITHIN.min(request.op_timeout));
+            // Nothing depends on this record.
+            let _unnoted = store.refuse(name, &refusal, deadline);
         }
         if !matches!(last, Report::Busy(_)) {
             // A request may have arrived without an answer.
             give_back_quietly(store, request, CLEAN_UP_WITHIN);
         }
-        Ok(Learned::Missed(last))
+        Ok(Obtained::No(last))
     }
 
     /// Refuses to wait for a lock that a parent of this process holds.
@@ -193,61 +219,6 @@ impl Asking {
         }
         Ok(())
     }
-}
-
-/// Gives back the hold or the place in the queue that the token may have. On failure both end by
-/// themselves: an unconfirmed grant and a place in the queue within seconds, a hold with its lease.
-fn give_back_quietly(store: &mut dyn Store, request: &Request, within: Duration) {
-    let (deadline, end) = (Moment::now().after(within), End { ran: Ran::No, job: None, once_per: false });
-    let _ends_by_itself = give_back(store, &request.names, &request.ask.token, &end, deadline);
-}
-
-struct Acquiring<'a> {
-    context: &'a Context,
-    flags: &'a cli::acquire::Acquire,
-    keys: Vec<Key>,
-    since: Moment,
-    request: Request,
-    messages: Messages<'a>,
-}
-
-impl Acquiring<'_> {
-    fn go(self, foreground: &Foreground<Learned>) -> anyhow::Result<Exit> {
-        loop {
-            let learned = foreground.learn(&mut self.messages.live.borrow_mut())?;
-            match learned {
-                ControlFlow::Break(signal) => {
-                    self.messages.live.borrow_mut().clear();
-                    self.leave(LEAVING);
-                    return Ok(Exit::Signal(signal));
-                }
-                ControlFlow::Continue(Learned::Report(report)) => match report {
-                    Report::Waiting(waiting) => self.messages.waiting(waiting),
-                    Report::Trouble { error, .. } => self.messages.trouble_in_queue(&error),
-                    Report::Recovered => self.messages.recovered(),
-                    _ => {}
-                },
-                ControlFlow::Continue(Learned::Trouble(error)) => self.messages.trouble_before_queue(&error),
-                ControlFlow::Continue(Learned::HandedOver(grant, sent)) => return self.deliver(grant, sent),
-                ControlFlow::Continue(Learned::Missed(report)) => return self.not_obtained(report),
-                ControlFlow::Continue(Learned::Refused(error)) => return Err(error.into()),
-            }
-        }
-    }
-
-    /// Gives back on a new connection, and on a thread that may be left behind: the store may not
-    /// answer.
-    fn leave(&self, within: Duration) {
-        let (context, request) = (self.context.clone(), self.request.clone());
-        let (done, left) = channel();
-        let _without = thread::Builder::new().name("dlock-leave".into()).spawn(move || {
-            if let Ok(mut store) = context.open() {
-                give_back_quietly(&mut *store, &request, within);
-            }
-            let _not_waited_for = done.send(());
-        });
-        let _late = left.recv_timeout(within);
-    }
 
     fn not_obtained(&self, report: Report) -> anyhow::Result<Exit> {
         Err(match report {
@@ -278,7 +249,7 @@ impl Acquiring<'_> {
     }
 
     /// Prints the hold. From then on it belongs to the script.
-    fn deliver(self, grant: Grant, sent: Moment) -> anyhow::Result<Exit> {
+    fn deliver(self, store: &mut dyn Store, grant: Grant, sent: Moment) -> anyhow::Result<Exit> {
         let Ask { token, mode, ttl, .. } = &self.request.ask;
         let until = sent.after(*ttl);
         let settings = &self.context.settings;
@@ -302,10 +273,9 @@ impl Acquiring<'_> {
         } else {
             Ok(format!("{}\n", token.secret()))
         };
-        self.messages.live.borrow_mut().clear();
         if let Err(error) = text.and_then(|text| output::deliver(&text)) {
             // The script did not get the token, so nobody else can give the lock back.
-            self.leave(self.request.connect_timeout + self.request.op_timeout);
+            give_back_quietly(store, &self.request, self.request.connect_timeout + self.request.op_timeout);
             return Err(error.into());
         }
         self.acquired(until);

@@ -3,7 +3,7 @@
 
 use super::held::{Held, Holds};
 use crate::cli::Common;
-use crate::clock::{self, Moment};
+use crate::clock::Moment;
 use crate::config::{Environment, Settings, Source};
 use crate::error::Error;
 use crate::lease::{RIDE_OUT_PAUSE, Until};
@@ -11,6 +11,7 @@ use crate::lock::{Key, Name, Names};
 use crate::output::busy::listed;
 use crate::output::{Kind, Printer, What};
 use crate::rules::Proof;
+use crate::store::net::interrupt;
 use crate::store::{self, Store};
 
 /// The settings and the printer of a command.
@@ -117,8 +118,8 @@ impl Context {
     }
 }
 
-/// Asks again while the store cannot be reached, as long as the caller would wait for the lock.
-/// Calls `trouble` once.
+/// Asks again while the store cannot be reached, as long as the caller would wait for the lock, and
+/// until an [interrupt]. Calls `trouble` once.
 pub fn riding_out<T>(
     until: Until,
     mut trouble: impl FnMut(&store::Error),
@@ -127,11 +128,13 @@ pub fn riding_out<T>(
     let mut troubled = false;
     loop {
         match ask() {
-            Err(Error::Store(error)) if until.rides_out(&error) && !until.is_over() => {
+            Err(Error::Store(error))
+                if until.rides_out(&error) && !until.is_over() && !interrupt::is_raised() =>
+            {
                 if !std::mem::replace(&mut troubled, true) {
                     trouble(&error);
                 }
-                clock::sleep_until(Moment::now().after(RIDE_OUT_PAUSE));
+                interrupt::sleep_until(Moment::now().after(RIDE_OUT_PAUSE));
             }
             answer => return answer,
         }

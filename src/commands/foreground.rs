@@ -1,176 +1,141 @@
-//! Waits in a command without a job, and stays interruptible. A worker thread talks to the store,
-//! which may hang, and sends what it learns. The main thread receives that, the signals and
-//! timeouts, so it acts on a signal at once, whatever the store does. The command decides what a
-//! signal means.
+//! Waits in a command without a job, and stays interruptible: a signal ends each wait for the store,
+//! and with it the command.
 //!
 //! `run` and these commands read signals from a signalfd: they must know which signal came, to
 //! relay it or to die of it. The handler of the crate ctrlc does not say which, so only `watch`
 //! uses it, which just has to end.
 
-use crate::clock::{Moment, Timer};
-use crate::config;
+use super::context::{Context, riding_out};
+use crate::clock::Moment;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lease::event_fd::EventFd;
-use crate::lease::observer::Remark;
+use crate::lease::observer::{Observer, WATCH_EVERY};
+use crate::lease::{RIDE_OUT_PAUSE, Until};
+use crate::lock::Name;
 use crate::output::live::Line;
 use crate::output::{Event, Kind, What};
+use crate::store::net::interrupt;
+use crate::store::{self, Store, View};
 use crate::supervise;
 use crate::sys::{self, SignalSet};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::thread;
 
-/// Signals read from a signalfd, without those that dlock's caller had it ignore.
+/// The signals that end the command, without those that dlock's caller had it ignore.
 pub struct Signals(OwnedFd);
 
 impl Signals {
     /// Must be called before any thread starts; opening a store may start one.
-    pub fn take(signals: &[i32]) -> Result<Self, Error> {
-        let not_ignored: Vec<i32> = signals.iter().copied().filter(|signal| !sys::ignored(*signal)).collect();
+    pub fn take() -> Result<Self, Error> {
+        let not_ignored: Vec<i32> =
+            supervise::ENDING.into_iter().filter(|signal| !sys::ignored(*signal)).collect();
         sys::block(SignalSet::of(&not_ignored));
         Ok(Self(sys::signalfd(SignalSet::of(&not_ignored)).map_err(|error| cannot("take signals", &error))?))
     }
-}
 
-/// The main thread's side.
-pub struct Foreground<T> {
-    signals: Signals,
-    learned: Receiver<T>,
-    wake: Arc<EventFd>,
-    timer: Timer,
-}
+    /// Runs `work`, whose waits for the store a signal ends. If a signal has come, the result of
+    /// `work` does not count.
+    pub fn or<T>(&self, work: impl FnOnce() -> T) -> Result<ControlFlow<i32, T>, Error> {
+        let done = interrupt::armed(self.0.as_fd(), work);
+        let received = supervise::next_signal(&self.0).map_err(|error| cannot("read a signal", &error))?;
+        Ok(match received {
+            Some(received) => ControlFlow::Break(received.signal),
+            None => ControlFlow::Continue(done),
+        })
+    }
 
-enum News<T> {
-    Signal(i32),
-    Learned(T),
-    Nothing,
-}
-
-/// The worker's side.
-pub struct Teller<T> {
-    told: Sender<T>,
-    wake: Arc<EventFd>,
-}
-
-impl<T> Teller<T> {
-    /// Sends to the main thread. Has no effect if the main thread no longer listens.
-    pub fn tell(&self, what: T) {
-        let _ended = self.told.send(what);
-        self.wake.notify();
+    /// Runs `work` to the end of the command.
+    pub fn or_exit(&self, work: impl FnOnce() -> Result<Exit, Error>) -> anyhow::Result<Exit> {
+        Ok(match self.or(work)? {
+            ControlFlow::Break(signal) => Exit::Signal(signal),
+            ControlFlow::Continue(done) => done?,
+        })
     }
 }
 
-impl<T> Drop for Teller<T> {
-    fn drop(&mut self) {
-        self.wake.notify();
-    }
+/// Waits for what other processes do to locks. Takes none.
+pub struct Onlooker<'a> {
+    pub context: &'a Context,
+    pub observer: Observer,
+    /// The line about waiting.
+    pub line: Line,
+    pub until: Until,
 }
 
-impl<T: Send + 'static> Foreground<T> {
-    /// Starts the worker. It is left behind when the main thread is done.
-    pub fn start(signals: Signals, work: impl FnOnce(&Teller<T>) + Send + 'static) -> Result<Self, Error> {
-        let start = || {
-            let (wake, timer) = (Arc::new(EventFd::new()?), Timer::new()?);
-            let (told, learned) = channel();
-            let teller = Teller { told, wake: wake.clone() };
-            thread::Builder::new().name("dlock-worker".into()).spawn(move || work(&teller))?;
-            Ok(Self { signals, learned, wake, timer })
-        };
-        start().map_err(|error: io::Error| cannot("start a thread", &error))
-    }
-
-    /// Returns what the worker sends next, or the signal that came first. Meanwhile updates the
-    /// line about waiting.
-    pub fn learn(&self, line: &mut Line) -> Result<ControlFlow<i32, T>, Error> {
+impl Onlooker<'_> {
+    /// Reads a lock at least once, and again until `look_at` returns something. None if the time is
+    /// over first.
+    pub fn look_for<T>(
+        &mut self,
+        name: &Name,
+        mut look_at: impl FnMut(View, &mut Line) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let only = BTreeSet::from([name.clone()]);
+        let mut is_troubled = false;
         loop {
-            match self.news(line.next()).map_err(|error| cannot("wait", &error))? {
-                News::Signal(signal) => return Ok(ControlFlow::Break(signal)),
-                News::Learned(learned) => return Ok(ControlFlow::Continue(learned)),
-                News::Nothing => line.go_on(),
+            match self.observer.look(name, self.observer.deadline(self.until)) {
+                Ok(view) => {
+                    if std::mem::take(&mut is_troubled) {
+                        let text = format!("{} answers again", self.context.settings.store);
+                        self.line.say(Kind::Note, What::Recovered, &text);
+                    }
+                    if let Some(found) = look_at(view, &mut self.line) {
+                        return Ok(Some(found));
+                    }
+                    if self.until.is_over() {
+                        return Ok(None);
+                    }
+                    // The first read was without a watch, for a caller that finds at once what it
+                    // looks for. With the watch no change is missed.
+                    self.observer.watch(&only);
+                }
+                Err(error) if self.observer.rides_out(&error, self.until) && !interrupt::is_raised() => {
+                    self.observer.start_over();
+                    self.observer.watch(&only);
+                    if !std::mem::replace(&mut is_troubled, true) {
+                        let error = self.context.with_origin(error);
+                        trouble(&mut self.line, name.key(), &error);
+                    }
+                    interrupt::sleep_until(Moment::now().after(RIDE_OUT_PAUSE));
+                }
+                Err(error) => return Err(self.context.with_origin(error).into()),
+            }
+            while self.observer.due().is_empty() && !self.until.is_over() {
+                if interrupt::is_raised() {
+                    return Err(Error::Internal("interrupted".into()));
+                }
+                let again = Moment::now().after(WATCH_EVERY);
+                let until = self.line.next().into_iter().chain(self.until.end()).fold(again, Moment::min);
+                if self.observer.listen(until).is_err() {
+                    // Without a subscription the lock is read now and then.
+                    interrupt::sleep_until(until.min(Moment::now().after(RIDE_OUT_PAUSE)));
+                    break;
+                }
+                self.line.go_on();
             }
         }
     }
 
-    /// Waits for news until `until`.
-    fn news(&self, until: Option<Moment>) -> io::Result<News<T>> {
-        self.timer.set(until)?;
-        let mut fds = [
-            PollFd::new(&self.signals.0, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
-            PollFd::new(&self.timer, PollFlags::IN),
-        ];
-        loop {
-            // Signals first: after a signal to end, dlock must not print what comes next.
-            if let Some(received) = supervise::next_signal(&self.signals.0)? {
-                return Ok(News::Signal(received.signal));
-            }
-            self.wake.drain();
-            match self.learned.try_recv() {
-                Ok(what) => return Ok(News::Learned(what)),
-                Err(TryRecvError::Empty) => {}
-                Err(TryRecvError::Disconnected) => return Err(io::Error::other("the other thread died")),
-            }
-            if until.is_some_and(Moment::passed) {
-                return Ok(News::Nothing);
-            }
-            match poll(&mut fds, None) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
+    /// Asks the store about these keys before the wait. An outage is waited out here, too.
+    pub fn ask<T>(
+        &mut self,
+        keys: &str,
+        mut ask: impl FnMut(&mut dyn Store) -> Result<T, store::Error>,
+    ) -> Result<T, Error> {
+        let Self { context, observer, line, until } = self;
+        let trouble = |error: &store::Error| trouble(line, keys, error);
+        riding_out(*until, trouble, || {
+            ask(observer.store()).map_err(|error| context.with_origin(error).into())
+        })
     }
 }
 
-/// What the worker of [`wait`] sends.
-pub enum Told {
-    /// Something to print beside the line about waiting.
-    Say(Box<dyn FnOnce(&mut Line) + Send>),
-    /// The last report.
-    Over(Result<Exit, Error>),
-}
-
-impl Teller<Told> {
-    /// Has something printed beside the line about waiting.
-    pub fn say(&self, what: impl FnOnce(&mut Line) + Send + 'static) {
-        self.tell(Told::Say(Box::new(what)));
-    }
-
-    /// Prints what the observer remarks about the store while the command waits for `key`.
-    pub fn remark(&self, store: &config::Store, key: &str, remark: Remark) {
-        let key = key.to_owned();
-        match remark {
-            Remark::Trouble(error) => {
-                let text = format!("{error} ({}); still waiting for {key}, trying again", store.origin());
-                self.say(move |line| line.announce(Event::from(What::Trouble).about(&key), &text));
-            }
-            Remark::Recovered => {
-                let text = format!("{store} answers again");
-                self.say(move |line| line.say(Kind::Note, What::Recovered, &text));
-            }
-        }
-    }
-}
-
-/// Runs `work` on a worker thread, and waits for its result. A signal ends the wait.
-pub fn wait(
-    signals: Signals,
-    mut line: Line,
-    work: impl FnOnce(&Teller<Told>) -> Result<Exit, Error> + Send + 'static,
-) -> anyhow::Result<Exit> {
-    let foreground = Foreground::start(signals, move |teller| teller.tell(Told::Over(work(teller))))?;
-    loop {
-        match foreground.learn(&mut line)? {
-            ControlFlow::Break(signal) => return Ok(Exit::Signal(signal)),
-            ControlFlow::Continue(Told::Say(say)) => say(&mut line),
-            ControlFlow::Continue(Told::Over(over)) => return Ok(over?),
-        }
-    }
+/// Prints that the store cannot be reached while the command waits for these keys.
+fn trouble(line: &mut Line, keys: &str, error: &store::Error) {
+    let text = format!("{error}; still waiting for {keys}, trying again");
+    line.announce(Event::from(What::Trouble).about(keys), &text);
 }
 
 fn cannot(what: &str, error: &io::Error) -> Error {

@@ -2,10 +2,11 @@
 //! while only, so the watch is renewed again and again. The end of a lease wakes nobody, so the
 //! observer reads the lock at that time. The caller decides what to look for, and what to report.
 
-use super::RIDE_OUT_PAUSE;
-use crate::clock::{Moment, sleep_until};
+use super::{RIDE_OUT_PAUSE, Until};
+use crate::clock::Moment;
 use crate::lock::{Name, Token};
 use crate::rules::WATCH_KEPT;
+use crate::store::net::interrupt;
 use crate::store::{Error, Listener, Store, Subscription, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -43,23 +44,6 @@ pub struct Budgets {
 struct Due {
     look_at: Moment,
     watch_at: Moment,
-}
-
-/// What a failure before the store's first answer means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum First {
-    /// It is an error.
-    Counts,
-    /// It is an outage, and waited out.
-    RiddenOut,
-}
-
-/// What to report while waiting.
-#[derive(Debug)]
-pub enum Remark {
-    /// The store no longer answers.
-    Trouble(Error),
-    Recovered,
 }
 
 impl Observer {
@@ -157,7 +141,7 @@ impl Observer {
     pub fn listen(&mut self, until: Moment) -> Result<(), Error> {
         let dues = self.watched.values().map(|due| due.look_at.min(due.watch_at));
         let Some(due) = dues.min() else {
-            sleep_until(until);
+            interrupt::sleep_until(until);
             return Ok(());
         };
         let subscription = match &mut self.subscription {
@@ -184,69 +168,17 @@ impl Observer {
         Ok(())
     }
 
-    /// Reads a lock at least once, and again until `looked_for` finds something. Returns None if
-    /// `end` passes first.
-    pub fn wait_for<T>(
-        &mut self,
-        name: &Name,
-        end: Option<Moment>,
-        first: First,
-        mut looked_for: impl FnMut(View) -> Option<T>,
-        mut remark: impl FnMut(Remark),
-    ) -> Result<Option<T>, Error> {
-        let is_over = || end.is_some_and(Moment::passed);
-        let only = BTreeSet::from([name.clone()]);
-        let mut troubled = false;
-        loop {
-            match self.look(name, self.deadline(end)) {
-                Ok(view) => {
-                    if std::mem::take(&mut troubled) {
-                        remark(Remark::Recovered);
-                    }
-                    if let Some(it) = looked_for(view) {
-                        return Ok(Some(it));
-                    }
-                    if is_over() {
-                        return Ok(None);
-                    }
-                    // The first read was without a watch, for a caller that finds at once what it
-                    // looks for. With the watch no change is missed.
-                    self.watch(&only);
-                }
-                Err(error) if self.rides_out(&error, first) && !is_over() => {
-                    self.start_over();
-                    self.watch(&only);
-                    if !std::mem::replace(&mut troubled, true) {
-                        remark(Remark::Trouble(error));
-                    }
-                    sleep_until(Moment::now().after(RIDE_OUT_PAUSE));
-                }
-                Err(error) => return Err(error),
-            }
-            while self.due().is_empty() && !is_over() {
-                let until = end.unwrap_or_else(|| Moment::now().after(WATCH_EVERY));
-                if self.listen(until).is_err() {
-                    // Without a subscription the lock is read now and then.
-                    sleep_until(until.min(Moment::now().after(RIDE_OUT_PAUSE)));
-                    break;
-                }
-            }
-        }
+    /// Whether to go on after a failed read. A store that has never answered may never have existed.
+    pub fn rides_out(&self, error: &Error, until: Until) -> bool {
+        !until.is_over() && if self.answered { error.is_transient() } else { until.rides_out(error) }
     }
 
-    fn rides_out(&self, error: &Error, first: First) -> bool {
-        match (self.answered, first) {
-            (true, _) => error.is_transient(),
-            (false, First::RiddenOut) => error.is_outage(),
-            (false, First::Counts) => false,
-        }
-    }
-
-    fn deadline(&self, end: Option<Moment>) -> Moment {
+    /// The deadline of a read.
+    pub fn deadline(&self, until: Until) -> Moment {
         let now = Moment::now();
         let deadline = now.after(self.budgets.question);
-        match end {
-            Some(end) if self.answered => deadline.min(end.max(now.after(RIDE_OUT_PAUSE))),
+        match until {
+            Until::At(end) if self.answered => deadline.min(end.max(now.after(RIDE_OUT_PAUSE))),
             _ => deadline,
         }
     }

@@ -177,19 +177,6 @@ fn pause(slow: u32, ttl: Duration, until: Until) -> Duration {
     }
 }
 
-/// Acquires the lock, waiting as the request says, and reports what it learns. Returns the time
-/// from which the lease counts. On None the last report says why.
-pub fn obtain(store: &mut dyn Store, request: &Request, report: &mut dyn FnMut(Report)) -> Option<Moment> {
-    let mut progress = Progress::begin();
-    loop {
-        match progress.step(store, request, None, report) {
-            Step::GoesOn => {}
-            Step::Held(sent) => return Some(sent),
-            Step::Over => return None,
-        }
-    }
-}
-
 /// One step of an acquire.
 struct Obtaining<'a> {
     store: &'a mut dyn Store,

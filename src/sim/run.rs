@@ -10,8 +10,9 @@ use super::time::{MS, MachineId, Nanos, Processes, SECOND, TaskId};
 use crate::clock::Moment;
 use crate::lease::event_fd::EventFd;
 use crate::lease::keeper::{Keeper, Keeping};
+use crate::lease::obtain::{Progress, Step};
 use crate::lease::stores::Stores;
-use crate::lease::{Report, Request, Until, give_back, obtain};
+use crate::lease::{Report, Request, Until, give_back};
 use crate::lock::{Names, Token};
 use crate::rules::schedule::Schedule;
 use crate::rules::{Ask, End, Grant, Left, Ran};
@@ -164,7 +165,15 @@ impl Main {
             let store = SimStore { task: thread, observer: Some(task), ..store };
             *of_thread.stores.lock() = Box::new(store);
             let Keeper { stores, request, .. } = &*of_thread;
-            let obtained = obtain(&mut **stores.lock(), request, &mut |report| of_thread.report(report));
+            let mut progress = Progress::begin();
+            let report = &mut |report| of_thread.report(report);
+            let obtained = loop {
+                match progress.step(&mut **stores.lock(), request, None, report) {
+                    Step::GoesOn => {}
+                    Step::Held(sent) => break Some(sent),
+                    Step::Over => break None,
+                }
+            };
             if let Some(sent) = obtained {
                 of_thread.keep(Keeping::new(sent, &request.schedule));
             }

@@ -21,7 +21,7 @@
 use super::redis::script::Code;
 use super::redis::{Target, argument};
 use super::{Error, Listener, Subscription, json};
-use crate::clock::{Moment, sleep_until};
+use crate::clock::Moment;
 use crate::lock::{Mode, Name, Names, Token};
 use crate::rules::{End, Left, Ran, Renewal};
 use crate::store::net::interrupt;
@@ -76,7 +76,7 @@ impl Subscription for Polling {
             Listener::Holder => until,
             Listener::Watcher => until.min(Moment::now().after(LOOK.1)),
         };
-        sleep_until(next);
+        interrupt::sleep_until(next);
         Ok(self.0 == Listener::Watcher)
     }
 }

@@ -237,7 +237,8 @@ impl Store for RedisStore {
             None => names.iter().map(|name| (wake_key(name, token, whose), name.clone())).collect(),
             Some(_) => Vec::new(),
         };
-        Ok(Box::new(subscription::Subscription::new(self.caller.route.last_master.clone(), lists)))
+        let place = self.caller.route.last_master.clone();
+        Ok(Box::new(subscription::Subscription::new(place, listener, lists)))
     }
 
     fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {

@@ -40,6 +40,7 @@ use crate::store::engine::coordinator::{
 };
 use crate::store::engine::subscription::Resumed;
 use crate::store::net::failure::silent;
+use crate::store::net::interrupt;
 use crate::store::net::target::Target;
 use crate::store::{Endurance, Error, Listener, Subscription};
 use dialect::{Dialect, Write};
@@ -52,7 +53,6 @@ use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::thread;
 use std::time::Duration;
 use subscription::RequestSubscription;
 use waiting::{CHAIN, POLL};
@@ -298,7 +298,7 @@ impl Coordinator for Tables {
         // the server can be reached.
         Ok(slept.unwrap_or_else(|_| {
             self.reset();
-            thread::sleep(POLL);
+            interrupt::sleep_until(Moment::now().after(POLL));
             Wake::Woken
         }))
     }

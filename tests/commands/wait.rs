@@ -1,6 +1,7 @@
 //! `dlock wait`: waits until locks are free, without taking them.
 
 use crate::support::dlock::{BINARY, Running};
+use crate::support::proc;
 use crate::support::proxy::Proxy;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
@@ -144,9 +145,7 @@ fn a_signal_ends_it(backend: Backend) {
     let holder = hold(&world, "k");
     for (signal, number) in [(Signal::TERM, 15), (Signal::INT, 2)] {
         let looker = world.dlock(["wait", "k"]).dies_of(number).spawn();
-        let attends =
-            || std::fs::read_dir(format!("/proc/{}/task", looker.pid())).map_or(0, Iterator::count) > 1;
-        wait_until("it waits", attends);
+        wait_until("it takes signals", || proc::blocks(looker.pid(), number));
         looker.signal(signal);
         looker.finish();
     }
@@ -158,6 +157,25 @@ fn a_store_that_cannot_be_reached_is_an_error(backend: Backend) {
     let world = World::new(backend);
     let wait = world.dlock(["wait", "k", "--store", "redis://127.0.0.1:1", "--connect-timeout", "0.2"]);
     wait.status(69).stderr_like("dlock: .*127.0.0.1:1.*\n").run();
+}
+
+/// `wait` and `release` end at once, although the server does not answer.
+#[test]
+fn a_signal_ends_it_while_the_server_hangs() {
+    let world = World::with_redis(&[]);
+    world.dlock(["acquire", "-q", "-k", "k", "-t", "1h"]).any_stdout().run();
+    let looker = world.dlock(["wait", "k", "--op-timeout", "1h"]).any_stderr().dies_of(15).spawn();
+    let releaser = world.dlock(["release", "k", "-y", "--op-timeout", "1h"]).any_stderr().dies_of(15).spawn();
+    wait_until("it has asked", || releaser.messages().contains("is a script"));
+    world.redis().pause();
+    for waiting in [looker, releaser] {
+        let pid = waiting.pid();
+        wait_until("it takes signals", || proc::blocks(pid, Signal::TERM.as_raw()));
+        waiting.signal(Signal::TERM);
+        wait_until("it is gone", || !proc::alive(pid));
+        waiting.finish();
+    }
+    world.redis().resume();
 }
 
 /// After the first answer of the store `dlock wait` survives an outage.

@@ -72,9 +72,18 @@ pub fn pids() -> Vec<i32> {
 
 /// Whether the suite itself was started with this signal ignored.
 pub fn suite_ignores(signal: i32) -> bool {
-    let status = fs::read_to_string("/proc/self/status").expect("/proc is mounted");
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
-    u64::from_str_radix(ignored.trim(), 16).expect("a mask") >> (signal - 1) & 1 == 1
+    has_in_mask("self", "SigIgn:", signal)
+}
+
+/// Whether the process blocks this signal, as dlock does before it reads signals one by one.
+pub fn blocks(pid: i32, signal: i32) -> bool {
+    has_in_mask(&pid.to_string(), "SigBlk:", signal)
+}
+
+fn has_in_mask(process: &str, mask: &str, signal: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("the process is there");
+    let signals = status.lines().find_map(|line| line.strip_prefix(mask)).expect("a mask");
+    u64::from_str_radix(signals.trim(), 16).expect("a mask") >> (signal - 1) & 1 == 1
 }
 
 /// Sends a signal; a process that has ended is no error.

@@ -6,12 +6,13 @@ use super::force::left_alone;
 use crate::cli;
 use crate::clock::Moment;
 use crate::commands::context::Context;
-use crate::commands::foreground::{self, Signals, Teller, Told};
+use crate::commands::foreground::{Onlooker, Signals};
 use crate::commands::owner::owner;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lease::observer::{First, Observer};
+use crate::lease::Until;
+use crate::lease::observer::Observer;
 use crate::lock::{By, Mode, Name};
 use crate::output::describe;
 use crate::output::live::Line;
@@ -21,8 +22,6 @@ use crate::output::time::span;
 use crate::output::{Event, Kind, What};
 use crate::rules::{FOREIGN_LOOK, Holder, Requested, State};
 use crate::store::{Store, View};
-use crate::supervise;
-use std::time::Duration;
 
 /// `dlock release KEY` of another holder's lock.
 pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Result<Exit> {
@@ -131,57 +130,47 @@ fn wait_for_ends(
     context: &Context,
     name: &Name,
     flags: &cli::Release,
-    mut observer: Observer,
+    observer: Observer,
     mut pending: Vec<Holder>,
 ) -> anyhow::Result<Exit> {
     if pending.is_empty() {
         return Ok(Exit::Ok);
     }
-    let (context, name, timeout) = (context.clone(), name.clone(), flags.timeout);
     let store = context.settings.store.to_string();
     let place = format!("{} in {store}", name.key());
-    let (since, end) = (Moment::now(), timeout.map(|bound| Moment::now().after(bound)));
+    let since = Moment::now();
+    let until = flags.timeout.map_or(Until::Forever, |bound| Until::At(since.after(bound)));
     // Signals are taken only now, after the question: they end the wait, and the request remains.
-    let signals = Signals::take(&supervise::ENDING)?;
-    foreground::wait(signals, Line::new(&context.printer, since), move |teller| {
-        let all_ended = |view: View| {
+    let signals = Signals::take()?;
+    let mut onlooker = Onlooker { context, observer, line: Line::new(&context.printer, since), until };
+    signals.or_exit(|| {
+        let all_ended = onlooker.look_for(name, |view, line| {
             let lives = |holder: &Holder| view.holders.iter().any(|other| other.fence == holder.fence);
             for holder in pending.extract_if(.., |holder| !lives(holder)) {
                 let text = ended(&place, &holder, &view, since);
-                teller.say(move |line| {
-                    let kind = if line.has_announced() { Kind::Note } else { Kind::Done };
-                    line.say(kind, Event::from(What::Released).held_by(Some(&holder)), &text);
-                });
+                let kind = if line.has_announced() { Kind::Note } else { Kind::Done };
+                line.say(kind, Event::from(What::Released).held_by(Some(&holder)), &text);
             }
             if pending.is_empty() {
                 return Some(());
             }
-            let store = store.clone();
-            teller.say(move |line| line.waits(describe::line(store, view, since)));
+            line.waits(describe::line(store.clone(), view, since));
             None
-        };
-        let remark = |remark| teller.remark(&context.settings.store, name.key(), remark);
-        let over = observer.wait_for(&name, end, First::Counts, all_ended, remark);
-        match over.map_err(|error| context.with_origin(error))? {
-            Some(()) => Ok(Exit::Ok),
-            None => Ok(ran_out(teller, &place, pending, timeout)),
+        });
+        if all_ended?.is_some() {
+            return Ok(Exit::Ok);
         }
+        let holders = pending.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ");
+        let bound = span(flags.timeout.unwrap_or_default());
+        let text = format!(
+            "{place} is still held by {holders} after {bound} (--timeout). The request to stop remains; --force takes the \
+             lock away"
+        );
+        let exit = Exit::Busy(Exit::BUSY);
+        let event = Event::from(What::Busy).held_by(pending.first()).ends(exit);
+        onlooker.line.say(Kind::Note, event, &text);
+        Ok(exit)
     })
-}
-
-/// Reports that the time ran out before these holders ended. Returns the exit status.
-fn ran_out(teller: &Teller<Told>, place: &str, pending: Vec<Holder>, timeout: Option<Duration>) -> Exit {
-    let holders = pending.iter().map(|holder| who(&holder.owner)).collect::<Vec<_>>().join(", ");
-    let bound = span(timeout.unwrap_or_default());
-    let text = format!(
-        "{place} is still held by {holders} after {bound} (--timeout). The request to stop remains; --force takes the \
-         lock away"
-    );
-    let exit = Exit::Busy(Exit::BUSY);
-    teller.say(move |line| {
-        line.say(Kind::Note, Event::from(What::Busy).held_by(pending.first()).ends(exit), &text);
-    });
-    exit
 }
 
 fn ended(place: &str, holder: &Holder, view: &View, since: Moment) -> String {

@@ -5,9 +5,10 @@
 
 use super::connection::Connection;
 use super::route::LastMaster;
-use crate::clock::{Moment, sleep_until};
+use crate::clock::Moment;
 use crate::lock::Name;
-use crate::store::{self, Error};
+use crate::store::net::interrupt;
+use crate::store::{self, Error, Listener};
 use redis::{Cmd, Value, cmd};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ pub const BACKOFF: Duration = Duration::from_secs(1);
 
 pub struct Subscription {
     place: LastMaster,
+    listener: Listener,
     /// In the order of the BLPOP, each with its lock.
     lists: Vec<(String, Name)>,
     about: Option<Name>,
@@ -29,20 +31,25 @@ pub struct Subscription {
 impl Subscription {
     /// Connects when it is first used. Without lists it does not listen, and reports from time to
     /// time that something may have happened.
-    pub fn new(place: LastMaster, lists: Vec<(String, Name)>) -> Self {
-        Self { place, lists, about: None, connection: None, backoff_until: Moment::now() }
+    pub fn new(place: LastMaster, listener: Listener, lists: Vec<(String, Name)>) -> Self {
+        Self { place, listener, lists, about: None, connection: None, backoff_until: Moment::now() }
     }
 
     fn listen(&mut self, until: Moment) -> Result<bool, Error> {
         let target =
             self.place.get().ok_or_else(|| Error::Unavailable("nothing was asked for yet".into()))?;
-        // The setup commands may wait for the server; a renewal must not wait for them.
-        let deadline = || Moment::now().after(target.op_timeout).min(until);
+        let within = |limit| match self.listener {
+            // A renewal must not wait for what the server does with these commands.
+            Listener::Holder => Moment::now().after(limit).min(until),
+            Listener::Watcher => Moment::now().after(limit),
+        };
+        let deadline = || within(target.op_timeout);
         let mut connection =
             match self.connection.take().filter(|connection| connection.target().address == target.address) {
                 Some(connection) => connection,
                 None => {
-                    let mut connection = Connection::dial(&target, until)?;
+                    let mut connection =
+                        Connection::dial(&target, within(target.connect_timeout + target.op_timeout))?;
                     connection.send(vec![self.pop()], deadline())?;
                     connection
                 }
@@ -85,10 +92,10 @@ impl Subscription {
 impl store::Subscription for Subscription {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
         if self.lists.is_empty() {
-            sleep_until(until.min(Moment::now().after(BACKOFF)));
+            interrupt::sleep_until(until.min(Moment::now().after(BACKOFF)));
             return Ok(!until.passed());
         }
-        sleep_until(until.min(self.backoff_until));
+        interrupt::sleep_until(until.min(self.backoff_until));
         if until.passed() {
             return Ok(false);
         }
