@@ -1,6 +1,6 @@
-//! `dlock watch`: prints what happens to the locks from now on. One thread reads and prints (see
-//! [`look`]); the main thread waits for what ends the command: a signal, a reader that is gone, or
-//! a failure of the other thread. So ^C ends it at once, whatever the store does.
+//! `dlock watch`: prints what happens to the locks from now on. The main thread reads and prints (see
+//! [`look`]), until it fails. Other threads end the process on a signal, or when the reader is gone:
+//! at once, whatever the store does.
 
 use super::context::Context;
 use super::key_operands::KeyOperands;
@@ -14,9 +14,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::stdio::stdout;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::channel;
-use std::thread;
+use std::{process, thread};
 
 mod look;
 
@@ -28,18 +26,17 @@ pub fn watch(context: &Context, flags: &cli::watch::Watch) -> anyhow::Result<Exi
     let form = if flags.json { Form::Json } else { Form::Text(output::coloured(context.settings.color)) };
     // If nothing can be written, fail before anything happens.
     output::print("")?;
-    let (end, ended) = channel();
-    let by_signal = end.clone();
-    on_signal(move || drop(by_signal.send(Ok(()))))?;
-    let mut look = Look::new(context.clone(), wanted, form)?;
-    let by_reader = end.clone();
-    start("dlock-reader", move || drop(by_reader.send(reader_gone())))?;
-    start("dlock-worker", move || {
-        let looked = catch_unwind(AssertUnwindSafe(|| look.run()));
-        drop(end.send(looked.unwrap_or_else(|_| Err(cannot("look", &"the thread died")))));
-    })?;
-    ended.recv().map_err(|error| cannot("wait", &error))??;
+    on_signal(end)?;
+    let started = thread::Builder::new().name("dlock-reader".into()).spawn(end_with_reader);
+    started.map_err(|error| cannot("start a thread", &error))?;
+    Look::new(context.clone(), wanted, form)?.run()?;
     Ok(Exit::Ok)
+}
+
+/// Ends the process, and what it has started.
+fn end() {
+    sys::kill_all_separate();
+    process::exit(Exit::Ok.code().into())
 }
 
 /// Calls `end` on another thread when one of the signals in [`ENDING`] comes. A signal that was
@@ -65,21 +62,17 @@ fn on_signal(end: impl FnMut() + Send + 'static) -> Result<(), Error> {
     set.map_err(|error| cannot("take signals", &error))
 }
 
-/// Returns when standard output has no reader any more. poll() reports that as POLLERR, which needs
-/// no request.
-fn reader_gone() -> Result<(), Error> {
+/// Ends the process when standard output has no reader any more. poll() reports that as POLLERR,
+/// which needs no request.
+fn end_with_reader() {
     loop {
         match poll(&mut [PollFd::from_borrowed_fd(stdout(), PollFlags::empty())], None) {
-            Ok(_) => return Ok(()),
+            Ok(_) => return end(),
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(cannot("wait", &errno)),
+            // The next event then finds out.
+            Err(_) => return,
         }
     }
-}
-
-fn start(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
-    let started = thread::Builder::new().name(name.into()).spawn(work);
-    started.map(drop).map_err(|error| cannot("start a thread", &error))
 }
 
 fn cannot(what: &str, error: &impl fmt::Display) -> Error {

@@ -261,6 +261,20 @@ fn other_signals_act_as_they_did(backend: Backend) {
     watch.finish();
 }
 
+/// It ends at once, although the server has not answered yet.
+#[test]
+fn a_signal_ends_it_while_the_server_hangs() {
+    let world = World::with_redis(&[]);
+    world.redis().pause();
+    let watch = world.dlock(["watch", "k", "--op-timeout", "1h"]).spawn();
+    let pid = watch.pid();
+    wait_until("it takes signals", || proc::catches(pid, Signal::TERM.as_raw()));
+    watch.signal(Signal::TERM);
+    wait_until("it is gone", || !proc::alive(pid));
+    watch.finish();
+    world.redis().resume();
+}
+
 /// It ends even if no event comes any more.
 fn it_ends_when_its_reader_does(backend: Backend) {
     let world = World::new(backend);

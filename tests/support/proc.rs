@@ -80,6 +80,11 @@ pub fn blocks(pid: i32, signal: i32) -> bool {
     has_in_mask(&pid.to_string(), "SigBlk:", signal)
 }
 
+/// Whether the process has a handler for this signal.
+pub fn catches(pid: i32, signal: i32) -> bool {
+    has_in_mask(&pid.to_string(), "SigCgt:", signal)
+}
+
 fn has_in_mask(process: &str, mask: &str, signal: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("the process is there");
     let signals = status.lines().find_map(|line| line.strip_prefix(mask)).expect("a mask");
