@@ -37,9 +37,7 @@ use crate::rules::Renewal;
 use crate::rules::{ABSENCE, Phase, Record, SILENCE, Time};
 use crate::store::{Error, Slept};
 use contention::{Contender, Contention};
-use coordinator::{
-    Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, Purpose, Reading, Wake, Watching, Written,
-};
+use coordinator::{Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Wake, Watching, Written};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use stored_lock::StoredLock;
@@ -127,7 +125,6 @@ impl<C: Coordinator> Engine<C> {
             let mut transaction = Transaction::open(&mut self.coordinator, names, reading)
                 .map_err(|error| contention.blame(error))?;
             transaction.reap(me, look);
-            transaction.drop_tombstones(me);
             transaction.table.too_large = too_large;
             transaction.may_go_uncounted = contention.may_go_uncounted();
             let is_named = me.is_some_and(|me| transaction.is_named(me));
@@ -334,7 +331,7 @@ impl<C: Coordinator> Engine<C> {
             for lock in &looked.locks {
                 let named = only.map_or_else(|| named(&lock.record), |token| vec![token.clone()]);
                 for token in named.into_iter().filter(|token| lock.tracked.contains_key(token)) {
-                    if self.coordinator.liveness(&mut looked.seen, &token) == Liveness::Dead {
+                    if self.coordinator.is_dead(&looked.seen, &token) {
                         dead.insert(token);
                     }
                 }

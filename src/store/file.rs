@@ -28,8 +28,8 @@ use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Purpose, Reading, Snapshot,
-    Wake, Watching, Written,
+    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, OwnLiveness, Purpose, Reading, Snapshot, Wake,
+    Watching, Written,
 };
 use crate::store::engine::stored_lock::{Change, StoredLock};
 use crate::store::{Error, Listener, Subscription};
@@ -227,12 +227,8 @@ impl Coordinator for Files {
         Ok(Snapshot { locks, now, seen: Seen { offset, files } })
     }
 
-    fn liveness(&mut self, _: &mut Seen, token: &Token) -> Liveness {
-        match look_for(&self.directory, token) {
-            Watching::Ended => Liveness::Dead,
-            Watching::Missing => Liveness::Missing,
-            Watching::Watched(_) | Watching::Unknown => Liveness::Alive,
-        }
+    fn is_dead(&mut self, _: &Seen, token: &Token) -> bool {
+        matches!(look_for(&self.directory, token), Watching::Ended)
     }
 
     /// Wakes after all mutexes are released, because a token that is woken asks for the lock at

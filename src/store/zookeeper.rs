@@ -50,8 +50,8 @@ use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Liveness, OwnLiveness, Reading, Snapshot, Wake,
-    Watching, Written, is_chosen_to_clean_up,
+    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, OwnLiveness, Reading, Snapshot, Wake, Watching,
+    Written, is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
 use crate::store::net::interrupt;
@@ -203,12 +203,8 @@ impl Coordinator for Znodes {
     }
 
     /// Answers from what the operation has looked up.
-    fn liveness(&mut self, seen: &mut Seen, token: &Token) -> Liveness {
-        if seen.lives.get(token) == Some(&false) && !seen.is_believed(token) {
-            Liveness::Dead
-        } else {
-            Liveness::Alive
-        }
+    fn is_dead(&mut self, seen: &Seen, token: &Token) -> bool {
+        seen.lives.get(token) == Some(&false) && !seen.is_believed(token)
     }
 
     fn commit(&mut self, seen: Seen, batch: Batch<'_>) -> Result<Written, Error> {

@@ -69,9 +69,11 @@ pub trait Coordinator: Clone + Send {
     /// deadlines, and what the store knows of sessions, are in the records already.
     fn read(&mut self, reading: &Reading<'_>) -> Result<Snapshot<Self::Seen>, Error>;
 
-    /// Whether the owner of the token lives. Called after a read, during the same operation.
-    fn liveness(&mut self, _: &mut Self::Seen, _: &Token) -> Liveness {
-        Liveness::Alive
+    /// Whether the owner of the token is known to be dead. Otherwise only the end of its lease ends
+    /// its hold, and only missed heartbeats end its place in the queue. Called after a read, during
+    /// the same operation.
+    fn is_dead(&mut self, _: &Self::Seen, _: &Token) -> bool {
+        false
     }
 
     /// Writes the changed records, all or nothing, if no lock of the batch has changed since it was
@@ -253,26 +255,14 @@ pub enum OwnLiveness {
     Ended,
 }
 
-/// Whether the owner of a token lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Liveness {
-    /// It lives, or the store cannot tell. Then only the end of its lease ends its hold, and only
-    /// missed heartbeats end its place in the queue.
-    Alive,
-    /// The process has died.
-    Dead,
-    /// Its file or key does not exist: the token was released, or someone removed it.
-    Missing,
-}
-
 /// The outcome of [`Coordinator::watch`].
 #[derive(Debug)]
 pub enum Watching<W> {
     /// It lives, and the watch will report its end.
     Watched(W),
-    /// It is dead, as [`Liveness::Dead`].
+    /// The process has died.
     Ended,
-    /// As [`Liveness::Missing`].
+    /// Its file or node does not exist: the token was released, or someone removed it.
     Missing,
     /// It cannot be watched now.
     Unknown,

@@ -15,6 +15,9 @@ use std::collections::BTreeMap;
 /// The format of what is written.
 const FORMAT: u32 = 1;
 
+/// Number of released tokens that a record remembers, for requests that arrive late or again.
+const RELEASED_MAX: usize = 16;
+
 /// A lock that was read.
 #[derive(Debug, Clone, Default)]
 pub struct StoredLock {
@@ -182,8 +185,10 @@ impl StoredLock {
         serde_json::to_vec(&Form { format: FORMAT, name, used, ends, record, tracked })
     }
 
-    /// Stops tracking the tokens that the record no longer names.
-    fn untrack_unnamed(&mut self) {
+    /// Drops what need not be recorded: all but the newest tombstones, and what is known of tokens
+    /// that the record no longer names.
+    fn trim(&mut self) {
+        drop_old_tombstones(&mut self.record);
         let Record { holds, tombstones, watchers, waiters, .. } = &self.record;
         self.tracked.retain(|token, _| {
             tombstones.contains_key(token)
@@ -205,9 +210,20 @@ impl StoredLock {
 
     /// Returns one value for the whole lock, and the new ends, oldest first.
     pub fn to_value(&mut self, now: Time) -> Result<(Vec<u8>, Vec<EndPart>), serde_json::Error> {
-        self.untrack_unnamed();
+        self.trim();
         let ends = self.take_ends()?;
         Ok((self.form(now, &self.name)?, ends))
+    }
+}
+
+/// Drops all but the newest tombstones.
+pub fn drop_old_tombstones(record: &mut Record) {
+    let tombstones = &mut record.tombstones;
+    let mut by_age: Vec<_> =
+        tombstones.iter().map(|(token, tombstone)| (tombstone.until, token.clone())).collect();
+    by_age.sort_unstable();
+    for (_, token) in by_age.iter().rev().skip(RELEASED_MAX) {
+        tombstones.remove(token);
     }
 }
 
@@ -233,7 +249,7 @@ impl Change {
     /// The values that this change writes, where each waiter has a value of its own.
     pub fn parts(&mut self, now: Time) -> Result<Parts, serde_json::Error> {
         let lock = &mut self.after;
-        lock.untrack_unnamed();
+        lock.trim();
         let ends = lock.take_ends()?;
         let is_queued =
             |record: &Record, token: &Token, ticket: u64| record.queue.contains(&(ticket, token.clone()));

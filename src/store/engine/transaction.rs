@@ -30,7 +30,7 @@
 //!
 //! There is deliberately no journal: each operation would cost one more write.
 
-use super::coordinator::{Batch, Coordinator, Liveness, Reading, Written};
+use super::coordinator::{Batch, Coordinator, Reading, Written};
 use super::snapshot::{admits, concerns_head, concerns_watchers, holders, predecessor, watched_before};
 use super::stored_lock::{Change, StoredLock, Tracked};
 use crate::clock::Moment;
@@ -39,9 +39,6 @@ use crate::rules::{Hold, Lock, LockTable, Phase, Record, Time, Tombstone, Waiter
 use crate::store::Error;
 use std::collections::BTreeSet;
 use std::time::Duration;
-
-/// Number of released tokens without liveness that a record remembers.
-const RELEASED_MAX: usize = 16;
 
 /// The records of one operation.
 pub struct Transaction<'a, C: Coordinator> {
@@ -233,43 +230,9 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         self.asked.iter().filter_map(|name| self.table.records.get(name))
     }
 
-    fn is_tracked(&self, token: &Token) -> bool {
-        self.locks.iter().any(|lock| lock.stored.tracked.contains_key(token))
-    }
-
     fn is_dead(&mut self, token: &Token) -> bool {
-        self.is_tracked(token) && self.coordinator.liveness(&mut self.seen, token) == Liveness::Dead
-    }
-
-    /// Drops released tokens that need not be remembered. A record remembers them because a request
-    /// may arrive late. A dead process sends no more requests; without dropping its tokens, a busy
-    /// lock would keep a long list. Of the tokens without liveness, which a script released, the
-    /// newest are enough: nothing acquires with them after the hand-over.
-    pub fn drop_tombstones(&mut self, me: Option<&Token>) {
-        let mut done: BTreeSet<Token> = BTreeSet::new();
-        let (mut tracked, mut untracked) = (BTreeSet::new(), Vec::new());
-        for record in self.asked() {
-            for (token, tombstone) in record.tombstones.iter().filter(|(token, _)| Some(*token) != me) {
-                if self.is_tracked(token) {
-                    tracked.insert(token.clone());
-                } else {
-                    untracked.push((tombstone.until, token.clone()));
-                }
-            }
-        }
-        for token in tracked {
-            let liveness = self.coordinator.liveness(&mut self.seen, &token);
-            if matches!(liveness, Liveness::Dead | Liveness::Missing) {
-                done.insert(token);
-            }
-        }
-        untracked.sort_unstable_by_key(|(until, _)| std::cmp::Reverse(*until));
-        done.extend(untracked.into_iter().skip(RELEASED_MAX).map(|(_, token)| token));
-        for token in done {
-            for record in self.table.records.values_mut() {
-                record.tombstones.remove(&token);
-            }
-        }
+        let is_tracked = self.locks.iter().any(|lock| lock.stored.tracked.contains_key(token));
+        is_tracked && self.coordinator.is_dead(&self.seen, token)
     }
 
     /// The tokens that a waiter must watch: in each queue its predecessor or, far back, another

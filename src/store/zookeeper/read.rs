@@ -181,13 +181,11 @@ impl Znodes {
             for (at, (lock, node)) in locks.iter().zip(&seen.nodes).enumerate() {
                 lives.extend(holders(lock, shows_all, seen.now));
                 if !is_confirming(lock, reading) {
-                    let left =
-                        lock.record.tombstones.keys().filter(|token| lock.tracked.contains_key(*token));
                     // A waiter that only looks watches its predecessor, and its own heartbeats
                     // decide nothing.
                     let me = reading.me.filter(|_| reading.purpose != Purpose::Look);
                     let waiters: BTreeSet<&Token> = deciding(&lock.record, me, front).collect();
-                    lives.extend(left.take(HOLDERS).chain(waiters.iter().copied()));
+                    lives.extend(waiters.iter().copied());
                     let beat = |token: &Token| Some((at, token.clone(), node.beat(token)?));
                     beats.extend(waiters.into_iter().filter_map(beat));
                 }

@@ -4,6 +4,7 @@
 
 use super::*;
 use crate::rules::{ABSENCE, Due, LockTable, NewPause, Requested, Time, Waiting};
+use crate::store::engine::stored_lock::drop_old_tombstones;
 use proptest::sample::subsequence;
 use std::mem::discriminant;
 
@@ -216,6 +217,7 @@ impl<'a> Sides<'a> {
             Event::Pass(span) if self.clock + ms(span) < self.began + ABSENCE => self.pass(ms(span)),
             Event::Pass(_) => {}
         }
+        self.rules.records.values_mut().for_each(drop_old_tombstones);
         self.compare()
     }
 
