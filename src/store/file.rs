@@ -236,9 +236,6 @@ impl Coordinator for Files {
     fn commit(&mut self, mut seen: Seen, batch: Batch<'_>) -> Result<Written, Error> {
         self.write(&mut seen, batch.changes)?;
         drop(seen);
-        for token in batch.dead {
-            self.directory.remove(&FileName::of(token.secret(), FileRole::Life)).ok();
-        }
         for token in batch.woken {
             if let Watching::Watched(watch) = look_for(&self.directory, token) {
                 watch.wake();

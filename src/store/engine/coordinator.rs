@@ -222,8 +222,6 @@ pub struct Batch<'b> {
     pub woken: &'b [Token],
     /// Waiters that have come near the front ([`Coordinator::notifies_near_the_front`]).
     pub near: &'b [Token],
-    /// Dead tokens that no record names any more: what is left of their liveness can be removed.
-    pub dead: &'b [Token],
     pub deadline: Moment,
 }
 

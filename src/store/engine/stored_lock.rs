@@ -38,9 +38,6 @@ pub struct StoredLock {
 /// What is known of a token whose liveness can be checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tracked {
-    /// Number of locks that the token asked for together. Once it is reaped in all of them, its
-    /// liveness can be removed.
-    pub locks: u32,
     /// Length of the token's lease in milliseconds. If the published end can no longer be read, the
     /// lease counts as lasting this long from now.
     pub ttl: u64,

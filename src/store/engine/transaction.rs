@@ -53,8 +53,6 @@ pub struct Transaction<'a, C: Coordinator> {
     /// The time of the operation, for all records.
     pub now: Time,
     deadline: Moment,
-    /// Tokens that were reaped in all their locks, so that their liveness can be removed.
-    dead: Vec<Token>,
     is_reaped: bool,
     /// Whether a refusal need not be counted, because other processes have changed the records too
     /// often.
@@ -104,7 +102,6 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             table,
             now: snapshot.now,
             deadline: reading.deadline,
-            dead: Vec::new(),
             is_reaped: false,
             may_go_uncounted: false,
             may_abort: false,
@@ -138,9 +135,8 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
 
     /// Records that the token has liveness, so that others can check it from now on.
     pub fn track(&mut self, token: &Token, ttl: Duration) {
-        let locks = u32::try_from(self.asked.len()).unwrap_or(u32::MAX);
         for lock in self.locks.iter_mut().filter(|lock| self.asked.contains(&lock.stored.name)) {
-            lock.stored.tracked.insert(token.clone(), Tracked { locks, ttl: millis(ttl) });
+            lock.stored.tracked.insert(token.clone(), Tracked { ttl: millis(ttl) });
         }
     }
 
@@ -188,15 +184,8 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             for token in found {
                 if !checked.contains(&token) && self.is_dead(&token) {
                     self.table.reap(self.now, &token);
+                    self.untrack(&token);
                     self.is_reaped = true;
-                    let locks = self.locks.iter_mut();
-                    let known: Vec<Tracked> =
-                        locks.filter_map(|lock| lock.stored.tracked.remove(&token)).collect();
-                    // While another record names the token, its liveness is not removed: nothing
-                    // else shows that the token is dead.
-                    if known.iter().all(|tracked| tracked.locks as usize <= known.len()) {
-                        self.dead.push(token.clone());
-                    }
                 }
                 checked.insert(token);
             }
@@ -269,7 +258,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         // The store wakes tokens last, because a woken token asks at once. If a dead waiter was
         // granted the lock, the waiter behind it watches it or reads often, and so asks by itself.
         let (now, deadline) = (self.now, self.deadline);
-        let batch = Batch { changes, me, now, woken: &woken, near: &near, dead: &self.dead, deadline };
+        let batch = Batch { changes, me, now, woken: &woken, near: &near, deadline };
         self.coordinator.commit(self.seen, batch)
     }
 

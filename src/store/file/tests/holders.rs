@@ -49,6 +49,7 @@ fn a_death_is_seen_when_the_last_process_is_gone() -> Result<()> {
     waiter.served()?;
     let view = waiter.store.inspect(&name()?, by())?;
     assert_eq!(view.log.iter().map(|end| end.outcome).collect::<Vec<_>>(), [Outcome::Expired]);
+    place.store()?.all("dlock:")?;
     assert_eq!(place.files()?.iter().filter(|file| *file == "life").count(), 1, "the waiter's own");
     Ok(())
 }
