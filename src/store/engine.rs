@@ -126,10 +126,8 @@ impl<C: Coordinator> Engine<C> {
                 .map_err(|error| contention.blame(error))?;
             transaction.reap(me, look);
             transaction.table.too_large = too_large;
-            transaction.may_go_uncounted = contention.may_go_uncounted();
-            let is_named = me.is_some_and(|me| transaction.is_named(me));
-            let is_granted = me.is_some_and(|me| transaction.holds_any(me));
-            let is_alone = is_granted && !transaction.others_hold_any(me);
+            transaction.is_crowded = contention.is_crowded();
+            let who = transaction.contender(me, look);
             let answer = operation(&mut transaction);
             let missing = transaction.missing();
             if !missing.is_empty() {
@@ -143,9 +141,9 @@ impl<C: Coordinator> Engine<C> {
                 Written::Yes => return Ok(answer),
                 Written::Unknown(error) => contention.go_on_after(error)?,
                 Written::Conflict => {
-                    contention.pause(Contender::new(look, is_named, is_granted, is_alone))?;
+                    contention.pause(who)?;
                     self.keep_place(names, me, deadline);
-                    let reserves = is_alone && contention.must_reserve();
+                    let reserves = who == Contender::Alone && contention.is_crowded();
                     purpose = if reserves { Purpose::Reserve } else { Purpose::Change };
                 }
                 // The rules then grant fewer waiters at once, and in the end none: a renewal or

@@ -1,75 +1,49 @@
 //! What a transaction does when others change the lock before it: it pauses, and begins again while
 //! there is time.
 
-use super::transaction::Look;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::interrupt;
 use std::time::Duration;
 
-/// Base of the back-off after a write conflict; of a newcomer half its attempt, if that is longer.
-/// A back-off is a random time, at most twice this after the first conflict. The maximum doubles
-/// with each further conflict, up to the limits below.
+/// Base of the back-off after a write conflict. A back-off is a random time, at most twice this after
+/// the first conflict. The maximum doubles with each further conflict, up to the limits below.
 const BACK_OFF_FIRST: Duration = Duration::from_micros(500);
-/// Longest back-off when acquiring; of a newcomer two attempts, if those take longer.
+/// Longest back-off of a caller that wants a lock; two attempts, if those take longer.
 const BACK_OFF_ACQUIRE: Duration = Duration::from_millis(500);
-/// Longest back-off when confirming a grant: shorter, because the grant lapses after
-/// [`crate::rules::CONFIRM_WITHIN`].
-const BACK_OFF_CONFIRM: Duration = Duration::from_millis(10);
-/// Longest back-off when the only holder renews or releases: shorter still, because the lease is
-/// running out.
+/// Longest back-off of the only holder: short, because the lease is running out, or the grant lapses
+/// after [`crate::rules::CONFIRM_WITHIN`].
 const BACK_OFF_HOLD: Duration = Duration::from_millis(1);
-/// Longest back-off when one of several holders renews or releases, for operators' commands, and
-/// for waiters that leave. They conflict with each other, and shorter back-offs would overload the
-/// store. Also the pause after a failure of the store.
+/// Longest back-off of one of several holders, of operators, and of waiters that leave. They conflict
+/// with each other, and shorter back-offs would overload the store. Also the pause after a failure of
+/// the store.
 const BACK_OFF_SHARED: Duration = Duration::from_millis(20);
-/// Number of conflicts after which the only holder reserves the record: see
-/// [`Purpose::Reserve`](super::coordinator::Purpose::Reserve).
-const RESERVE_AFTER: u32 = 2;
-/// Number of conflicts after which a refusal is no longer counted in the record. Otherwise the
-/// callers of a crowd would lose race after race until they time out, only for that count.
-const UNCOUNTED_AFTER: u32 = 2;
+/// Number of conflicts after which the callers are a crowd. Then the only holder reserves the record
+/// ([`Purpose::Reserve`](super::coordinator::Purpose::Reserve)), and a refusal is no longer counted
+/// in it: callers would lose race after race until they time out, only for that count.
+const CROWD_AFTER: u32 = 2;
 
-/// A caller that wants to change the lock, by what it wants.
-#[derive(Debug, Clone, Copy)]
+/// A caller that wants to change the lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contender {
-    /// It acquires, and has no place in the queue.
+    /// It wants the lock, and has not been granted it.
     Newcomer,
-    /// It acquires, and waits.
-    Waiter,
-    /// It confirms a grant.
-    Granted,
-    /// It holds the lock alone, and renews or releases.
+    /// It alone holds the lock.
     Alone,
     /// One of several holders, a waiter that leaves, or an operator.
     Other,
 }
 
 impl Contender {
-    pub const fn new(look: Look, is_named: bool, is_granted: bool, is_alone: bool) -> Self {
-        match look {
-            Look::Wants(_) if is_granted => Self::Granted,
-            Look::Wants(_) if is_named => Self::Waiter,
-            Look::Wants(_) => Self::Newcomer,
-            Look::Heads | Look::Holders if is_alone => Self::Alone,
-            Look::Heads | Look::Holders => Self::Other,
-        }
-    }
-
     /// The base of the back-off and its limit, after an attempt that took this long.
     fn bounds(self, attempt: Duration) -> (Duration, Duration) {
-        let longest = match self {
+        match self {
             // Newcomers on a long line get out of each other's way only if their pauses are as long
-            // as their attempts. Waiters and holders go first.
-            Self::Newcomer => {
-                return (BACK_OFF_FIRST.max(attempt / 2), BACK_OFF_ACQUIRE.max(attempt * 2));
-            }
-            Self::Waiter => BACK_OFF_ACQUIRE,
-            Self::Granted => BACK_OFF_CONFIRM,
-            Self::Alone => BACK_OFF_HOLD,
-            Self::Other => BACK_OFF_SHARED,
-        };
-        (BACK_OFF_FIRST, longest)
+            // as their attempts.
+            Self::Newcomer => (BACK_OFF_FIRST.max(attempt / 2), BACK_OFF_ACQUIRE.max(attempt * 2)),
+            Self::Alone => (BACK_OFF_FIRST, BACK_OFF_HOLD),
+            Self::Other => (BACK_OFF_FIRST, BACK_OFF_SHARED),
+        }
     }
 }
 
@@ -100,13 +74,8 @@ impl Contention {
         }
     }
 
-    /// Whether the only holder of the lock must reserve it.
-    pub const fn must_reserve(&self) -> bool {
-        self.conflicts >= RESERVE_AFTER
-    }
-
-    pub const fn may_go_uncounted(&self) -> bool {
-        self.conflicts >= UNCOUNTED_AFTER
+    pub const fn is_crowded(&self) -> bool {
+        self.conflicts >= CROWD_AFTER
     }
 
     /// The error of an attempt. If there was hardly time for it, the crowd took the time, and not

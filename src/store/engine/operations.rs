@@ -181,7 +181,7 @@ impl<C: Coordinator> Store for Engine<C> {
         let beside = name.of_refusals();
         self.transact(&beside.clone().into(), None, Look::Heads, None, deadline, |transaction| {
             transaction.table.refuse(transaction.now, &beside, refusal);
-            transaction.may_abort = transaction.may_go_uncounted;
+            transaction.may_abort = transaction.is_crowded;
         })
     }
 
@@ -261,7 +261,7 @@ fn acquire<C: Coordinator>(
     let answer = transaction.table.acquire(transaction.now, names, ask);
     // If no record names the caller, only the count of refusals would change.
     let is_refused = !is_known && matches!(answer, Acquired::Busy(_) | Acquired::Done(_));
-    transaction.may_abort = transaction.may_go_uncounted && is_refused;
+    transaction.may_abort = transaction.is_crowded && is_refused;
     let to_watch = match answer {
         Acquired::Waiting(_) => transaction.watch_targets(token, WATCHES_MAX),
         _ => BTreeSet::new(),

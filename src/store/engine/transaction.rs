@@ -30,6 +30,7 @@
 //!
 //! There is deliberately no journal: each operation would cost one more write.
 
+use super::contention::Contender;
 use super::coordinator::{Batch, Coordinator, Reading, Written};
 use super::snapshot::{admits, concerns_head, concerns_watchers, holders, predecessor, watched_before};
 use super::stored_lock::{Change, StoredLock, Tracked};
@@ -54,9 +55,8 @@ pub struct Transaction<'a, C: Coordinator> {
     pub now: Time,
     deadline: Moment,
     is_reaped: bool,
-    /// Whether a refusal need not be counted, because other processes have changed the records too
-    /// often.
-    pub may_go_uncounted: bool,
+    /// Whether other processes have changed the records so often that a refusal need not be counted.
+    pub is_crowded: bool,
     /// Whether nothing need be written: the only change is a count or a refusal that may be left
     /// out.
     pub may_abort: bool,
@@ -103,7 +103,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             now: snapshot.now,
             deadline: reading.deadline,
             is_reaped: false,
-            may_go_uncounted: false,
+            is_crowded: false,
             may_abort: false,
         })
     }
@@ -147,15 +147,15 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         }
     }
 
-    /// Whether the token holds one of the locks, confirmed or not.
-    pub fn holds_any(&self, token: &Token) -> bool {
-        self.table.records.values().any(|record| record.holds.contains_key(token))
-    }
-
-    /// Whether another token holds one of the locks. With several holders a short back-off only
-    /// makes more conflicts.
-    pub fn others_hold_any(&self, me: Option<&Token>) -> bool {
-        self.table.records.values().flat_map(|record| record.holds.keys()).any(|token| Some(token) != me)
+    /// Which kind of contender the caller is.
+    pub fn contender(&self, me: Option<&Token>, look: Look) -> Contender {
+        let mut holders = self.table.records.values().flat_map(|record| record.holds.keys());
+        let is_granted = me.is_some_and(|me| holders.clone().any(|token| token == me));
+        match look {
+            _ if is_granted && holders.all(|token| Some(token) == me) => Contender::Alone,
+            Look::Wants(_) if !is_granted => Contender::Newcomer,
+            _ => Contender::Other,
+        }
     }
 
     /// Whether a record names the token, as a waiter or as a hold whose job may still run.
