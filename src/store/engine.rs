@@ -311,8 +311,8 @@ impl<C: Coordinator> Engine<C> {
     /// Reads the records of these locks without locking them, and leaves the dead out of what it
     /// returns. With `only` it checks that token only.
     ///
-    /// A process that releases its token writes the record before its liveness ends. So a token is
-    /// dead if it seems so and the record, read again, has not changed.
+    /// A process that releases its token writes the record before its liveness ends. So a token that
+    /// seems dead is dead if the record, read again, still names it.
     fn read(
         &mut self,
         names: &Names,
@@ -321,31 +321,25 @@ impl<C: Coordinator> Engine<C> {
     ) -> Result<(Vec<StoredLock>, Time), Error> {
         let names = names.iter().map(|name| name.as_str().to_owned()).collect();
         let reading = Reading { names: &names, me: only, lease: None, purpose: Purpose::LookAtAll, deadline };
-        let versions = |locks: &[StoredLock]| locks.iter().map(|lock| lock.version).collect::<Vec<_>>();
         let mut looked = self.coordinator.read(&reading)?;
-        loop {
-            let before = versions(&looked.locks);
-            let mut dead = BTreeSet::new();
-            for lock in &looked.locks {
-                let named = only.map_or_else(|| named(&lock.record), |token| vec![token.clone()]);
-                for token in named.into_iter().filter(|token| lock.tracked.contains_key(token)) {
-                    if self.coordinator.is_dead(&looked.seen, &token) {
-                        dead.insert(token);
-                    }
+        let mut dead = BTreeSet::new();
+        for lock in &looked.locks {
+            let named = only.map_or_else(|| named(&lock.record), |token| vec![token.clone()]);
+            for token in named.into_iter().filter(|token| lock.tracked.contains_key(token)) {
+                if self.coordinator.is_dead(&looked.seen, &token) {
+                    dead.insert(token);
                 }
             }
-            if !dead.is_empty() && !deadline.passed() {
-                looked = self.coordinator.read(&reading)?;
-                if versions(&looked.locks) != before {
-                    continue;
-                }
-            }
-            let (mut locks, now) = (looked.locks, looked.now);
-            for lock in &mut locks {
-                dead.iter().for_each(|token| lock.record.reap(now, token));
-            }
-            return Ok((locks, now));
         }
+        if !dead.is_empty() {
+            looked = self.coordinator.read(&reading)?;
+        }
+        for lock in &mut looked.locks {
+            for token in dead.iter().filter(|token| lock.tracked.contains_key(token)) {
+                lock.record.reap(looked.now, token);
+            }
+        }
+        Ok((looked.locks, looked.now))
     }
 
     /// Reads one lock.
