@@ -278,11 +278,6 @@ impl Coordinator for Tables {
         Watching::Watched(token.clone())
     }
 
-    /// A waiter that sleeps at an advisory lock is woken by the end of its predecessor's connection.
-    fn notifies_near_the_front(&self) -> bool {
-        self.dialect.has_channels()
-    }
-
     fn wait(
         &mut self,
         names: &Names,

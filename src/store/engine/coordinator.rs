@@ -90,12 +90,6 @@ pub trait Coordinator: Clone + Send {
     /// Watches the owner of this token, to notice its death.
     fn watch(&mut self, token: &Token, deadline: Moment) -> Watching<Self::Watch>;
 
-    /// Whether a waiter must be notified when it comes near the front of a queue ([`Self::CROWD`]),
-    /// because [`Coordinator::watch`] does not tell it that the one before it died.
-    fn notifies_near_the_front(&self) -> bool {
-        false
-    }
-
     /// Sleeps until the owner of `token`, which waits for these locks, is woken or one of the
     /// `watches` ends, but not beyond `until` and not through an
     /// [interrupt](crate::store::net::interrupt). `ahead` is the number of waiters before it: a
@@ -220,7 +214,8 @@ pub struct Batch<'b> {
     pub now: Time,
     /// The tokens to wake.
     pub woken: &'b [Token],
-    /// Waiters that have come near the front ([`Coordinator::notifies_near_the_front`]).
+    /// Waiters that have come near the front ([`Coordinator::CROWD`]). They are to be notified if
+    /// [`Coordinator::watch`] does not tell them that the waiter before them died.
     pub near: &'b [Token],
     pub deadline: Moment,
 }

@@ -321,14 +321,12 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         woken
     }
 
-    /// The waiters that have come near the front, if they must be notified.
+    /// The waiters that have come near the front.
     fn come_near_the_front(&self) -> Vec<Token> {
         let mut near = Vec::new();
-        for Opened { stored, before } in
-            self.locks.iter().filter(|_| self.coordinator.notifies_near_the_front())
-        {
+        for Opened { stored, before } in &self.locks {
             let Some(record) = self.table.records.get(&stored.name) else { continue };
-            let was_near: Vec<_> = near_the_front(before, C::CROWD.0).collect();
+            let was_near: BTreeSet<_> = near_the_front(before, C::CROWD.0).collect();
             let has_come = |token: &&Token| before.waiters.contains_key(*token) && !was_near.contains(token);
             near.extend(near_the_front(record, C::CROWD.0).filter(has_come).cloned());
         }
