@@ -36,7 +36,7 @@ use super::snapshot::{admits, concerns_head, concerns_watchers, holders, predece
 use super::stored_lock::{Change, StoredLock, Tracked};
 use crate::clock::Moment;
 use crate::lock::{Mode, Names, Token};
-use crate::rules::{Hold, Lock, LockTable, Phase, Record, Time, Tombstone, Waiter, millis};
+use crate::rules::{Hold, Lock, LockTable, Phase, Record, Time, millis};
 use crate::store::Error;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -263,54 +263,38 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     }
 
     /// The tokens to wake: new holders that have not confirmed, holders that were asked to end or
-    /// whose lock was taken away, watchers, waiters whose `--once-per` run is done, and superseded
-    /// waiters. Also the head of a queue, if it is new or what blocks it has changed. After an
-    /// exclusive grant the head is not woken: it watches the new holder, its predecessor until now,
-    /// or reads often.
+    /// whose lock was taken away, watchers, and waiters that have left the queue because their
+    /// `--once-per` run is done or they were superseded. Also the head of a queue, if it is new or
+    /// what blocks it has changed. After an exclusive grant the head is not woken: it watches the new
+    /// holder, its predecessor until now, or reads often.
     fn tokens_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
         let (mut woken, mut others) = (Vec::new(), Vec::new());
         for Opened { stored, before } in &self.locks {
             let Some(record) = self.table.records.get(&stored.name) else { continue };
-            let was_queued = |token: &Token| before.queue.iter().any(|(_, queued)| queued == token);
-            let granted = record
-                .holds
-                .iter()
-                .filter(|(token, hold)| !hold.confirmed && !before.holds.contains_key(*token));
-            let is_newly_asked = |(token, hold): &(&Token, &Hold)| {
-                hold.asked.is_some() && before.holds.get(*token).is_some_and(|hold| hold.asked.is_none())
-            };
-            let to_end = record.holds.iter().filter(is_newly_asked).map(|(token, _)| token.clone());
-            let was_taken_away = |(token, hold): &(&Token, &Hold)| {
-                let is_over = || record.tombstones.contains_key(*token);
-                hold.phase == Phase::Held
-                    && record.holds.get(*token).map_or_else(is_over, |hold| hold.phase == Phase::Revoked)
-            };
-            others.extend(before.holds.iter().filter(was_taken_away).map(|(token, _)| token.clone()));
-            let watchers =
-                concerns_watchers(before, record).then_some(&record.watchers).into_iter().flatten();
-            others.extend(to_end.chain(watchers.map(|(token, _)| token.clone())));
-            // A waiter whose --once-per run is done has left the queue. It is woken, and gets the
-            // answer when it asks.
-            let is_done = |(token, waiter): &(&Token, &Waiter)| {
-                let is_queued_now = record.queue.contains(&(waiter.ticket, (*token).clone()));
-                waiter.terms.once_per.is_some()
-                    && !is_queued_now
-                    && !record.holds.contains_key(*token)
-                    && was_queued(token)
-            };
-            others.extend(record.waiters.iter().filter(is_done).map(|(token, _)| token.clone()));
-            let superseded = |(token, tombstone): &(&Token, &Tombstone)| {
-                tombstone.superseded && before.waiters.contains_key(*token)
-            };
-            others.extend(record.tombstones.iter().filter(superseded).map(|(token, _)| token.clone()));
+            let is_granted =
+                |(token, hold): &(&Token, &Hold)| !hold.confirmed && !before.holds.contains_key(*token);
             let known = woken.len();
-            woken.extend(granted.map(|(token, _)| token.clone()));
+            woken.extend(record.holds.iter().filter(is_granted).map(|(token, _)| token.clone()));
             let is_handover = woken.len() > known && matches!(record.lock, Lock::Exclusive { .. });
             if !is_handover
                 && let Some((_, head)) = record.queue.first()
                 && concerns_head(before, record)
             {
                 woken.push(head.clone());
+            }
+            let must_end = |(token, hold): &(&Token, &Hold)| match record.holds.get(*token) {
+                Some(now) => now.phase != hold.phase || now.asked.is_some() != hold.asked.is_some(),
+                None => hold.phase == Phase::Held && record.tombstones.contains_key(*token),
+            };
+            let holders = before.holds.iter().filter(must_end).map(|(token, _)| token);
+            // A waiter that became stale left the queue, too. It asks by itself, if it lives.
+            let has_answer = |token: &&Token| {
+                record.waiters.get(*token).is_none_or(|waiter| waiter.terms.once_per.is_some())
+            };
+            let waiters = before.queue.difference(&record.queue).map(|(_, token)| token).filter(has_answer);
+            others.extend(holders.chain(waiters).cloned());
+            if concerns_watchers(before, record) {
+                others.extend(record.watchers.keys().cloned());
             }
         }
         woken.append(&mut others);
