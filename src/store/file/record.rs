@@ -18,7 +18,7 @@
 
 use crate::lock::Token;
 use crate::rules::{
-    ABSENCE, Absence, Due, LOG_KEPT, Lock, Phase, Record, SILENCE, TICKET_KEPT, Time, millis,
+    ABSENCE, Absence, Due, LOG_KEPT, Lock, Phase, Record, SILENCE, TICKET_KEPT, Time, Waiter, millis,
 };
 use crate::store::Error;
 use crate::store::engine::bounds::check_number;
@@ -30,14 +30,9 @@ use crate::store::file::draft::{OldFile, RECORD_MOST, last_ends};
 use crate::store::file::liveness::{Published, published};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Number of waiters that are not stale, at the head of the queue, whose life files are read. Those
-/// behind them count as heard: a dead one is noticed when it is the head, and a stopped one when it
-/// is among these.
-const HEADS: usize = 4;
 /// Most attempts to read a record without the mutex, and the pause between two of them. Writing a
 /// page takes less than a microsecond, unless the kernel lets the writer wait.
 const LOOKS: (u32, Duration) = (20, Duration::from_millis(1));
@@ -216,11 +211,6 @@ impl RecordFile {
         let (offset, since_boot) = (self.offset, Duration::from_micros(now.0.saturating_sub(self.offset)));
         let said = |token: &Token| published(directory, token, since_boot);
         let StoredLock { record, tracked, .. } = &mut self.kept;
-        let is_tracked = |token: &Token| tracked.contains_key(token);
-        let ends = waiters_ends(record, reading.me, now, |token| match said(token) {
-            Published::Until(at) if is_tracked(token) => Some(due(at, offset)),
-            _ => None,
-        });
         tracked.retain(|token, alive| {
             if let Some(hold) = record.holds.get(token) {
                 let is_over = hold.until.passed(now);
@@ -238,19 +228,17 @@ impl RecordFile {
                     }
                     Published::Missing | Published::Nothing => {}
                 }
-            } else if let Some(waiter) = record.waiters.get_mut(token).filter(|one| one.stale_at.passed(now))
-            {
-                let place = (waiter.ticket, token.clone());
-                let stale_at = match ends.get(token) {
-                    Some(Some(stale_at)) => *stale_at,
-                    Some(None) => return true,
-                    None if record.queue.contains(&place) => Due::after(now, SILENCE),
-                    // A suspended waiter that is heard again asks for the lock.
-                    None => return true,
-                };
-                let heard = stale_at.0.saturating_sub(millis(SILENCE));
+                return true;
+            }
+            // A suspended waiter that is heard again asks for the lock.
+            let is_late = |waiter: &&mut Waiter| {
+                waiter.stale_at.passed(now) && record.queue.contains(&(waiter.ticket, token.clone()))
+            };
+            if let Some(waiter) = record.waiters.get_mut(token).filter(is_late) {
+                let Published::Until(at) = said(token) else { return true };
+                let (stale_at, heard) = (due(at, offset), due(at.saturating_sub(SILENCE), offset));
                 waiter.stale_at = waiter.stale_at.max(stale_at);
-                waiter.forget = waiter.forget.max(Due(heard.saturating_add(millis(TICKET_KEPT))));
+                waiter.forget = waiter.forget.max(Due(heard.0.saturating_add(millis(TICKET_KEPT))));
             }
             true
         });
@@ -321,41 +309,6 @@ impl RecordFile {
     }
 }
 
-/// When the waiters that a decision can depend on become stale by their life files, which `said`
-/// reads: from the head of the queue on until [`HEADS`] that are not stale, the caller, and from the
-/// caller (or the end, if it does not wait) towards the head until one that is not stale. None for
-/// a waiter whose file says nothing.
-fn waiters_ends(
-    record: &Record,
-    me: Option<&Token>,
-    now: Time,
-    said: impl Fn(&Token) -> Option<Due>,
-) -> BTreeMap<Token, Option<Due>> {
-    let mut ends = BTreeMap::new();
-    let mut is_stale = |token: &Token| {
-        let is_late = record.waiters.get(token).is_some_and(|waiter| waiter.stale_at.passed(now));
-        is_late && ends.entry(token.clone()).or_insert_with(|| said(token)).is_none_or(|end| end.passed(now))
-    };
-    let mut live = 0;
-    for (_, token) in &record.queue {
-        live += usize::from(!is_stale(token));
-        if live == HEADS {
-            break;
-        }
-    }
-    let mine = me.and_then(|me| Some((record.waiters.get(me)?.ticket, me.clone())));
-    if let Some((_, me)) = &mine {
-        is_stale(me);
-    }
-    let before = record.queue.iter().rev().filter(|place| mine.as_ref().is_none_or(|mine| *place < mine));
-    for (_, token) in before {
-        if !is_stale(token) {
-            break;
-        }
-    }
-    ends
-}
-
 fn not_understood(directory: &Directory, file: &FileName, bad: &Bad) -> Error {
     let why = match bad {
         Bad::Cut => "it is cut off",
@@ -365,43 +318,4 @@ fn not_understood(directory: &Directory, file: &FileName, bad: &Bad) -> Error {
         "{}: {file} is not a record of dlock's, or damaged ({why}); it was not changed: move it away when nothing runs under its lock",
         directory.shown()
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::lock::Mode;
-    use crate::rules::{Terms, Waiter};
-    use anyhow::{Result, ensure};
-
-    /// However many waiters at the head are stopped, one read finds all of them.
-    #[test]
-    fn a_read_looks_behind_stopped_waiters() -> Result<()> {
-        let (now, mut record, mut all) = (Time(1_000_000_000), Record::default(), Vec::new());
-        for ticket in 0..100 {
-            let (token, names, owner, terms) =
-                (Token::random()?, vec!["k".into()], Default::default(), Terms::default());
-            let (since, stale_at, forget) = (Time(1), Due(2), Due(3));
-            let waiter =
-                Waiter { ticket, since, stale_at, forget, mode: Mode::Exclusive, names, owner, terms };
-            record.queue.insert((ticket, token.clone()));
-            record.waiters.insert(token.clone(), waiter);
-            all.push(token);
-        }
-        let at = |token: &Token| all.iter().position(|one| one == token);
-        // The first 30 and the last 20 are stopped.
-        let said = |token: &Token| {
-            let lives = at(token).is_some_and(|at| (30..80).contains(&at));
-            Some(if lives { Due::after(now, SILENCE) } else { Due(2) })
-        };
-        let ends = waiters_ends(&record, None, now, said);
-        let mut looked: Vec<usize> = ends.keys().filter_map(at).collect();
-        looked.sort_unstable();
-        ensure!(looked == (0..34).chain(79..100).collect::<Vec<_>>(), "{looked:?}");
-        let ends = waiters_ends(&record, Some(&all[50]), now, said);
-        let mut looked: Vec<usize> = ends.keys().filter_map(at).collect();
-        looked.sort_unstable();
-        ensure!(looked == (0..34).chain(49..51).collect::<Vec<_>>(), "{looked:?}");
-        Ok(())
-    }
 }

@@ -98,6 +98,22 @@ fn the_waiter_behind_a_stale_head_keeps_its_turn() -> Result<()> {
     Ok(())
 }
 
+/// However many waiters at the head are stale.
+#[test]
+fn the_waiter_behind_many_stale_ones_has_its_turn() -> Result<()> {
+    let place = Place::new()?;
+    let mut holder = place.holder()?;
+    let mut queue = place.many(40, Mode::Exclusive)?;
+    queue.iter_mut().try_for_each(|waiter| waiter.waits().map(drop))?;
+    for seconds in [2, 4, 6, 8] {
+        set_ahead(Duration::from_secs(seconds));
+        queue.iter_mut().skip(30).try_for_each(|waiter| waiter.waits().map(drop))?;
+    }
+    holder.leave()?;
+    queue[30].served()?;
+    Ok(())
+}
+
 /// The same if only one of several waiters is not stale.
 #[test]
 fn a_newcomer_overtakes_no_waiter_that_is_heard() -> Result<()> {
