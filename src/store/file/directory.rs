@@ -142,16 +142,8 @@ pub(super) struct Directory {
     identity: (u64, u64),
     path: PathBuf,
     shown: String,
-    sharing: Sharing,
-}
-
-/// Who shares the locks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sharing {
-    /// Only the owner. Nobody else may read a token.
-    Owner,
-    /// The directory's group, by its id.
-    Group(u32),
+    /// The group that shares the locks, by its id. None if nobody but the owner may read a token.
+    group: Option<u32>,
 }
 
 impl Directory {
@@ -176,13 +168,13 @@ impl Directory {
             errno => place.error("use the directory", errno),
         })?;
         let stat = fstat(&fd).map_err(|errno| place.error("use the directory", errno))?;
-        let sharing = place.judge(stat.st_uid, stat.st_gid, stat.st_mode)?;
+        let group = place.judge(stat.st_uid, stat.st_gid, stat.st_mode)?;
         let fs = fstatfs(&fd).map_err(|errno| place.error("use the directory", errno))?;
         if let Some(name) = not_of_this_machine(fs.f_type) {
             return Err(place.unfit(&format!("it is on {name}, where locks are not reliable")));
         }
         let identity = (stat.st_dev, stat.st_ino);
-        Ok(Self { fd, identity, path: path.into(), shown: shown.into(), sharing })
+        Ok(Self { fd, identity, path: path.into(), shown: shown.into(), group })
     }
 
     /// The descriptor that the guard must keep open.
@@ -208,10 +200,7 @@ impl Directory {
 
     /// The mode of a new file. It applies once [`Directory::adopt`] was called, whatever the umask.
     pub(super) fn mode(&self) -> Mode {
-        Mode::from_raw_mode(match self.sharing {
-            Sharing::Owner => 0o600,
-            Sharing::Group(_) => 0o660,
-        })
+        Mode::from_raw_mode(if self.group.is_some() { 0o660 } else { 0o600 })
     }
 
     /// Opens and checks an existing regular file; None if there is none. `doing` is for the error.
@@ -266,26 +255,17 @@ impl Directory {
 
     /// Gives a new file to the group that shares the directory.
     pub(super) fn adopt(&self, file: &OwnedFd) -> Result<(), Errno> {
-        let Sharing::Group(group) = self.sharing else { return Ok(()) };
-        let stat = fstat(file)?;
+        let Some(group) = self.group else { return Ok(()) };
         // Before the mode, so that no other group than the directory's can read it for a moment.
-        if stat.st_gid != group {
-            fchown(file, None, Some(Gid::from_raw(group)))?;
-        }
-        if Mode::from_raw_mode(stat.st_mode) != self.mode() {
-            fchmod(file, self.mode())?;
-        }
-        Ok(())
+        fchown(file, None, Some(Gid::from_raw(group)))?;
+        fchmod(file, self.mode())
     }
 
     /// Whether a file has the group and mode that dlock gives. A user who could put a file of
     /// another user here, to have it written to, may write such a file anyway.
     pub(super) fn has_rights(&self, stat: &Stat) -> bool {
-        let is_of_group = match self.sharing {
-            Sharing::Owner => true,
-            Sharing::Group(group) => stat.st_gid == group,
-        };
-        is_of_group && Mode::from_raw_mode(stat.st_mode) == self.mode()
+        self.group.is_none_or(|group| stat.st_gid == group)
+            && Mode::from_raw_mode(stat.st_mode) == self.mode()
     }
 
     /// Removes a file. It is no error if there is none.
@@ -361,9 +341,9 @@ impl Unopened<'_> {
         }
     }
 
-    /// Who shares the locks of a directory with this owner, group and mode. Refuses it if an
-    /// unexpected user could write it.
-    fn judge(&self, owner: u32, group: u32, mode: u32) -> Result<Sharing, Error> {
+    /// The group that shares the locks of a directory with this owner, group and mode, if one does.
+    /// Refuses it if an unexpected user could write it.
+    fn judge(&self, owner: u32, group: u32, mode: u32) -> Result<Option<u32>, Error> {
         let caller = geteuid().as_raw();
         if owner != 0 && owner != caller {
             return Err(self.unsafe_(&format!(
@@ -384,7 +364,7 @@ impl Unopened<'_> {
                 self.path.display()
             )));
         }
-        Ok(if mode & 0o020 == 0 { Sharing::Owner } else { Sharing::Group(group) })
+        Ok((mode & 0o020 != 0).then_some(group))
     }
 
     fn unsafe_(&self, why: &str) -> Error {
@@ -454,12 +434,12 @@ mod tests {
         let (root, me, stranger) = (0, geteuid().as_raw(), 4_000_000_000);
         let place = Unopened { path: Path::new("/d"), shown: "file:/d" };
         for (owner, mode, is_fit) in [
-            (root, 0o40700, Some(Sharing::Owner)),
-            (me, 0o40755, Some(Sharing::Owner)),
-            (root, 0o42770, Some(Sharing::Group(7))),
+            (root, 0o40700, Some(None)),
+            (me, 0o40755, Some(None)),
+            (root, 0o42770, Some(Some(7))),
             (me, 0o43770, None),
-            (me, 0o41700, Some(Sharing::Owner)),
-            (me, 0o40775, Some(Sharing::Group(7))),
+            (me, 0o41700, Some(None)),
+            (me, 0o40775, Some(Some(7))),
             (me, 0o40777, None),
             (root, 0o41777, None),
             (stranger, 0o40700, None),
