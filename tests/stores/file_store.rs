@@ -165,7 +165,7 @@ fn a_fifo_in_the_place_of_a_file_hangs_nobody() {
         }
     }
     let output = world.run("k", &[], "true").status(69).any_stderr().run();
-    assert!(output.stderr.contains("is a FIFO"), "{}", output.stderr);
+    assert!(output.stderr.contains("is not a regular file"), "{}", output.stderr);
     world.run("other", &[], "true").run();
     world.dlock(["status"]).any_stdout().run();
 }

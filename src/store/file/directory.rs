@@ -108,6 +108,9 @@ pub(super) const CLEANED_UP: &str = "swept";
 pub(super) const OPEN: OFlags =
     OFlags::NOFOLLOW.union(OFlags::NONBLOCK).union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
+/// What is wrong with a file of another type.
+const NOT_REGULAR: &str = "is not a regular file with one name";
+
 /// File systems that other machines may have mounted too, or that a user's program serves: there a
 /// FIFO or a file lock only reaches the processes of this kernel, or nobody. From linux/magic.h and
 /// the drivers' sources.
@@ -220,7 +223,11 @@ impl Directory {
     pub(super) fn open_any(&self, file: &str, access: OFlags, doing: &str) -> Result<Option<OwnedFd>, Error> {
         match openat(&self.fd, file, access | OPEN, Mode::empty()) {
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(self.not_opened(file, doing, errno)),
+            // A link, a directory, a socket, a device.
+            Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::NODEV) => {
+                Err(self.strange(file, NOT_REGULAR))
+            }
+            Err(errno) => Err(self.error(doing, errno)),
             Ok(fd) => Ok(Some(fd)),
         }
     }
@@ -229,10 +236,10 @@ impl Directory {
     /// been removed, which the caller must handle.
     pub(super) fn look_at(&self, fd: &OwnedFd, file: &str, doing: &str) -> Result<Stat, Error> {
         let stat = fstat(fd).map_err(|errno| self.error(doing, errno))?;
-        match kind_of(&stat) {
-            FileType::RegularFile if stat.st_nlink <= 1 => Ok(stat),
-            FileType::RegularFile => Err(self.strange(file, "has other names too (hard links)")),
-            other => Err(self.strange(file, what_it_is(other))),
+        if kind_of(&stat) == FileType::RegularFile && stat.st_nlink <= 1 {
+            Ok(stat)
+        } else {
+            Err(self.strange(file, NOT_REGULAR))
         }
     }
 
@@ -284,17 +291,6 @@ impl Directory {
     /// The error of the store for an errno.
     pub(super) fn error(&self, doing: &str, errno: Errno) -> Error {
         Unopened { path: &self.path, shown: &self.shown }.error(doing, errno)
-    }
-
-    /// The error for a file that could not be opened. For some errnos it names the type of the
-    /// file.
-    fn not_opened(&self, file: &str, doing: &str, errno: Errno) -> Error {
-        match errno {
-            Errno::LOOP => self.strange(file, what_it_is(FileType::Symlink)),
-            Errno::ISDIR => self.strange(file, what_it_is(FileType::Directory)),
-            Errno::NXIO | Errno::NODEV => self.strange(file, "is a socket or a device"),
-            errno => self.error(doing, errno),
-        }
     }
 
     /// The error for a file that has a name of dlock's, and that dlock did not make.
@@ -405,17 +401,6 @@ impl Unopened<'_> {
 /// The type of a file.
 pub(super) fn kind_of(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
-}
-
-fn what_it_is(kind: FileType) -> &'static str {
-    match kind {
-        FileType::Fifo => "is a FIFO",
-        FileType::Directory => "is a directory",
-        FileType::Symlink => "is a symbolic link",
-        FileType::CharacterDevice | FileType::BlockDevice => "is a device",
-        FileType::Socket => "is a socket",
-        _ => "is not a regular file",
-    }
 }
 
 /// The name of the file system if it is refused. The kernel's type is signed and its width varies;
