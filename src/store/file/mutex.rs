@@ -22,9 +22,6 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// Pause between two attempts if no thread can be made.
-const PAUSE: Duration = Duration::from_millis(1);
-
 /// Most bytes of /proc/locks that are read to find the owner of a mutex: about 5,000 locks.
 const LOCKS_SHOWN: u64 = 256 * 1024;
 
@@ -122,21 +119,12 @@ fn wait_for_flock(fd: &Arc<OwnedFd>, deadline: Moment) -> Result<bool, Errno> {
             flock(&file, FlockOperation::Unlock).ok();
         }
     };
-    if std::thread::Builder::new().name("dlock-mutex".into()).spawn(waits).is_err() {
-        return poll_flock(fd, deadline);
-    }
+    // Without a thread the caller tries again, as after any failure.
+    std::thread::Builder::new()
+        .name("dlock-mutex".into())
+        .spawn(waits)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
     interrupt::receive(&turn, deadline).map_or(Ok(false), |taken| taken.map(|()| true))
-}
-
-fn poll_flock(fd: &OwnedFd, deadline: Moment) -> Result<bool, Errno> {
-    loop {
-        match flock(fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(true),
-            Err(Errno::WOULDBLOCK | Errno::INTR) if deadline.passed() => return Ok(false),
-            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(PAUSE.min(deadline.left())),
-            Err(errno) => return Err(errno),
-        }
-    }
 }
 
 fn stuck(directory: &Directory, name: &str, fd: &OwnedFd, waited: Duration) -> Error {
