@@ -1,19 +1,18 @@
 //! Removes what dead processes have left: FIFOs without a reader, mutexes without a record, and
 //! records that are too old to keep. Processes that use the store do it now and then, and listing
-//! does it too. Nothing waits for it, and no lock depends on it. Files with other names or types
-//! than dlock's stay.
+//! does it too. Nothing waits for it, and no lock depends on it. Files with other names than
+//! dlock's stay.
 
 use crate::lock::Token;
 use crate::rules::HISTORY_KEPT;
 use crate::store::engine::coordinator::Purpose;
 use crate::store::file::boot::time;
-use crate::store::file::directory::{CLEANED_UP, FileName, FileRole, kind_of};
+use crate::store::file::directory::{CLEANED_UP, FileName, FileRole};
 use crate::store::file::draft;
 use crate::store::file::mutex::Mutex;
 use crate::store::file::record::RecordFile;
 use crate::store::file::{Files, liveness};
-use rustix::fs::{AtFlags, FileType, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, futimens, statat};
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, futimens, statat};
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
@@ -59,17 +58,14 @@ impl Files {
             let is_old = |span: Duration| stat.as_ref().is_ok_and(|stat| age(stat) > span);
             match kind {
                 FileRole::Life if liveness::is_abandoned(directory, file) => dead.push(file.clone()),
-                // A FIFO that is new may be opened soon.
-                FileRole::Unborn if is_old(CLEANS_UP_EVERY) && liveness::is_abandoned(directory, file) => {
-                    directory.remove(file).ok();
-                }
                 FileRole::Record if is_old(HISTORY_KEPT) => self.remove_history(file),
-                FileRole::Draft | FileRole::Ends
-                    if is_old(CLEANS_UP_EVERY) && is_regular(&stat) && !has_record(file) =>
+                // One that is new may be in use.
+                FileRole::Unborn | FileRole::Draft | FileRole::Ends
+                    if is_old(CLEANS_UP_EVERY) && !has_record(file) =>
                 {
                     directory.remove(file).ok();
                 }
-                FileRole::Mutex if is_regular(&stat) && !has_record(file) => {
+                FileRole::Mutex if !has_record(file) => {
                     self.remove_history(&file.with(FileRole::Record));
                 }
                 _ => {}
@@ -108,10 +104,6 @@ impl Files {
         let is_empty = read.is_ok_and(|record| record.kept.is_empty());
         mutex.has_record = !(is_empty && draft::remove(directory, record).is_ok());
     }
-}
-
-fn is_regular(stat: &Result<Stat, Errno>) -> bool {
-    stat.as_ref().is_ok_and(|stat| kind_of(stat) == FileType::RegularFile)
 }
 
 /// Time since the last modification; zero if it is in the future, because the wall clock was set
