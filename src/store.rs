@@ -246,14 +246,7 @@ impl Error {
     /// waiting; any other error ends its wait at once. A holder retries its renewal after every
     /// error, until its deadline.
     pub fn is_transient(&self) -> bool {
-        match self {
-            Self::Unreachable(_)
-            | Self::Misnamed(_)
-            | Self::Unavailable(_)
-            | Self::Contended(_)
-            | Self::Unacknowledged(_) => true,
-            Self::Denied(_) | Self::Unfit(_) | Self::Garbled(_) => false,
-        }
+        !matches!(self, Self::Denied(_) | Self::Unfit(_) | Self::Garbled(_))
     }
 
     /// Whether a caller should wait for a store that it has not reached yet. A host name that does
@@ -266,14 +259,9 @@ impl Error {
     /// The exit status of this error.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Unreachable(_)
-            | Self::Misnamed(_)
-            | Self::Unavailable(_)
-            | Self::Contended(_)
-            | Self::Unacknowledged(_)
-            | Self::Garbled(_) => Exit::Unavailable,
             Self::Denied(_) => Exit::Denied,
             Self::Unfit(_) => Exit::Config,
+            _ => Exit::Unavailable,
         }
     }
 
