@@ -47,8 +47,6 @@ use transaction::{Look, Transaction};
 /// often may open only 1024.
 const WATCHES_MAX: usize = 256;
 
-/// Longest time that listing all locks may take.
-const LIST_WITHIN: Duration = Duration::from_secs(60);
 /// A store must list all locks within the time of this many requests: with a short `--op-timeout`,
 /// a silent server must not block the caller for a minute.
 const LIST_REQUESTS: u32 = 10;

@@ -3,7 +3,7 @@
 use super::coordinator::{Coordinator, Leases, OwnLiveness, Purpose, Reading};
 use super::stored_lock::StoredLock;
 use super::transaction::{Look, Transaction};
-use super::{Engine, LIST_REQUESTS, LIST_WITHIN, WATCHES_MAX, Watched, is_held};
+use super::{Engine, LIST_REQUESTS, WATCHES_MAX, Watched, is_held};
 use crate::clock::Moment;
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
 use crate::rules::{
@@ -212,8 +212,7 @@ impl<C: Coordinator> Store for Engine<C> {
         {
             return Err(error);
         }
-        let within = each.saturating_mul(LIST_REQUESTS).min(LIST_WITHIN);
-        for full in self.coordinator.list(Moment::now().after(within))? {
+        for full in self.coordinator.list(Moment::now().after(each.saturating_mul(LIST_REQUESTS)))? {
             let full = match full {
                 Ok(full) => full,
                 Err(error) => {
