@@ -32,7 +32,7 @@ pub mod subscription;
 mod transaction;
 
 use crate::clock::Moment;
-use crate::lock::{Name, Names, Token};
+use crate::lock::{Mode, Name, Names, Token};
 use crate::rules::Renewal;
 use crate::rules::{ABSENCE, Phase, Record, SILENCE, Time};
 use crate::store::{Error, Slept};
@@ -41,7 +41,7 @@ use coordinator::{Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading,
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use stored_lock::StoredLock;
-use transaction::{Look, Transaction};
+use transaction::Transaction;
 
 /// Most processes that are watched at the same time: each watch takes a descriptor, and a process
 /// often may open only 1024.
@@ -111,7 +111,7 @@ impl<C: Coordinator> Engine<C> {
         &mut self,
         names: &Names,
         me: Option<&Token>,
-        look: Look,
+        wants: Option<Mode>,
         lease: Option<Duration>,
         deadline: Moment,
         operation: impl Fn(&mut Transaction<'_, C>) -> R,
@@ -122,10 +122,10 @@ impl<C: Coordinator> Engine<C> {
             let reading = Reading { names: &related, me, lease, purpose, deadline };
             let mut transaction = Transaction::open(&mut self.coordinator, names, reading)
                 .map_err(|error| contention.blame(error))?;
-            transaction.reap(me, look);
+            transaction.reap(me, wants);
             transaction.table.too_large = too_large;
             transaction.is_crowded = contention.is_crowded();
-            let who = transaction.contender(me, look);
+            let who = transaction.contender(me, wants);
             let answer = operation(&mut transaction);
             let missing = transaction.missing();
             if !missing.is_empty() {
@@ -179,12 +179,12 @@ impl<C: Coordinator> Engine<C> {
         &mut self,
         names: &Names,
         me: &Token,
-        look: Look,
+        mode: Mode,
         deadline: Moment,
         operation: impl Fn(&mut Transaction<'_, C>) -> R,
     ) -> Result<Option<R>, Error> {
         let mut transaction = Self::look(&mut self.coordinator, names, me, deadline)?;
-        transaction.reap(Some(me), look);
+        transaction.reap(Some(me), Some(mode));
         let answer = operation(&mut transaction);
         Ok(transaction.is_idle(me).then_some(answer))
     }

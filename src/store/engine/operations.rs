@@ -2,7 +2,7 @@
 
 use super::coordinator::{Coordinator, Leases, OwnLiveness, Purpose, Reading};
 use super::stored_lock::StoredLock;
-use super::transaction::{Look, Transaction};
+use super::transaction::Transaction;
 use super::{Engine, LIST_REQUESTS, WATCHES_MAX, Watched, is_held};
 use crate::clock::Moment;
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
@@ -32,9 +32,7 @@ impl<C: Coordinator> Store for Engine<C> {
             return Ok(());
         }
         let token = &self.coordinator.stored(token);
-        self.transact(names, Some(token), Look::Heads, None, deadline, |transaction| {
-            transaction.untrack(token)
-        })?;
+        self.transact(names, Some(token), None, None, deadline, |transaction| transaction.untrack(token))?;
         self.end_liveness(token, deadline);
         Ok(())
     }
@@ -45,15 +43,14 @@ impl<C: Coordinator> Store for Engine<C> {
         let began = Moment::now();
         let was_woken = std::mem::take(&mut self.is_woken);
         let waits = self.heard.is_some() && ask.patience == Patience::Queue && !was_woken;
-        let look = Look::Wants(ask.mode);
         let operation = |transaction: &mut Transaction<'_, C>| acquire(transaction, names, ask);
         let idle =
-            if waits { self.try_without_writing(names, token, look, deadline, operation)? } else { None };
+            if waits { self.try_without_writing(names, token, ask.mode, deadline, operation)? } else { None };
         let (mut answer, to_watch, is_named) = match idle {
             Some(answer @ (Acquired::Waiting(_), ..)) if self.beat(names, token, deadline).is_some() => {
                 answer
             }
-            _ => self.transact(names, Some(token), look, Some(ask.ttl), deadline, operation)?,
+            _ => self.transact(names, Some(token), Some(ask.mode), Some(ask.ttl), deadline, operation)?,
         };
         match &mut answer {
             Acquired::Waiting(waiting) => {
@@ -91,7 +88,7 @@ impl<C: Coordinator> Store for Engine<C> {
             return Ok(renewal);
         }
         let began = Moment::now();
-        let renewal = self.transact(names, Some(token), Look::Heads, Some(ttl), deadline, |transaction| {
+        let renewal = self.transact(names, Some(token), None, Some(ttl), deadline, |transaction| {
             transaction.table.renew(transaction.now, names, token, ttl)
         })?;
         if is_held(renewal) {
@@ -108,7 +105,7 @@ impl<C: Coordinator> Store for Engine<C> {
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {
         let token = &self.coordinator.stored(token);
-        let left = self.transact(names, Some(token), Look::Heads, None, deadline, |transaction| {
+        let left = self.transact(names, Some(token), None, None, deadline, |transaction| {
             transaction.table.leave(transaction.now, names, token, end)
         })?;
         self.end_liveness(token, deadline);
@@ -130,14 +127,14 @@ impl<C: Coordinator> Store for Engine<C> {
         who: &Owner,
         deadline: Moment,
     ) -> Result<Requested, Error> {
-        self.transact(&name.clone().into(), None, Look::Holders, None, deadline, |transaction| {
+        self.transact(&name.clone().into(), None, None, None, deadline, |transaction| {
             transaction.table.request(transaction.now, name, fence, who)
         })
     }
 
     fn watch(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<(), Error> {
         let token = &self.coordinator.stored(token);
-        self.transact(&name.clone().into(), Some(token), Look::Heads, None, deadline, |transaction| {
+        self.transact(&name.clone().into(), Some(token), None, None, deadline, |transaction| {
             transaction.track(token, Duration::ZERO);
             transaction.table.watch(transaction.now, name, token);
         })
@@ -159,19 +156,19 @@ impl<C: Coordinator> Store for Engine<C> {
     }
 
     fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {
-        self.transact(&name.clone().into(), None, Look::Heads, None, deadline, |transaction| {
+        self.transact(&name.clone().into(), None, None, None, deadline, |transaction| {
             transaction.table.forget_success(transaction.now, name)
         })
     }
 
     fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, deadline: Moment) -> Result<bool, Error> {
-        self.transact(&name.clone().into(), None, Look::Heads, None, deadline, |transaction| {
+        self.transact(&name.clone().into(), None, None, None, deadline, |transaction| {
             transaction.table.pause(transaction.now, name, pause)
         })
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
-        self.transact(&name.clone().into(), None, Look::Holders, None, deadline, |transaction| {
+        self.transact(&name.clone().into(), None, None, None, deadline, |transaction| {
             transaction.table.revoke(transaction.now, name, revoke)
         })
     }
@@ -179,7 +176,7 @@ impl<C: Coordinator> Store for Engine<C> {
     /// After a few conflicts the refusal is not recorded.
     fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<(), Error> {
         let beside = name.of_refusals();
-        self.transact(&beside.clone().into(), None, Look::Heads, None, deadline, |transaction| {
+        self.transact(&beside.clone().into(), None, None, None, deadline, |transaction| {
             transaction.table.refuse(transaction.now, &beside, refusal);
             transaction.may_abort = transaction.is_crowded;
         })

@@ -69,19 +69,6 @@ struct Opened {
     before: Record,
 }
 
-/// Which holders an operation checks for death. It always checks the heads of the queues, which may
-/// be granted the lock, and the caller's predecessor. Each check costs a system call, and a
-/// thousand holders may share a lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
-    /// None. The waiters watch the holders.
-    Heads,
-    /// The holders that block a caller that wants the locks in this mode.
-    Wants(Mode),
-    /// All holders.
-    Holders,
-}
-
 impl<'a, C: Coordinator> Transaction<'a, C> {
     /// Reads the records of these locks, and of the related ones that `reading` names.
     pub fn open(coordinator: &'a mut C, names: &Names, reading: Reading<'_>) -> Result<Self, Error> {
@@ -148,13 +135,15 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     }
 
     /// Which kind of contender the caller is.
-    pub fn contender(&self, me: Option<&Token>, look: Look) -> Contender {
+    pub fn contender(&self, me: Option<&Token>, wants: Option<Mode>) -> Contender {
         let mut holders = self.table.records.values().flat_map(|record| record.holds.keys());
         let is_granted = me.is_some_and(|me| holders.clone().any(|token| token == me));
-        match look {
-            _ if is_granted && holders.all(|token| Some(token) == me) => Contender::Alone,
-            Look::Wants(_) if !is_granted => Contender::Newcomer,
-            _ => Contender::Other,
+        if is_granted && holders.all(|token| Some(token) == me) {
+            Contender::Alone
+        } else if wants.is_some() && !is_granted {
+            Contender::Newcomer
+        } else {
+            Contender::Other
         }
     }
 
@@ -167,14 +156,16 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     }
 
     /// Reaps dead tokens that would hold up others or be granted a lock: the heads of the queues,
-    /// the predecessor of `me` in each queue (or the last waiter, if `me` may join), and holders as
-    /// `look` says.
-    pub fn reap(&mut self, me: Option<&Token>, look: Look) {
+    /// the predecessor of `me` in each queue (or the last waiter, if `me` may join), and the holders
+    /// that block a caller that `wants` a lock in this mode. Each check costs a system call, and a
+    /// thousand holders may share a lock, so a caller that holds a lock, or shares it with them,
+    /// checks none.
+    pub fn reap(&mut self, me: Option<&Token>, wants: Option<Mode>) {
         let mut checked: BTreeSet<Token> = BTreeSet::new();
         loop {
             // Repeated, because the waiter behind a dead head becomes the head.
             let found: Vec<Token> = self
-                .suspects(me, look)
+                .suspects(me, wants)
                 .filter(|token| Some(*token) != me && !checked.contains(token))
                 .cloned()
                 .collect();
@@ -192,27 +183,20 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         }
     }
 
-    fn suspects<'s>(&'s self, me: Option<&'s Token>, look: Look) -> impl Iterator<Item = &'s Token> {
+    fn suspects<'s>(&'s self, me: Option<&'s Token>, wants: Option<Mode>) -> impl Iterator<Item = &'s Token> {
         let heads =
             self.table.records.values().filter_map(|record| record.queue.first()).map(|(_, token)| token);
         // Dead waiters at the end must not keep a newcomer out of a full queue.
         let last = |record: &'s Record| record.queue.last().map(|(_, token)| token);
-        let before = self.asked().filter_map(move |record| match look {
-            Look::Wants(_) if !record.waiters.contains_key(me?) => last(record),
+        let before = self.asked().filter_map(move |record| match wants {
+            Some(_) if !record.waiters.contains_key(me?) => last(record),
             _ => predecessor(record, me?),
         });
-        let holders = self
-            .asked()
-            .filter(move |record| match look {
-                Look::Heads => false,
-                Look::Holders => true,
-                Look::Wants(mode) => {
-                    let shares = mode == Mode::Shared && matches!(record.lock, Lock::Shared { .. });
-                    !shares && !me.is_some_and(|me| record.holds.contains_key(me))
-                }
-            })
-            .flat_map(holders);
-        heads.chain(before).chain(holders)
+        let is_checked = move |record: &&Record| {
+            let shares = wants == Some(Mode::Shared) && matches!(record.lock, Lock::Shared { .. });
+            !shares && !me.is_some_and(|me| record.holds.contains_key(me))
+        };
+        heads.chain(before).chain(self.asked().filter(is_checked).flat_map(holders))
     }
 
     fn asked(&self) -> impl Iterator<Item = &Record> {
