@@ -42,13 +42,8 @@ pub fn holders(record: &Record) -> impl Iterator<Item = &Token> {
     record.holds.iter().filter(|(_, hold)| hold.phase != Phase::Cooling).map(|(token, _)| token)
 }
 
-/// The waiter directly before `me` in the queue.
-pub fn predecessor<'r>(record: &'r Record, me: &Token) -> Option<&'r Token> {
-    let ticket = record.waiters.get(me)?.ticket;
-    record.queue.range(..(ticket, me.clone())).next_back().map(|(_, token)| token)
-}
-
-/// The waiter before `me` in the queue that it watches ([`super::coordinator::Coordinator::CHAIN`]).
+/// The waiter before `me` in the queue that it watches
+/// ([`super::coordinator::Coordinator::CHAIN`]); without a chain its predecessor.
 pub fn watched_before<'r>(record: &'r Record, me: &Token, chain: u64) -> Option<&'r Token> {
     let ticket = record.waiters.get(me)?.ticket;
     let ahead = record.queue.range(..(ticket, me.clone())).count();

@@ -32,7 +32,7 @@
 
 use super::contention::Contender;
 use super::coordinator::{Batch, Coordinator, Reading, Written};
-use super::snapshot::{admits, concerns_head, concerns_watchers, holders, predecessor, watched_before};
+use super::snapshot::{admits, concerns_head, concerns_watchers, holders, watched_before};
 use super::stored_lock::{Change, StoredLock, Tracked};
 use crate::clock::Moment;
 use crate::lock::{Mode, Names, Token};
@@ -190,7 +190,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         let last = |record: &'s Record| record.queue.last().map(|(_, token)| token);
         let before = self.asked().filter_map(move |record| match wants {
             Some(_) if !record.waiters.contains_key(me?) => last(record),
-            _ => predecessor(record, me?),
+            _ => watched_before(record, me?, u64::MAX),
         });
         let is_checked = move |record: &&Record| {
             let shares = wants == Some(Mode::Shared) && matches!(record.lock, Lock::Shared { .. });
