@@ -6,7 +6,7 @@ use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::Moment;
 use crate::lock::{Mode, Name};
 use crate::rules::view::{turn_in, typical};
-use crate::rules::{Acquired, Ask, Blocker, End, HEARTBEAT, LoggedEnd, Ran, State, Waiting};
+use crate::rules::{Acquired, Ask, Blocker, End, Grant, HEARTBEAT, LoggedEnd, Ran, State, Waiting};
 use crate::store::net::interrupt;
 use crate::store::{Error, Slept, Store};
 use std::time::Duration;
@@ -196,18 +196,7 @@ impl Obtaining<'_> {
         let deadline = self.progress.deadline(self.request, sent);
         let ask = self.progress.asked(self.request, sent);
         match self.store.acquire(&self.request.names, &ask, deadline) {
-            // Asking again extends the lease, counted from the new request.
-            Ok(Acquired::Granted(_))
-                if self.is_too_late(sent) && self.progress.late_grants < LATE_ANSWERS =>
-            {
-                self.progress.late_grants += 1;
-                Step::GoesOn
-            }
-            Ok(Acquired::Granted(_)) if self.is_too_late(sent) => self.over(Report::TooSlow),
-            Ok(Acquired::Granted(grant)) => {
-                (self.report)(Report::Granted { grant, sent });
-                Step::Held(sent)
-            }
+            Ok(Acquired::Granted(grant)) => self.granted(grant, sent),
             Ok(Acquired::Busy(blocker)) => self.over(Report::Busy(blocker)),
             Ok(Acquired::Done(done)) => self.over(Report::Done(done)),
             Ok(Acquired::Superseded(superseded)) => self.over(Report::Superseded(superseded)),
@@ -224,6 +213,16 @@ impl Obtaining<'_> {
             }
             Err(error) => self.fail(error),
         }
+    }
+
+    fn granted(&mut self, grant: Grant, sent: Moment) -> Step {
+        if !self.request.is_too_late(sent) {
+            (self.report)(Report::Granted { grant, sent });
+            return Step::Held(sent);
+        }
+        self.progress.late_grants += 1;
+        // Asking again extends the lease, counted from the new request.
+        if self.progress.late_grants > LATE_ANSWERS { self.over(Report::TooSlow) } else { Step::GoesOn }
     }
 
     fn queued(&mut self, mut waiting: Waiting) -> Step {
@@ -252,7 +251,7 @@ impl Obtaining<'_> {
 
     fn ride_out(&mut self, error: Error, sent: Moment) -> Step {
         self.store.reset();
-        if self.is_over() {
+        if self.request.until.is_over() {
             return match self.progress.blocker.clone() {
                 // The wait ended during the request, with no time left for another one.
                 Some(blocker) if !self.progress.troubled && !matches!(error, Error::Unacknowledged(_)) => {
@@ -271,7 +270,12 @@ impl Obtaining<'_> {
 
     fn retry(&mut self) -> Step {
         self.progress.next = Next::Ask;
-        match self.progress.blocker.clone().filter(|_| !self.progress.troubled && self.is_over()) {
+        match self
+            .progress
+            .blocker
+            .clone()
+            .filter(|_| !self.progress.troubled && self.request.until.is_over())
+        {
             Some(blocker) => self.give_up(Report::Busy(blocker)),
             None => Step::GoesOn,
         }
@@ -296,14 +300,6 @@ impl Obtaining<'_> {
             Err(_) => text,
         };
         self.over(Report::Failed(Error::Unacknowledged(said)))
-    }
-
-    fn is_too_late(&self, sent: Moment) -> bool {
-        self.request.is_too_late(sent)
-    }
-
-    fn is_over(&self) -> bool {
-        self.request.until.is_over()
     }
 
     /// Sleeps in the queue until woken, or until `at`; not beyond `until`.
