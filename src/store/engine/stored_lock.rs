@@ -112,12 +112,12 @@ impl StoredLock {
     /// Parses a value or a body. Returns the lock, and when it was last written. The error is one
     /// short line.
     pub fn parse(value: &[u8], version: u64) -> Result<(Self, u64), String> {
-        let form: Form<String, Record, BTreeMap<Token, Tracked>> =
+        let mut form: Form<String, Record, BTreeMap<Token, Tracked>> =
             serde_json::from_slice(value).map_err(|error| why_not(value, &error))?;
         if form.format != FORMAT {
             return Err(other_format(form.format));
         }
-        bounds::check(&form.record)?;
+        bounds::check(&mut form.record)?;
         bounds::check_number(form.used.max(form.ends))?;
         let Form { name, used, ends, record, tracked, .. } = form;
         Ok((Self { name, version, record, ends, tracked, log: Vec::new() }, used))

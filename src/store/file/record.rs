@@ -21,7 +21,7 @@ use crate::rules::{
     ABSENCE, Absence, Due, LOG_KEPT, Lock, Phase, Record, SILENCE, TICKET_KEPT, Time, Waiter, millis,
 };
 use crate::store::Error;
-use crate::store::engine::bounds::check_number;
+use crate::store::engine::bounds::{Number, check_number, each_number};
 use crate::store::engine::coordinator::{Purpose, Reading};
 use crate::store::engine::stored_lock::StoredLock;
 use crate::store::file::boot::{Boot, due, time};
@@ -265,47 +265,16 @@ impl RecordFile {
         if shift == 0 {
             return;
         }
-        let time = |time: &mut Time| time.0 = time.0.saturating_add(shift);
-        let due = |due: &mut Due| {
-            // Zero stands for no time.
-            if due.0 > 0 {
-                due.0 = due.0.saturating_add(shift / 1000);
-            }
-        };
         let record = &mut self.kept.record;
-        match &mut record.lock {
-            Lock::Free | Lock::Foreign { until: None } => {}
-            Lock::Exclusive { until, .. }
-            | Lock::Shared { until }
-            | Lock::Slots { until, .. }
-            | Lock::Cooling { until }
-            | Lock::Revoked { until }
-            | Lock::Foreign { until: Some(until) } => due(until),
-        }
-        for hold in record.holds.values_mut() {
-            time(&mut hold.since);
-            due(&mut hold.until);
-            due(&mut hold.cool);
-        }
-        for waiter in record.waiters.values_mut() {
-            waiter.ticket = waiter.ticket.saturating_add(shift);
-            time(&mut waiter.since);
-            due(&mut waiter.stale_at);
-            due(&mut waiter.forget);
-        }
+        each_number(record, |number, what| match what {
+            Number::Micros => *number = number.saturating_add(shift),
+            Number::Millis if *number > 0 => *number = number.saturating_add(shift / 1000),
+            Number::Millis | Number::Other => {}
+        });
         record.queue = std::mem::take(&mut record.queue)
             .into_iter()
             .map(|(ticket, token)| (ticket.saturating_add(shift), token))
             .collect();
-        let Absence { heard, from, back, back_before } = &mut record.absence;
-        [heard, from, back, back_before].into_iter().for_each(due);
-        record.tombstones.values_mut().for_each(|tombstone| due(&mut tombstone.until));
-        record.newest.iter_mut().for_each(|newest| time(&mut newest.came));
-        let pause = record.paused.iter_mut().flat_map(|pause| [&mut pause.since, &mut pause.until]);
-        for since in record.success.iter_mut().map(|success| &mut success.since).chain(pause) {
-            *since = since.saturating_add(shift / 1000);
-        }
-        record.watchers.values_mut().for_each(due);
     }
 }
 
