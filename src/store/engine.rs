@@ -37,7 +37,7 @@ use crate::rules::Renewal;
 use crate::rules::{ABSENCE, Phase, Record, SILENCE, Time};
 use crate::store::{Error, Slept};
 use contention::{Contender, Contention};
-use coordinator::{Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Wake, Watching, Written};
+use coordinator::{Coordinator, KeepAlive, Leases, Purpose, Reading, Wake, Watching, Written};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use stored_lock::StoredLock;
@@ -215,8 +215,7 @@ impl<C: Coordinator> Engine<C> {
         let now = Moment::now();
         let is_late =
             self.heard.is_none_or(|heard| now > heard.after(ABSENCE.max(C::HEARTBEAT + C::HEARTBEAT / 4)));
-        let kind = KeepAliveOf::Waiter { until: now.after(SILENCE) };
-        let sign = KeepAlive { names, token, kind };
+        let sign = KeepAlive { names, token, until: now.after(SILENCE), ttl: None };
         (!is_late && self.coordinator.keep_alive(&sign, deadline).unwrap_or(false)).then_some(now)
     }
 
@@ -234,7 +233,7 @@ impl<C: Coordinator> Engine<C> {
         let until = began.after(ttl);
         let has_published = self.heard.take().is_some() || self.lease.is_some();
         if C::LEASES == Leases::Published && has_published {
-            let sign = KeepAlive { names, token, kind: KeepAliveOf::Holder { until, ttl } };
+            let sign = KeepAlive { names, token, until, ttl: Some(ttl) };
             // If it cannot be published, the record has the end.
             self.coordinator.keep_alive(&sign, deadline).ok();
         }
@@ -250,7 +249,7 @@ impl<C: Coordinator> Engine<C> {
         deadline: Moment,
     ) -> Result<Option<Renewal>, Error> {
         let until = Moment::now().after(ttl);
-        let sign = KeepAlive { names, token, kind: KeepAliveOf::Holder { until, ttl } };
+        let sign = KeepAlive { names, token, until, ttl: Some(ttl) };
         match C::LEASES {
             Leases::Recorded => return Ok(None),
             // A process that judges a lease reads first the clock and then the published end. The

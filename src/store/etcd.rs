@@ -44,7 +44,7 @@ use crate::lock::{Name, Names, Token};
 use crate::rules::HEARTBEAT;
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Snapshot, Wake, Watching, Written,
+    Batch, Coordinator, KeepAlive, Leases, Purpose, Reading, Snapshot, Wake, Watching, Written,
     is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
@@ -190,10 +190,8 @@ impl Coordinator for Keys {
     /// A keep-alive of a holder's lease counts only if the read that follows proves it. If the hold
     /// is on a lease of another length, a write must move it to this one.
     fn keep_alive(&mut self, sign: &KeepAlive<'_>, deadline: Moment) -> Result<bool, Error> {
-        let (of, is_holder) = match sign.kind {
-            KeepAliveOf::Holder { ttl, .. } => (LeaseOf::Holder(seconds(ttl)), true),
-            KeepAliveOf::Waiter { .. } => (LeaseOf::Waiter, false),
-        };
+        let is_holder = sign.ttl.is_some();
+        let of = sign.ttl.map_or(LeaseOf::Waiter, |ttl| LeaseOf::Holder(seconds(ttl)));
         let lease = of.id(sign.token);
         if is_holder && !self.leases.contains(&lease) {
             return Ok(false);

@@ -28,8 +28,7 @@ use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, OwnLiveness, Purpose, Reading, Snapshot, Wake,
-    Watching, Written,
+    Batch, Coordinator, KeepAlive, Leases, OwnLiveness, Purpose, Reading, Snapshot, Wake, Watching, Written,
 };
 use crate::store::engine::stored_lock::{Change, StoredLock};
 use crate::store::{Error, Listener, Subscription};
@@ -245,8 +244,7 @@ impl Coordinator for Files {
     }
 
     fn keep_alive(&mut self, sign: &KeepAlive<'_>, _: Moment) -> Result<bool, Error> {
-        let (KeepAliveOf::Holder { until, .. } | KeepAliveOf::Waiter { until }) = sign.kind;
-        Ok(self.life_of(sign.token).is_some_and(|life| life.publish(until)))
+        Ok(self.life_of(sign.token).is_some_and(|life| life.publish(sign.until)))
     }
 
     fn watch(&mut self, token: &Token, _: Moment) -> Watching<Watch> {

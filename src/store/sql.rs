@@ -35,7 +35,7 @@ use crate::lock::{Name, Names, Token};
 use crate::rules::{Lock, RARER_HEARTBEAT, Record, millis};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, Purpose, Reading, Snapshot, Wake, Watching, Written,
+    Batch, Coordinator, KeepAlive, Leases, Purpose, Reading, Snapshot, Wake, Watching, Written,
     is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
@@ -264,8 +264,11 @@ impl Coordinator for Tables {
     }
 
     fn keep_alive(&mut self, sign: &KeepAlive<'_>, deadline: Moment) -> Result<bool, Error> {
-        let KeepAliveOf::Waiter { until } = sign.kind else { return Ok(false) };
-        let heartbeat = self.dialect.heartbeat(&self.list_of(sign.names), sign.token, millis(until.left()));
+        if sign.ttl.is_some() {
+            return Ok(false);
+        }
+        let heartbeat =
+            self.dialect.heartbeat(&self.list_of(sign.names), sign.token, millis(sign.until.left()));
         let is_mine = self.mine.as_ref() == Some(sign.token);
         let answers =
             self.ask_with_advisory_lock(heartbeat, is_mine.then_some(true), Again::Yes, deadline)?;

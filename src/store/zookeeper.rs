@@ -50,8 +50,8 @@ use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, KeepAliveOf, Leases, OwnLiveness, Reading, Snapshot, Wake, Watching,
-    Written, is_chosen_to_clean_up,
+    Batch, Coordinator, KeepAlive, Leases, OwnLiveness, Reading, Snapshot, Wake, Watching, Written,
+    is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
 use crate::store::net::interrupt;
@@ -213,8 +213,7 @@ impl Coordinator for Znodes {
 
     /// A lease is not extended here: the record has to be written, too.
     fn keep_alive(&mut self, sign: &KeepAlive<'_>, deadline: Moment) -> Result<bool, Error> {
-        let waits = matches!(sign.kind, KeepAliveOf::Waiter { .. });
-        Ok(waits && self.is_own(sign.token) && self.beat(sign.names, sign.token, deadline)?)
+        Ok(sign.ttl.is_none() && self.is_own(sign.token) && self.beat(sign.names, sign.token, deadline)?)
     }
 
     /// Without a session node, the lease may still last by the record. So that is a reason to ask

@@ -38,7 +38,7 @@ pub trait Coordinator: Clone + Send {
 
     /// Longest time between two heartbeats of a waiter. It may be longer than
     /// [`crate::rules::RARER_HEARTBEAT`] only where the store's own session, and not the deadline in
-    /// [`KeepAliveOf::Waiter`], decides when a waiter is stale.
+    /// [`KeepAlive`], decides when a waiter is stale.
     const HEARTBEAT: Duration = HEARTBEAT;
 
     /// Time for a request that has no deadline of its own.
@@ -225,16 +225,10 @@ pub struct Batch<'b> {
 pub struct KeepAlive<'s> {
     pub names: &'s Names,
     pub token: &'s Token,
-    pub kind: KeepAliveOf,
-}
-
-/// Whose deadline moves.
-#[derive(Debug, Clone, Copy)]
-pub enum KeepAliveOf {
-    /// A holder's: its lease, of length `ttl`, lasts until `until` on CLOCK_BOOTTIME.
-    Holder { until: Moment, ttl: Duration },
-    /// A waiter's: it is not stale before `until`.
-    Waiter { until: Moment },
+    /// On CLOCK_BOOTTIME: when the lease ends, or the waiter becomes stale.
+    pub until: Moment,
+    /// Length of the holder's lease; None for a waiter.
+    pub ttl: Option<Duration>,
 }
 
 /// This process's liveness.
