@@ -34,7 +34,7 @@ mod transaction;
 use crate::clock::Moment;
 use crate::lock::{Mode, Name, Names, Token};
 use crate::rules::Renewal;
-use crate::rules::{ABSENCE, Phase, Record, SILENCE, Time};
+use crate::rules::{ABSENCE, Record, SILENCE, Time};
 use crate::store::{Error, Slept};
 use contention::{Contender, Contention};
 use coordinator::{Coordinator, KeepAlive, Leases, Purpose, Reading, Wake, Watching, Written};
@@ -219,9 +219,8 @@ impl<C: Coordinator> Engine<C> {
         (!is_late && self.coordinator.keep_alive(&sign, deadline).unwrap_or(false)).then_some(now)
     }
 
-    /// Sets the end of the lease. If this process has published another deadline (as a waiter, or
-    /// of an earlier lease), it publishes the new one. Without that, the lease would last until the
-    /// old deadline if that is later than the one in the record.
+    /// Sets the end of the lease, and publishes it. Otherwise the lease would last until the deadline
+    /// that this process has published as a waiter, or of an earlier lease, if that is later.
     fn set_lease_end(
         &mut self,
         names: &Names,
@@ -231,13 +230,12 @@ impl<C: Coordinator> Engine<C> {
         deadline: Moment,
     ) {
         let until = began.after(ttl);
-        let has_published = self.heard.take().is_some() || self.lease.is_some();
-        if C::LEASES == Leases::Published && has_published {
+        if C::LEASES == Leases::Published {
             let sign = KeepAlive { names, token, until, ttl: Some(ttl) };
             // If it cannot be published, the record has the end.
             self.coordinator.keep_alive(&sign, deadline).ok();
         }
-        self.lease = Some(until);
+        (self.lease, self.heard) = (Some(until), None);
     }
 
     /// Renews the lease outside the record. Returns None if a transaction must renew it.
@@ -393,6 +391,5 @@ const fn is_held(renewal: Renewal) -> bool {
 
 /// The waiters and holders of a lock, without holds that are cooling.
 fn named(record: &Record) -> Vec<Token> {
-    let holders = record.holds.iter().filter(|(_, hold)| hold.phase != Phase::Cooling);
-    record.waiters.keys().chain(holders.map(|(token, _)| token)).cloned().collect()
+    record.waiters.keys().chain(snapshot::holders(record)).cloned().collect()
 }
