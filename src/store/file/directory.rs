@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::fmt;
 use std::fs::DirBuilder;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -320,19 +321,16 @@ impl Unopened<'_> {
     }
 
     fn create(&self) -> Result<(), Error> {
-        let failed = |error: std::io::Error| match (error.kind(), error.raw_os_error()) {
+        let failed = |error| match errno(&error) {
             // As under /proc, where nothing can be created although no parent is missing.
-            (std::io::ErrorKind::NotFound, _) => {
-                self.unfit("the directory does not exist and cannot be created")
-            }
-            (_, Some(code)) => self.error("create the directory", Errno::from_raw_os_error(code)),
-            (_, None) => Error::Unavailable(format!("{}: cannot create the directory: {error}", self.shown)),
+            Errno::NOENT => self.unfit("the directory does not exist and cannot be created"),
+            errno => self.error("create the directory", errno),
         };
         if let Some(parent) = self.path.parent() {
             std::fs::create_dir_all(parent).map_err(failed)?;
         }
         match DirBuilder::new().mode(0o700).create(self.path) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(error)),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
             _ => Ok(()),
         }
     }
@@ -396,6 +394,10 @@ impl Unopened<'_> {
             _ => Error::Unavailable(format!("{text}; correct that and try again")),
         }
     }
+}
+
+pub(super) fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 /// The type of a file.

@@ -23,12 +23,12 @@
 use crate::rules::LOG_KEPT;
 use crate::store::Error;
 use crate::store::engine::stored_lock::EndPart;
-use crate::store::file::directory::{Directory, FileName, FileRole};
+use crate::store::file::directory::{Directory, FileName, FileRole, errno};
 use rustix::fs::{OFlags, RenameFlags, Stat, renameat, renameat_with};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 
@@ -55,7 +55,7 @@ impl OldFile {
     /// The content; more than was there when the file was opened, if it has grown since.
     pub(super) fn read(&self) -> Result<Vec<u8>, Errno> {
         let mut content = Vec::with_capacity(self.size.max(PAGE) + 1);
-        (&self.file).take(RECORD_MOST).read_to_end(&mut content).map_err(errno)?;
+        (&self.file).take(RECORD_MOST).read_to_end(&mut content).map_err(|error| errno(&error))?;
         Ok(content)
     }
 }
@@ -119,7 +119,7 @@ impl<'d> Draft<'d> {
         let Self { directory, record, how, .. } = &self;
         self.add_ends().ok();
         let placed = match how {
-            How::Over(file, content) => file.write_all_at(content, 0).map_err(errno),
+            How::Over(file, content) => file.write_all_at(content, 0).map_err(|error| errno(&error)),
             How::Beside { .. } => exchange(directory, record, record),
             How::Remove => remove(directory, record),
         };
@@ -141,7 +141,7 @@ impl<'d> Draft<'d> {
         let file = record.with(FileRole::Ends);
         let (mut opened, _) = open_own(directory, &file, OFlags::WRONLY | OFlags::APPEND)?;
         let lines: Vec<&[u8]> = ends.iter().flat_map(|end| [&b"\n"[..], &end.value]).collect();
-        opened.write_all(&lines.concat()).map_err(errno)
+        opened.write_all(&lines.concat()).map_err(|error| errno(&error))
     }
 
     /// Drops all but the last [`LOG_KEPT`] ends, once in as many. It uses the record's second file,
@@ -178,7 +178,7 @@ fn write_second(directory: &Directory, record: &FileName, content: &[u8]) -> Res
     if written.is_err() && size == 0 {
         directory.remove(&draft).ok();
     }
-    written.map_err(errno)
+    written.map_err(|error| errno(&error))
 }
 
 /// Opens a file that dlock made, or makes it, and returns its size. What else has the name is
@@ -225,8 +225,4 @@ pub(super) fn last_ends(directory: &Directory, record: &FileName) -> Vec<Vec<u8>
     // What was read before an error is shown.
     file.seek(SeekFrom::Start(from)).and_then(|_| file.take(ENDS_MOST).read_to_end(&mut bytes)).ok();
     bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect()
-}
-
-fn errno(error: io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }

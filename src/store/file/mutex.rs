@@ -11,7 +11,7 @@
 
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::file::directory::{Directory, FileName, FileRole};
+use crate::store::file::directory::{Directory, FileName, FileRole, errno};
 use crate::store::net::interrupt;
 use rustix::fs::{FlockOperation, OFlags, flock, fstat, major, minor};
 use rustix::io::Errno;
@@ -120,10 +120,7 @@ fn wait_for_flock(fd: &Arc<OwnedFd>, deadline: Moment) -> Result<bool, Errno> {
         }
     };
     // Without a thread the caller tries again, as after any failure.
-    std::thread::Builder::new()
-        .name("dlock-mutex".into())
-        .spawn(waits)
-        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
+    std::thread::Builder::new().name("dlock-mutex".into()).spawn(waits).map_err(|error| errno(&error))?;
     interrupt::receive(&turn, deadline).map_or(Ok(false), |taken| taken.map(|()| true))
 }
 
