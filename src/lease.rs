@@ -155,7 +155,6 @@ pub enum Loss {
 }
 
 /// A lease, on the side of the main thread.
-#[derive(Debug)]
 pub struct Lease {
     reports: Receiver<Report>,
     keeper: Arc<Keeper>,
@@ -163,7 +162,7 @@ pub struct Lease {
 }
 
 /// The work of the main thread as long as there is no lease thread.
-#[derive(Debug, Default)]
+#[derive(Default)]
 enum MainWork {
     #[default]
     Nothing,

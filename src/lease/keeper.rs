@@ -10,7 +10,6 @@ use crate::rules::schedule::{FailedBefore, Schedule};
 use crate::store::net::interrupt;
 use crate::store::{Error, Listener, Subscription};
 use race::Race;
-use std::fmt;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -85,12 +84,6 @@ struct Listening {
     /// Times that listening has failed in a row.
     failures: u32,
     subscription: Option<Box<dyn Subscription>>,
-}
-
-impl fmt::Debug for Keeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keeper").field("closed", &self.stores.is_closed()).finish_non_exhaustive()
-    }
 }
 
 impl Keeper {
