@@ -58,7 +58,7 @@ use crate::store::net::interrupt;
 use crate::store::net::target::Target;
 use crate::store::{Endurance, Error, Listener, Subscription};
 use ask::Again;
-use jute::{Answer, Ask, Code};
+use jute::{Ask, Code};
 use life::Life;
 use read::Seen;
 use remembered::Remembered;
@@ -260,10 +260,8 @@ impl Coordinator for Znodes {
     fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {
         let asks = [Ask::Sync { path: self.base() }, Ask::List { path: self.locks() }];
         let names = match self.ask(&asks, Again::Yes, deadline)?.pop() {
-            Some(Ok(Answer::Names(names, _))) => names,
-            Some(Err(Code::NO_NODE)) => Vec::new(),
-            Some(Err(code)) => return Err(self.refused(code)),
-            _ => return Err(self.refused(Code(0))),
+            Some(Err(code)) if code != Code::NO_NODE => return Err(self.refused(code)),
+            answer => answer.and_then(Result::ok).unwrap_or_default().names,
         };
         let bad = |node: &str| {
             node::garbled(self.shown(), node, &format!("{}/{node}", self.locks()), "its name is invalid")

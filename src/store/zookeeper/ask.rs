@@ -3,7 +3,7 @@
 
 use super::Znodes;
 use super::jute::{Answer, Ask, Code};
-use super::stamp::{Stamp, stamped};
+use super::stamp::Stamp;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::failure::Failure;
@@ -38,9 +38,8 @@ impl Znodes {
                 Err(failure) => return Err(failure),
                 Ok(answers) => {
                     let heard = Moment::now();
-                    let mut stamps =
-                        asks.iter().zip(&answers).filter_map(|(ask, answer)| stamped(ask, answer));
-                    if let Some(at) = stamps.next_back() {
+                    let written = answers.iter().flatten().filter_map(|answer| answer.written);
+                    if let Some(at) = written.last() {
                         self.stamp = Some(Stamp { at, sent, heard, dial: self.session.dial() });
                     }
                     return Ok(answers);

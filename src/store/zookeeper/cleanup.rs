@@ -1,6 +1,6 @@
 //! Cleans up locks that have been unused for long. Every user of the store does so now and then.
 
-use super::jute::{Answer, Ask};
+use super::jute::Ask;
 use super::{Again, Znodes, node};
 use crate::clock::Moment;
 use crate::rules::{Time, millis};
@@ -17,7 +17,7 @@ impl Znodes {
         let now = Time(stamp.at.saturating_mul(1000));
         let old = (stamp.at).saturating_sub(2 * millis(crate::rules::HISTORY_KEPT));
         let mut names = match self.ask(&[Ask::List { path: self.locks() }], Again::No, deadline)?.pop() {
-            Some(Ok(Answer::Names(names, _))) => names,
+            Some(Ok(answer)) => answer.names,
             _ => return Ok(()),
         };
         let from = getrandom::u32().map_or(0, |chance| chance as usize % names.len().max(1));
@@ -27,15 +27,16 @@ impl Znodes {
         let both = |path: &String| [Ask::Get { path: path.clone() }, Ask::List { path: path.clone() }];
         let asks: Vec<Ask> = paths.iter().flat_map(both).collect();
         for (path, answers) in paths.iter().zip(self.ask(&asks, Again::No, deadline)?.chunks(2)) {
-            let [Ok(Answer::Data(body, read)), Ok(Answer::Names(children, stat))] = answers else { continue };
-            let is_vacant = StoredLock::parse(body, 0).is_ok_and(|(kept, _)| kept.record.is_vacant(now));
+            let [Ok(lock), Ok(children)] = answers else { continue };
+            let parsed = StoredLock::parse(&lock.data, 0);
+            let is_vacant = parsed.is_ok_and(|(kept, _)| kept.record.is_vacant(now));
             // A waiter in the queues of several locks may wait for another one.
-            let is_waited_for = children.iter().any(|child| node::is_beat(child));
-            if stat.mtime >= old || read.version != stat.version || !is_vacant || is_waited_for {
+            let is_waited_for = children.names.iter().any(|child| node::is_beat(child));
+            if lock.stat.mtime >= old || lock.stat != children.stat || !is_vacant || is_waited_for {
                 continue;
             }
-            let mut all = vec![Ask::Check { path: path.clone(), version: Some(stat.version) }];
-            all.extend(children.iter().map(|child| Ask::Delete { path: format!("{path}/{child}") }));
+            let mut all = vec![Ask::Check { path: path.clone(), version: Some(lock.stat.version) }];
+            all.extend(children.names.iter().map(|child| Ask::Delete { path: format!("{path}/{child}") }));
             all.push(Ask::Delete { path: path.clone() });
             drop(self.ask(&[Ask::All(all)], Again::No, deadline)?);
         }

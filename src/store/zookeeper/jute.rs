@@ -64,15 +64,16 @@ pub enum Ask {
     Close,
 }
 
-/// The answer to a request that was done.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
-    Done,
-    Stat(Stat),
-    Data(Vec<u8>, Stat),
-    Names(Vec<String>, Stat),
-    /// One answer for each request of [`Ask::All`].
-    All(Vec<Self>),
+/// The answer to a request that was done. What the request does not ask for is empty.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    pub stat: Stat,
+    pub data: Vec<u8>,
+    /// Names of the node's children.
+    pub names: Vec<String>,
+    /// Time of the write, as in [`Stat::mtime`]. None after a read, and after a transaction that
+    /// only creates or deletes.
+    pub written: Option<u64>,
 }
 
 /// State of a node.
@@ -137,7 +138,9 @@ pub const EVENT: i32 = -1;
 pub const PING: i32 = -2;
 pub const LOGIN: i32 = -4;
 
+/// Kinds of the parts of a transaction's answer, beside those of the requests.
 const CREATED: i32 = 1;
+const REFUSED: i32 = -1;
 
 /// Event of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //! session.
 
 use super::ask::BROKEN_MOST;
-use super::jute::{Answer, Ask, Code};
+use super::jute::{Ask, Code};
 use super::{Again, Znodes};
 use crate::clock::Moment;
 use crate::lock::Token;
@@ -51,10 +51,10 @@ impl Znodes {
                     has_base = true;
                 }
                 // Left by a session that has ended.
-                (Some(Err(Code::NODE_EXISTS)), Some(Ok(Answer::Stat(stat)))) if stat.owner != id => {
+                (Some(Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner != id => {
                     drop(self.ask(&[Ask::Delete { path }], Again::Yes, deadline)?);
                 }
-                (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(Answer::Stat(stat)))) if stat.owner == id => {
+                (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner == id => {
                     self.life = Some(Life { turn, dial, was_ended: false, holds: false });
                     return Ok(());
                 }

@@ -3,7 +3,7 @@
 //! a ring that is written over, and the ephemeral nodes in which waiters write their heartbeats.
 //! Anybody with write access may have put anything there, so everything is checked.
 
-use super::jute::{Ask, Stat};
+use super::jute::{Answer, Ask};
 use crate::lock::Token;
 use crate::rules::{Due, LOG_KEPT, Phase, Record, Time};
 use crate::store::Error;
@@ -47,17 +47,16 @@ impl LockNode {
     pub fn parse(
         name: &str,
         path: String,
-        value: &[u8],
-        stat: Stat,
+        read: Answer,
         children: Vec<String>,
         now: Time,
     ) -> Result<(StoredLock, Self), String> {
-        let version = u64::from(stat.version.cast_unsigned()) + 1;
-        let (mut kept, used) = StoredLock::parse(value, version)?;
+        let version = u64::from(read.stat.version.cast_unsigned()) + 1;
+        let (mut kept, used) = StoredLock::parse(&read.data, version)?;
         kept.name = name.into();
         kept.forget_history(used, now);
         let children = children.into_iter().collect();
-        Ok((kept, Self { version: Some(stat.version), children, ..Self::absent(path) }))
+        Ok((kept, Self { version: Some(read.stat.version), children, ..Self::absent(path) }))
     }
 
     /// Whether the lock has no node.

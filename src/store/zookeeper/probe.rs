@@ -1,7 +1,7 @@
 //! Checks whether an ensemble can hold locks: asks each server for its version and mode, and
 //! creates, reads and deletes nodes like those of a lock.
 
-use super::jute::{Answer, Ask, Code};
+use super::jute::{Ask, Code};
 use super::wire::say;
 use super::{Again, Stamp, Znodes, ZooKeeperStore};
 use crate::clock::Moment;
@@ -67,7 +67,7 @@ impl Znodes {
         if answers.iter().all(|answer| matches!(answer, Err(Code::NO_NODE))) {
             return Ok(None);
         }
-        let refused = answers.iter().find_map(|answer: &Result<Answer, Code>| answer.as_ref().err());
+        let refused = answers.iter().find_map(|answer| answer.as_ref().err());
         refused.map_or(Ok(Some(())), |code| Err(self.refused(*code)))
     }
 }

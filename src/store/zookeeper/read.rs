@@ -1,7 +1,7 @@
 //! Reads locks: the locks themselves in one round trip, and in a second one the nodes of those
 //! waiters and holders that a decision can depend on. Then the records are judged.
 
-use super::jute::{Answer, Ask, Code, Stat};
+use super::jute::{Answer, Ask, Code};
 use super::node::{self, LockNode};
 use super::{Again, Znodes};
 use crate::clock::Moment;
@@ -101,10 +101,7 @@ impl Znodes {
         };
         // The time must not be before that of any write, or a reader would find a record's times in
         // the future.
-        let written = of_locks.iter().filter_map(|answer| match answer {
-            Ok(Answer::Data(_, stat)) => Some(stat.mtime.saturating_mul(1000)),
-            _ => None,
-        });
+        let written = of_locks.iter().flatten().map(|answer| answer.stat.mtime.saturating_mul(1000));
         let (lower, upper) = if stamps {
             (stamp.at * 1000, stamp.upper(Moment::now()))
         } else {
@@ -125,7 +122,7 @@ impl Znodes {
             return false;
         }
         match looked {
-            Some(Ok(Answer::Stat(_))) => {
+            Some(Ok(_)) => {
                 // If a reconnect came in between, the numbers differ, and the waiter looks again.
                 life.dial = dial;
                 seen.lives.insert(mine.clone(), true);
@@ -143,23 +140,18 @@ impl Znodes {
         of_locks: Vec<Result<Answer, Code>>,
         seen: &mut Seen,
     ) -> Result<Option<Vec<StoredLock>>, Error> {
-        let (mut locks, mut answers) = (Vec::with_capacity(reading.names.len()), of_locks.into_iter());
+        let mut locks = Vec::with_capacity(reading.names.len());
+        let mut answers = of_locks.into_iter().map(|answer| self.found(answer));
         for name in reading.names {
             let path = self.lock_path(name);
-            let (kept, node) = match (answers.next(), answers.next()) {
-                (Some(Ok(Answer::Data(value, stat))), Some(Ok(Answer::Names(children, listed)))) => {
-                    if stat.version != listed.version {
-                        return Ok(None);
-                    }
-                    let parsed = LockNode::parse(name, path.clone(), &value, stat, children, seen.now);
+            let mut next = || answers.next().transpose().map(Option::flatten);
+            let (kept, node) = match (next()?, next()?) {
+                (Some(lock), Some(children)) if lock.stat.version == children.stat.version => {
+                    let parsed = LockNode::parse(name, path.clone(), lock, children.names, seen.now);
                     parsed.map_err(|why| node::garbled(self.shown(), name, &path, &why))?
                 }
-                (Some(Err(Code::NO_NODE)), Some(Err(Code::NO_NODE))) => {
-                    (StoredLock::absent(name), LockNode::absent(path))
-                }
-                (Some(Err(Code::NO_NODE)), _) | (_, Some(Err(Code::NO_NODE))) => return Ok(None),
-                (Some(Err(code)), _) | (_, Some(Err(code))) => return Err(self.refused(code)),
-                _ => return Err(self.refused(Code(0))),
+                (None, None) => (StoredLock::absent(name), LockNode::absent(path)),
+                _ => return Ok(None),
             };
             locks.push(kept);
             seen.nodes.push(node);
@@ -227,7 +219,7 @@ impl Znodes {
         for ((at, token, _), answer) in beats.into_iter().zip(answers) {
             let node = &mut seen.nodes[at];
             match self.found(answer)? {
-                Some(stat) => {
+                Some(Answer { stat, .. }) => {
                     node.has_own_beat |= reading.me == Some(&token) && stat.owner == self.session.id();
                     let heard = seen.heard.entry(token).or_default();
                     *heard = stat.mtime.max(*heard);
@@ -238,13 +230,11 @@ impl Znodes {
         Ok(())
     }
 
-    /// The state of a node, if it exists.
-    fn found(&self, looked: Result<Answer, Code>) -> Result<Option<Stat>, Error> {
+    /// The answer about a node, if the node exists.
+    fn found(&self, looked: Result<Answer, Code>) -> Result<Option<Answer>, Error> {
         match looked {
-            Ok(Answer::Stat(stat)) => Ok(Some(stat)),
             Err(Code::NO_NODE) => Ok(None),
-            Err(code) => Err(self.refused(code)),
-            Ok(_) => Err(self.refused(Code(0))),
+            looked => looked.map(Some).map_err(|code| self.refused(code)),
         }
     }
 
@@ -257,8 +247,8 @@ impl Znodes {
         for (lock, node) in locks.iter_mut().zip(nodes) {
             let asks: Vec<Ask> = node.end_paths(lock.ends).map(|path| Ask::Get { path }).collect();
             for answer in self.ask(&asks, Again::Yes, deadline)? {
-                if let Ok(Answer::Data(value, _)) = answer {
-                    lock.add_end(&value);
+                if let Ok(end) = answer {
+                    lock.add_end(&end.data);
                 }
             }
         }

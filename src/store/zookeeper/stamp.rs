@@ -1,6 +1,5 @@
 //! The leader's clock, counted on from the stamp of the last write, with bounds for the error.
 
-use super::jute::{Answer, Ask, Code};
 use crate::clock::Moment;
 use std::time::Duration;
 
@@ -44,17 +43,4 @@ impl Stamp {
 
 fn micros(span: Duration) -> u64 {
     u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// The leader's time of a write, if the answer has it.
-pub(super) fn stamped(ask: &Ask, answer: &Result<Answer, Code>) -> Option<u64> {
-    match (ask, answer.as_ref().ok()?) {
-        (Ask::Set { .. } | Ask::Create { .. } | Ask::CreateForSession { .. }, Answer::Stat(stat)) => {
-            Some(stat.mtime)
-        }
-        (Ask::All(asks), Answer::All(answers)) => {
-            asks.iter().zip(answers).find_map(|(ask, answer)| stamped(ask, &Ok(answer.clone())))
-        }
-        _ => None,
-    }
 }

@@ -26,10 +26,7 @@ impl WatcherSubscription {
         drop(self.nodes.session.events());
         let deadline = self.nodes.soon();
         let answers = self.nodes.ask(&asks, Again::Yes, deadline)?;
-        let version = |answer: Result<Answer, Code>| match answer {
-            Ok(Answer::Stat(stat)) => Some(stat.version),
-            _ => None,
-        };
+        let version = |answer: Result<Answer, Code>| answer.ok().map(|answer| answer.stat.version);
         let seen: Vec<Option<i32>> = answers.into_iter().map(version).collect();
         self.is_watched = true;
         let before = std::mem::replace(&mut self.seen, seen);

@@ -1,6 +1,6 @@
 //! Writes a transaction, and wakes.
 
-use super::jute::{Access, Answer, Ask, Code};
+use super::jute::{Access, Ask, Code};
 use super::life::Life;
 use super::node::LockNode;
 use super::read::Seen;
@@ -61,7 +61,7 @@ impl Znodes {
             Err(failure) => return Err(failure.into()),
         };
         match answer {
-            Some(Ok(Answer::All(_))) => {
+            Some(Ok(_)) => {
                 if let (Some(life), Some(me), true) = (life, batch.me, holds) {
                     self.has_renewed(me, life, left);
                 }
@@ -79,7 +79,7 @@ impl Znodes {
                 Ok(Written::Conflict)
             }
             Some(Err(code)) => Err(self.refused(code)),
-            _ => Err(self.refused(Code(0))),
+            None => Err(self.refused(Code(0))),
         }
     }
 

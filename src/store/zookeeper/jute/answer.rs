@@ -1,84 +1,77 @@
 //! Parses a server's answers. No length in them is trusted.
 
-use super::{Answer, Ask, CREATED, Code, Event, Head, Kind, Stat, Welcome};
+use super::{Answer, Ask, CREATED, Code, Event, Head, Kind, REFUSED, Stat, Welcome};
 
 /// Most children of a node. In memory, a short name takes ten times its size in the message.
 const NAMES_MOST: usize = 1 << 18;
 /// Most bytes of a watched path.
 const PATH_MOST: usize = 8 * 1024;
+/// Codes of the parts of a refused transaction that were not refused themselves.
+const NO_REASON: [Code; 2] = [Code(0), Code(-2)];
 
 impl Ask {
     /// Parses an answer behind its header. None if it is not understood.
     pub fn answer(&self, rest: &[u8]) -> Option<Result<Answer, Code>> {
-        self.read(&mut Reader(rest)).map(Ok).or_else(|| match self {
-            Self::All(parts) => first_refusal(parts.len(), rest).map(Err),
-            _ => None,
-        })
+        self.read(&mut Reader(rest))
     }
 
-    fn read(&self, reader: &mut Reader<'_>) -> Option<Answer> {
-        Some(match self {
+    fn read(&self, reader: &mut Reader<'_>) -> Option<Result<Answer, Code>> {
+        let mut answer = Answer::default();
+        match self {
             Self::Create { .. } | Self::CreateForSession { .. } => {
                 reader.bytes()?;
-                Answer::Stat(reader.stat()?)
+                answer.stat = reader.stat()?;
+                answer.written = Some(answer.stat.mtime);
             }
-            Self::Look { .. } | Self::Set { .. } => Answer::Stat(reader.stat()?),
+            Self::Set { .. } => {
+                answer.stat = reader.stat()?;
+                answer.written = Some(answer.stat.mtime);
+            }
+            Self::Look { .. } => answer.stat = reader.stat()?,
             Self::Get { .. } => {
-                let data = reader.bytes()?.to_vec();
-                Answer::Data(data, reader.stat()?)
+                answer.data = reader.bytes()?.to_vec();
+                answer.stat = reader.stat()?;
             }
             Self::List { .. } => {
-                let names = reader.names()?;
-                Answer::Names(names, reader.stat()?)
+                answer.names = reader.names()?;
+                answer.stat = reader.stat()?;
             }
-            Self::WatchEnd { .. } => {
-                reader.names()?;
-                Answer::Done
-            }
-            Self::All(parts) => {
-                let mut answers = Vec::with_capacity(parts.len());
-                for part in parts {
-                    let (kind, _, _) = reader.part()?;
-                    if kind == CREATED && matches!(part, Self::Create { .. } | Self::CreateForSession { .. })
-                    {
-                        // Within a transaction, a create returns only the path.
-                        reader.bytes()?;
-                        answers.push(Answer::Done);
-                    } else if kind == part.kind() {
-                        answers.push(part.read(reader)?);
-                    } else {
-                        return None;
-                    }
-                }
-                Answer::All(answers)
-            }
+            Self::WatchEnd { .. } => answer.names = reader.names()?,
+            Self::All(parts) => return transaction(parts, reader),
             Self::Delete { .. }
             | Self::Check { .. }
             | Self::Sync { .. }
             | Self::Ping
             | Self::Login { .. }
-            | Self::Close => Answer::Done,
-        })
+            | Self::Close => {}
+        }
+        Some(Ok(answer))
     }
 }
 
-/// The refusal that made a transaction fail. The requests before it would have been done, and those
-/// after it were not tried.
-fn first_refusal(parts: usize, rest: &[u8]) -> Option<Code> {
-    const NOT_REACHED: i32 = -2;
-    let mut reader = Reader(rest);
-    let mut found = None;
-    for _ in 0..parts {
-        let (kind, _, _) = reader.part()?;
-        if kind != -1 {
-            return None;
-        }
-        let code = reader.int()?;
-        if code != 0 && code != NOT_REACHED {
-            found = found.or(Some(Code(code)));
+/// Parses the answer to [`Ask::All`].
+fn transaction(parts: &[Ask], reader: &mut Reader<'_>) -> Option<Result<Answer, Code>> {
+    let (mut answer, mut refusal) = (Answer::default(), None);
+    for part in parts {
+        match reader.part()? {
+            REFUSED => {
+                // One of the parts has the reason. Those before it would have been done, and those
+                // after it were not tried.
+                let code = Code(reader.int()?);
+                refusal = refusal.filter(|known| !NO_REASON.contains(known)).or(Some(code));
+            }
+            // Within a transaction, a create returns only the path.
+            CREATED if matches!(part, Ask::Create { .. } | Ask::CreateForSession { .. }) => {
+                reader.bytes()?;
+            }
+            kind if kind == part.kind() => {
+                let written = part.read(reader)?.ok()?.written;
+                answer.written = answer.written.or(written);
+            }
+            _ => return None,
         }
     }
-    found
+    Some(refusal.map_or(Ok(answer), Err))
 }
 
 /// The unread rest of a message.
@@ -131,11 +124,11 @@ impl<'a> Reader<'a> {
         Some(Stat { mtime, version, owner })
     }
 
-    /// A header within a transaction's answer: kind, whether it is the end, error code.
-    fn part(&mut self) -> Option<(i32, bool, i32)> {
+    /// A header within a transaction's answer. Returns the kind of what follows.
+    fn part(&mut self) -> Option<i32> {
         let kind = self.int()?;
-        let [is_end] = self.chunk()?;
-        Some((kind, is_end != 0, self.int()?))
+        let _end_and_code: [u8; 5] = self.chunk()?;
+        Some(kind)
     }
 }
 
