@@ -16,7 +16,7 @@ impl Znodes {
         let Some(stamp) = self.stamp else { return Ok(()) };
         let now = Time(stamp.at.saturating_mul(1000));
         let old = (stamp.at).saturating_sub(2 * millis(crate::rules::HISTORY_KEPT));
-        let mut names = match self.ask(&[Ask::List { path: self.locks() }], Again::No, deadline)?.pop() {
+        let mut names = match self.ask(&[Ask::List(self.locks())], Again::No, deadline)?.pop() {
             Some(Ok(answer)) => answer.names,
             _ => return Ok(()),
         };
@@ -24,7 +24,7 @@ impl Znodes {
         names.rotate_left(from);
         names.truncate(CLEANS_UP_MOST);
         let paths: Vec<String> = names.iter().map(|name| format!("{}/{name}", self.locks())).collect();
-        let both = |path: &String| [Ask::Get { path: path.clone() }, Ask::List { path: path.clone() }];
+        let both = |path: &String| [Ask::Get(path.clone()), Ask::List(path.clone())];
         let asks: Vec<Ask> = paths.iter().flat_map(both).collect();
         for (path, answers) in paths.iter().zip(self.ask(&asks, Again::No, deadline)?.chunks(2)) {
             let [Ok(lock), Ok(children)] = answers else { continue };
@@ -36,8 +36,8 @@ impl Znodes {
                 continue;
             }
             let mut all = vec![Ask::Check { path: path.clone(), version: Some(lock.stat.version) }];
-            all.extend(children.names.iter().map(|child| Ask::Delete { path: format!("{path}/{child}") }));
-            all.push(Ask::Delete { path: path.clone() });
+            all.extend(children.names.iter().map(|child| Ask::Delete(format!("{path}/{child}"))));
+            all.push(Ask::Delete(path.clone()));
             drop(self.ask(&[Ask::All(all)], Again::No, deadline)?);
         }
         Ok(())

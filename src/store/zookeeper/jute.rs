@@ -5,7 +5,7 @@ mod answer;
 
 pub use answer::{event, head};
 
-/// A request.
+/// A request. Most are about the node with this path.
 #[derive(Debug, Clone)]
 pub enum Ask {
     /// Creates a persistent node.
@@ -14,12 +14,8 @@ pub enum Ask {
         data: Vec<u8>,
     },
     /// Creates an ephemeral node.
-    CreateForSession {
-        path: String,
-    },
-    Delete {
-        path: String,
-    },
+    CreateForSession(String),
+    Delete(String),
     /// Replaces a node's data; with a version, only if the node has it.
     Set {
         path: String,
@@ -31,35 +27,23 @@ pub enum Ask {
         path: String,
         version: Option<i32>,
     },
-    /// Whether a node exists, and its [`Stat`]. With `watch`, watches its creation, changes and
-    /// end.
-    Look {
-        path: String,
-        watch: bool,
-    },
-    Get {
-        path: String,
-    },
+    /// Whether a node exists, and its [`Stat`].
+    Look(String),
+    /// The same, and watches its creation, changes and end.
+    Watch(String),
+    Get(String),
     /// Lists the names of a node's children.
-    List {
-        path: String,
-    },
+    List(String),
     /// Watches for a node's end, and not for writes to it: a watch of children, of which an
     /// ephemeral node has none.
-    WatchEnd {
-        path: String,
-    },
+    WatchEnd(String),
     /// Requests after this one see all earlier writes.
-    Sync {
-        path: String,
-    },
+    Sync(String),
     /// Does all of these or none.
     All(Vec<Self>),
     Ping,
-    /// Logs in.
-    Login {
-        secret: Vec<u8>,
-    },
+    /// Logs in with this secret.
+    Login(Vec<u8>),
     /// Ends the session.
     Close,
 }
@@ -142,19 +126,6 @@ pub const LOGIN: i32 = -4;
 const CREATED: i32 = 1;
 const REFUSED: i32 = -1;
 
-/// Event of a watch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
-    pub kind: Kind,
-    pub path: String,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    Gone,
-    Changed,
-}
-
 /// A message that is being written.
 #[derive(Default)]
 struct Writer(Vec<u8>);
@@ -204,18 +175,17 @@ impl Ask {
 
     fn kind(&self) -> i32 {
         match self {
-            Self::Create { .. } | Self::CreateForSession { .. } => 15,
-            Self::Delete { .. } => 2,
-            Self::Look { .. } => 3,
-            Self::Get { .. } => 4,
+            Self::Create { .. } | Self::CreateForSession(_) => 15,
+            Self::Delete(_) => 2,
+            Self::Look(_) | Self::Watch(_) => 3,
+            Self::Get(_) => 4,
             Self::Set { .. } => 5,
-            Self::WatchEnd { .. } => 8,
-            Self::Sync { .. } => 9,
+            Self::Sync(_) => 9,
             Self::Ping => 11,
-            Self::List { .. } => 12,
+            Self::List(_) | Self::WatchEnd(_) => 12,
             Self::Check { .. } => 13,
             Self::All(_) => 14,
-            Self::Login { .. } => 100,
+            Self::Login(_) => 100,
             Self::Close => -11,
         }
     }
@@ -232,8 +202,8 @@ impl Ask {
     fn write(&self, writer: &mut Writer, access: Access) {
         match self {
             Self::Create { path, data } => create(writer, path, data, access, 0),
-            Self::CreateForSession { path } => create(writer, path, b"", access, 1),
-            Self::Delete { path } => {
+            Self::CreateForSession(path) => create(writer, path, b"", access, 1),
+            Self::Delete(path) => {
                 writer.bytes(path.as_bytes());
                 writer.int(-1);
             }
@@ -246,19 +216,15 @@ impl Ask {
                 writer.bytes(path.as_bytes());
                 writer.int(version.unwrap_or(-1));
             }
-            Self::Look { path, watch } => {
-                writer.bytes(path.as_bytes());
-                writer.flag(*watch);
-            }
-            Self::Get { path } | Self::List { path } => {
+            Self::Look(path) | Self::Get(path) | Self::List(path) => {
                 writer.bytes(path.as_bytes());
                 writer.flag(false);
             }
-            Self::WatchEnd { path } => {
+            Self::Watch(path) | Self::WatchEnd(path) => {
                 writer.bytes(path.as_bytes());
                 writer.flag(true);
             }
-            Self::Sync { path } => writer.bytes(path.as_bytes()),
+            Self::Sync(path) => writer.bytes(path.as_bytes()),
             Self::All(parts) => {
                 for part in parts {
                     writer.int(part.kind());
@@ -270,7 +236,7 @@ impl Ask {
                 writer.flag(true);
                 writer.int(-1);
             }
-            Self::Login { secret } => {
+            Self::Login(secret) => {
                 writer.int(0);
                 writer.bytes(b"digest");
                 writer.bytes(secret);

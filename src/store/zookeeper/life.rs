@@ -42,8 +42,7 @@ impl Znodes {
                 return Ok(());
             }
             let path = self.life_path(mine);
-            let asks =
-                [Ask::CreateForSession { path: path.clone() }, Ask::Look { path: path.clone(), watch: true }];
+            let asks = [Ask::CreateForSession(path.clone()), Ask::Watch(path.clone())];
             let mut answers = self.ask(&asks, Again::Yes, deadline)?.into_iter();
             match (answers.next(), answers.next()) {
                 (Some(Err(Code::NO_NODE)), _) if !has_base => {
@@ -52,7 +51,7 @@ impl Znodes {
                 }
                 // Left by a session that has ended.
                 (Some(Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner != id => {
-                    drop(self.ask(&[Ask::Delete { path }], Again::Yes, deadline)?);
+                    drop(self.ask(&[Ask::Delete(path)], Again::Yes, deadline)?);
                 }
                 (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner == id => {
                     self.life = Some(Life { turn, dial, was_ended: false, holds: false });

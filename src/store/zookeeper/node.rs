@@ -107,15 +107,15 @@ impl LockNode {
         }];
         let waits = |token: &Token| after.record.waiters.contains_key(token);
         let gone = before.waiters.keys().filter(|token| !waits(token));
-        asks.extend(gone.filter_map(|token| self.beat(token)).map(|path| Ask::Delete { path }));
+        asks.extend(gone.filter_map(|token| self.beat(token)).map(Ask::Delete));
         if let Some(me) = me.filter(|me| waits(me)) {
             let (path, known) = (beat_path(&self.path, me), self.beat(me));
             if known.is_some() && self.has_own_beat {
                 asks.push(Ask::touch(path));
             } else {
                 // A session that has ended may have left one.
-                asks.extend(known.map(|path| Ask::Delete { path }));
-                asks.push(Ask::CreateForSession { path });
+                asks.extend(known.map(Ask::Delete));
+                asks.push(Ask::CreateForSession(path));
             }
         }
         for EndPart { number, value: data } in ends {
@@ -259,8 +259,8 @@ mod tests {
         let (asks, ..) = node.write(change, Some(me), NOW).expect("it is written");
         let shown = |ask: &Ask| match ask {
             Ask::Create { .. } => "create".into(),
-            Ask::CreateForSession { path } => format!("create {path}"),
-            Ask::Delete { path } => format!("delete {path}"),
+            Ask::CreateForSession(path) => format!("create {path}"),
+            Ask::Delete(path) => format!("delete {path}"),
             Ask::Set { path, .. } => format!("set {path}"),
             ask => format!("{ask:?}"),
         };

@@ -38,7 +38,7 @@ impl Znodes {
 
     /// Round trips, fastest first, and the offset of the leader's clock by the last write.
     fn round_trips(&mut self, deadline: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
-        let look = [Ask::Look { path: self.base(), watch: false }];
+        let look = [Ask::Look(self.base())];
         let (round_trips, _) = measure(|| self.ask(&look, Again::Yes, deadline).map(|_| None))?;
         Ok((round_trips, self.stamp.and_then(leader_offset)))
     }
@@ -51,16 +51,16 @@ impl Znodes {
         let asks = [
             Ask::Create { path: path.clone(), data: Vec::new() },
             Ask::Create { path: below.clone(), data: Vec::new() },
-            Ask::List { path: path.clone() },
-            Ask::Get { path: path.clone() },
+            Ask::List(path.clone()),
+            Ask::Get(path.clone()),
             Ask::Set { path: path.clone(), data: Vec::new(), version: Some(0) },
             Ask::All(vec![
                 Ask::Check { path: path.clone(), version: Some(1) },
-                Ask::Delete { path: below },
-                Ask::Delete { path },
+                Ask::Delete(below),
+                Ask::Delete(path),
             ]),
-            Ask::CreateForSession { path: self.life_path(&token) },
-            Ask::Delete { path: self.life_path(&token) },
+            Ask::CreateForSession(self.life_path(&token)),
+            Ask::Delete(self.life_path(&token)),
             Ask::touch(self.clock()),
         ];
         let answers = self.ask(&asks, Again::No, deadline)?;

@@ -76,15 +76,15 @@ impl Znodes {
             asks.push(Ask::touch(self.clock()));
         }
         if self.must_sync || reading.purpose == Purpose::LookAtAll {
-            asks.push(Ask::Sync { path: self.base() });
+            asks.push(Ask::Sync(self.base()));
         }
         if let Some(mine) = self.mine.as_ref().filter(|_| self.living().is_some()) {
-            asks.push(Ask::Look { path: self.life_path(mine), watch: true });
+            asks.push(Ask::Watch(self.life_path(mine)));
         }
         let first = asks.len();
         for name in reading.names {
             let path = self.lock_path(name);
-            asks.extend([Ask::Get { path: path.clone() }, Ask::List { path }]);
+            asks.extend([Ask::Get(path.clone()), Ask::List(path)]);
         }
         (asks, first)
     }
@@ -208,7 +208,7 @@ impl Znodes {
     ) -> Result<(), Error> {
         let paths = lives.iter().map(|token| self.life_path(token));
         let paths = paths.chain(beats.iter().map(|(_, _, path)| path.clone()));
-        let asks: Vec<Ask> = paths.map(|path| Ask::Look { path, watch: false }).collect();
+        let asks: Vec<Ask> = paths.map(Ask::Look).collect();
         if asks.is_empty() {
             return Ok(());
         }
@@ -245,7 +245,7 @@ impl Znodes {
         deadline: Moment,
     ) -> Result<(), Error> {
         for (lock, node) in locks.iter_mut().zip(nodes) {
-            let asks: Vec<Ask> = node.end_paths(lock.ends).map(|path| Ask::Get { path }).collect();
+            let asks: Vec<Ask> = node.end_paths(lock.ends).map(Ask::Get).collect();
             for answer in self.ask(&asks, Again::Yes, deadline)? {
                 if let Ok(end) = answer {
                     lock.add_end(&end.data);

@@ -3,7 +3,7 @@
 //! timeout ends. This module chooses the server, logs in, and notices when a session was replaced
 //! by a new one.
 
-use super::jute::{Answer, Ask, Code, Event, hello};
+use super::jute::{Answer, Ask, Code, hello};
 use super::wire::Connection;
 use crate::clock::Moment;
 use crate::rules::millis;
@@ -107,9 +107,9 @@ impl Session {
         }
     }
 
-    /// Takes the events of this connection's watches.
-    pub fn events(&mut self) -> Vec<Event> {
-        self.connection.as_mut().map(|connection| connection.events.drain(..).collect()).unwrap_or_default()
+    /// Takes the paths of the nodes that this connection's watches have reported.
+    pub fn events(&mut self) -> Vec<String> {
+        self.connection.as_mut().map(|connection| std::mem::take(&mut connection.events)).unwrap_or_default()
     }
 
     /// Connects, if it is not connected.

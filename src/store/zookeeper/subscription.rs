@@ -21,8 +21,7 @@ pub(super) struct WatcherSubscription {
 impl WatcherSubscription {
     /// Watches the nodes, and returns whether one has changed since the last look.
     fn look(&mut self) -> Result<bool, Failure> {
-        let asks: Vec<Ask> =
-            self.watched.iter().map(|path| Ask::Look { path: path.clone(), watch: true }).collect();
+        let asks: Vec<Ask> = self.watched.iter().map(|path| Ask::Watch(path.clone())).collect();
         drop(self.nodes.session.events());
         let deadline = self.nodes.soon();
         let answers = self.nodes.ask(&asks, Again::Yes, deadline)?;

@@ -2,7 +2,7 @@
 //! holder, for a request to end. A waiter also watches for the end of its predecessor's session
 //! node, and writes its heartbeats.
 
-use super::jute::{Ask, Event, Kind};
+use super::jute::Ask;
 use super::{Again, Znodes, node};
 use crate::clock::Moment;
 use crate::lock::{Names, Token};
@@ -28,7 +28,7 @@ impl Znodes {
         if unarmed.is_empty() {
             return Ok(false);
         }
-        let asks: Vec<Ask> = unarmed.iter().map(|watch| Ask::WatchEnd { path: watch.path.clone() }).collect();
+        let asks: Vec<Ask> = unarmed.iter().map(|watch| Ask::WatchEnd(watch.path.clone())).collect();
         let answers = self.ask(&asks, Again::No, deadline)?;
         for watch in &unarmed {
             watch.dial.set(dial);
@@ -57,9 +57,7 @@ impl Znodes {
         let mine = self.life_path(token);
         loop {
             let heard = self.session.listen(until)?;
-            let is_watched = |path: &str| watches.iter().any(|watch| watch.path == path);
-            let concerns =
-                |event: &Event| event.path == mine || (event.kind == Kind::Gone && is_watched(&event.path));
+            let concerns = |path: &String| *path == mine || watches.iter().any(|watch| watch.path == *path);
             if self.session.events().iter().any(concerns) {
                 return Ok(true);
             }
@@ -78,9 +76,7 @@ impl Znodes {
             if !self.is_watched() {
                 self.remembered = None;
                 interrupt::sleep_until(until);
-            } else if self.session.listen(until).unwrap_or(false)
-                && self.session.events().iter().any(|event| event.path == mine)
-            {
+            } else if self.session.listen(until).unwrap_or(false) && self.session.events().contains(&mine) {
                 self.remembered = None;
                 return true;
             }

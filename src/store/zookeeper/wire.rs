@@ -5,14 +5,13 @@
 //! After any failure the connection is dropped: a late answer would be taken for the answer to the
 //! next request.
 
-use super::jute::{self, Access, Answer, Ask, Code, Event, Head, Welcome};
+use super::jute::{self, Access, Answer, Ask, Code, Head, Welcome};
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::failure::Failure;
 use crate::store::net::pipe::{ANSWER_MOST, Pipe};
 use crate::store::net::target::Target;
 use crate::store::net::{Address, interrupt};
-use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::time::Duration;
 
@@ -30,8 +29,8 @@ pub struct Connection {
     is_zookeeper: bool,
     /// Newest zxid that the server has told.
     seen: i64,
-    /// Events of watches.
-    pub events: VecDeque<Event>,
+    /// Paths of the nodes that watches have reported.
+    pub events: Vec<String>,
     /// Time of the last send.
     sent: Moment,
     /// Whether a ping is unanswered.
@@ -73,7 +72,7 @@ impl Connection {
             number,
             is_zookeeper: number > 0,
             seen: 0,
-            events: VecDeque::new(),
+            events: Vec::new(),
             sent: Moment::now(),
             is_pinged: false,
         };
@@ -87,7 +86,7 @@ impl Connection {
     /// Logs in with the scheme `digest`. The server does not check the password: user and password
     /// together are the identity.
     pub fn log_in(&mut self, secret: Vec<u8>, deadline: Moment) -> Result<(), Failure> {
-        let bytes = Ask::Login { secret }.framed(jute::LOGIN, self.access);
+        let bytes = Ask::Login(secret).framed(jute::LOGIN, self.access);
         self.send(&bytes, deadline)?;
         loop {
             let frame = self.frame(deadline)?;
@@ -146,10 +145,9 @@ impl Connection {
         match head.number {
             jute::EVENT => {
                 let event = jute::event(rest).ok_or_else(|| self.not_zookeeper())?;
-                if self.events.len() == EVENTS_MOST {
-                    self.events.pop_front();
+                if self.events.len() < EVENTS_MOST {
+                    self.events.push(event);
                 }
-                self.events.extend(event);
                 Ok(None)
             }
             jute::PING => {

@@ -1,6 +1,6 @@
 //! Parses a server's answers. No length in them is trusted.
 
-use super::{Answer, Ask, CREATED, Code, Event, Head, Kind, REFUSED, Stat, Welcome};
+use super::{Answer, Ask, CREATED, Code, Head, REFUSED, Stat, Welcome};
 
 /// Most children of a node. In memory, a short name takes ten times its size in the message.
 const NAMES_MOST: usize = 1 << 18;
@@ -18,7 +18,7 @@ impl Ask {
     fn read(&self, reader: &mut Reader<'_>) -> Option<Result<Answer, Code>> {
         let mut answer = Answer::default();
         match self {
-            Self::Create { .. } | Self::CreateForSession { .. } => {
+            Self::Create { .. } | Self::CreateForSession(_) => {
                 reader.bytes()?;
                 answer.stat = reader.stat()?;
                 answer.written = Some(answer.stat.mtime);
@@ -27,22 +27,21 @@ impl Ask {
                 answer.stat = reader.stat()?;
                 answer.written = Some(answer.stat.mtime);
             }
-            Self::Look { .. } => answer.stat = reader.stat()?,
-            Self::Get { .. } => {
+            Self::Look(_) | Self::Watch(_) => answer.stat = reader.stat()?,
+            Self::Get(_) => {
                 answer.data = reader.bytes()?.to_vec();
                 answer.stat = reader.stat()?;
             }
-            Self::List { .. } => {
+            Self::List(_) | Self::WatchEnd(_) => {
                 answer.names = reader.names()?;
                 answer.stat = reader.stat()?;
             }
-            Self::WatchEnd { .. } => answer.names = reader.names()?,
             Self::All(parts) => return transaction(parts, reader),
-            Self::Delete { .. }
+            Self::Delete(_)
             | Self::Check { .. }
-            | Self::Sync { .. }
+            | Self::Sync(_)
             | Self::Ping
-            | Self::Login { .. }
+            | Self::Login(_)
             | Self::Close => {}
         }
         Some(Ok(answer))
@@ -61,7 +60,7 @@ fn transaction(parts: &[Ask], reader: &mut Reader<'_>) -> Option<Result<Answer, 
                 refusal = refusal.filter(|known| !NO_REASON.contains(known)).or(Some(code));
             }
             // Within a transaction, a create returns only the path.
-            CREATED if matches!(part, Ask::Create { .. } | Ask::CreateForSession { .. }) => {
+            CREATED if matches!(part, Ask::Create { .. } | Ask::CreateForSession(_)) => {
                 reader.bytes()?;
             }
             kind if kind == part.kind() => {
@@ -151,15 +150,9 @@ pub fn head(bytes: &[u8]) -> Option<(Head, &[u8])> {
     Some((Head { number, seen, code }, reader.0))
 }
 
-/// Parses an event. The inner value is None if it is not about a node.
-pub fn event(rest: &[u8]) -> Option<Option<Event>> {
+/// Parses an event of a watch. Returns the path of the node.
+pub fn event(rest: &[u8]) -> Option<String> {
     let mut reader = Reader(rest);
-    let (kind, _) = (reader.int()?, reader.int()?);
-    let path = reader.text().filter(|path| path.len() <= PATH_MOST)?;
-    let kind = match kind {
-        2 => Kind::Gone,
-        1 | 3 | 4 => Kind::Changed,
-        _ => return Some(None),
-    };
-    Some(Some(Event { kind, path }))
+    let (_kind, _state) = (reader.int()?, reader.int()?);
+    reader.text().filter(|path| path.len() <= PATH_MOST)
 }
