@@ -57,7 +57,6 @@ use crate::store::engine::subscription::Resumed;
 use crate::store::net::interrupt;
 use crate::store::net::target::Target;
 use crate::store::{Endurance, Error, Listener, Subscription};
-use ask::Again;
 use jute::{Ask, Code};
 use life::Life;
 use read::Seen;
@@ -169,7 +168,7 @@ impl Coordinator for Znodes {
             return;
         }
         if self.life.take().is_none() {
-            self.ask(&[Ask::Delete(self.life_path(token))], Again::Yes, deadline).ok();
+            self.ask(&[Ask::Delete(self.life_path(token))], deadline).ok();
         }
         self.wants_life = false;
         self.session.end();
@@ -220,7 +219,7 @@ impl Coordinator for Znodes {
     /// again only once.
     fn watch(&mut self, token: &Token, deadline: Moment) -> Watching<Watch> {
         let path = self.life_path(token);
-        let answers = self.ask(&[Ask::WatchEnd(path.clone())], Again::Yes, deadline);
+        let answers = self.ask(&[Ask::WatchEnd(path.clone())], deadline);
         match answers.ok().and_then(|mut answers| answers.pop()) {
             Some(Ok(_)) => Watching::Watched(Watch { path, dial: Cell::new(self.session.dial()) }),
             Some(Err(Code::NO_NODE)) => Watching::Missing,
@@ -259,7 +258,7 @@ impl Coordinator for Znodes {
 
     fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {
         let asks = [Ask::Sync(self.base()), Ask::List(self.locks())];
-        let names = match self.ask(&asks, Again::Yes, deadline)?.pop() {
+        let names = match self.ask(&asks, deadline)?.pop() {
             Some(Err(code)) if code != Code::NO_NODE => return Err(self.refused(code)),
             answer => answer.and_then(Result::ok).unwrap_or_default().names,
         };

@@ -2,7 +2,7 @@
 //! says what each refusal means.
 
 use super::Znodes;
-use super::jute::{Answer, Ask, Code};
+use super::jute::{Answers, Ask, Code};
 use super::stamp::Stamp;
 use crate::clock::Moment;
 use crate::store::Error;
@@ -11,41 +11,28 @@ use crate::store::net::failure::Failure;
 /// Most broken connections that one exchange retries.
 pub(super) const BROKEN_MOST: u32 = 8;
 
-/// Whether a request may be sent again on another connection.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Again {
-    Yes,
-    No,
-}
-
 impl Znodes {
-    /// One round trip. With [`Again::Yes`], the requests are sent again if the connection breaks.
-    pub(super) fn ask(
-        &mut self,
-        asks: &[Ask],
-        again: Again,
-        deadline: Moment,
-    ) -> Result<Vec<Result<Answer, Code>>, Failure> {
+    /// One round trip. The requests are sent again if the connection breaks, so they may be done
+    /// more than once.
+    pub(super) fn ask(&mut self, asks: &[Ask], deadline: Moment) -> Result<Answers, Failure> {
         let mut broken = 0;
         loop {
-            let sent = Moment::now();
-            match self.session.ask(asks, deadline) {
-                Err(Failure::Broken(_))
-                    if again == Again::Yes && broken < BROKEN_MOST && !deadline.passed() =>
-                {
-                    broken += 1;
-                }
-                Err(failure) => return Err(failure),
-                Ok(answers) => {
-                    let heard = Moment::now();
-                    let written = answers.iter().flatten().filter_map(|answer| answer.written);
-                    if let Some(at) = written.last() {
-                        self.stamp = Some(Stamp { at, sent, heard, dial: self.session.dial() });
-                    }
-                    return Ok(answers);
-                }
+            match self.ask_once(asks, deadline) {
+                Err(Failure::Broken(_)) if broken < BROKEN_MOST && !deadline.passed() => broken += 1,
+                answers => return answers,
             }
         }
+    }
+
+    /// One round trip. If the connection breaks, nobody knows what was done.
+    pub(super) fn ask_once(&mut self, asks: &[Ask], deadline: Moment) -> Result<Answers, Failure> {
+        let sent = Moment::now();
+        let answers = self.session.ask(asks, deadline)?;
+        let heard = Moment::now();
+        if let Some(at) = answers.iter().flatten().filter_map(|answer| answer.written).next_back() {
+            self.stamp = Some(Stamp { at, sent, heard, dial: self.session.dial() });
+        }
+        Ok(answers)
     }
 
     /// Translates a refusal.

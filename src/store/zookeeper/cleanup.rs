@@ -1,7 +1,7 @@
 //! Cleans up locks that have been unused for long. Every user of the store does so now and then.
 
 use super::jute::Ask;
-use super::{Again, Znodes, node};
+use super::{Znodes, node};
 use crate::clock::Moment;
 use crate::rules::{Time, millis};
 use crate::store::engine::stored_lock::StoredLock;
@@ -16,7 +16,7 @@ impl Znodes {
         let Some(stamp) = self.stamp else { return Ok(()) };
         let now = Time(stamp.at.saturating_mul(1000));
         let old = (stamp.at).saturating_sub(2 * millis(crate::rules::HISTORY_KEPT));
-        let mut names = match self.ask(&[Ask::List(self.locks())], Again::No, deadline)?.pop() {
+        let mut names = match self.ask(&[Ask::List(self.locks())], deadline)?.pop() {
             Some(Ok(answer)) => answer.names,
             _ => return Ok(()),
         };
@@ -26,7 +26,7 @@ impl Znodes {
         let paths: Vec<String> = names.iter().map(|name| format!("{}/{name}", self.locks())).collect();
         let both = |path: &String| [Ask::Get(path.clone()), Ask::List(path.clone())];
         let asks: Vec<Ask> = paths.iter().flat_map(both).collect();
-        for (path, answers) in paths.iter().zip(self.ask(&asks, Again::No, deadline)?.chunks(2)) {
+        for (path, answers) in paths.iter().zip(self.ask(&asks, deadline)?.chunks(2)) {
             let [Ok(lock), Ok(children)] = answers else { continue };
             let parsed = StoredLock::parse(&lock.data, 0);
             let is_vacant = parsed.is_ok_and(|(kept, _)| kept.record.is_vacant(now));
@@ -38,7 +38,8 @@ impl Znodes {
             let mut all = vec![Ask::Check { path: path.clone(), version: Some(lock.stat.version) }];
             all.extend(children.names.iter().map(|child| Ask::Delete(format!("{path}/{child}"))));
             all.push(Ask::Delete(path.clone()));
-            drop(self.ask(&[Ask::All(all)], Again::No, deadline)?);
+            // Not again: the lock may have been made anew, with the same version.
+            drop(self.ask_once(&[Ask::All(all)], deadline)?);
         }
         Ok(())
     }

@@ -60,6 +60,9 @@ pub struct Answer {
     pub written: Option<u64>,
 }
 
+/// The answers to several requests, in order; for a request that was not done, the reason.
+pub type Answers = Vec<Result<Answer, Code>>;
+
 /// State of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stat {

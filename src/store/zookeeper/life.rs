@@ -1,9 +1,9 @@
 //! This process's session node, which it creates before it asks for a lock and which goes with its
 //! session.
 
+use super::Znodes;
 use super::ask::BROKEN_MOST;
 use super::jute::{Ask, Code};
-use super::{Again, Znodes};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
@@ -43,7 +43,7 @@ impl Znodes {
             }
             let path = self.life_path(mine);
             let asks = [Ask::CreateForSession(path.clone()), Ask::Watch(path.clone())];
-            let mut answers = self.ask(&asks, Again::Yes, deadline)?.into_iter();
+            let mut answers = self.ask(&asks, deadline)?.into_iter();
             match (answers.next(), answers.next()) {
                 (Some(Err(Code::NO_NODE)), _) if !has_base => {
                     self.make_base(deadline)?;
@@ -51,7 +51,7 @@ impl Znodes {
                 }
                 // Left by a session that has ended.
                 (Some(Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner != id => {
-                    drop(self.ask(&[Ask::Delete(path)], Again::Yes, deadline)?);
+                    drop(self.ask(&[Ask::Delete(path)], deadline)?);
                 }
                 (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner == id => {
                     self.life = Some(Life { turn, dial, was_ended: false, holds: false });

@@ -1,7 +1,7 @@
 //! The paths of dlock's nodes, all below one node, and their creation.
 
 use super::jute::{Ask, Code};
-use super::{Again, Znodes, node};
+use super::{Znodes, node};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
@@ -45,7 +45,7 @@ impl Znodes {
         }
         paths.extend([base.clone(), self.locks(), format!("{base}/lives"), self.clock()]);
         let asks: Vec<Ask> = paths.into_iter().map(|path| Ask::Create { path, data: Vec::new() }).collect();
-        let answers = self.ask(&asks, Again::Yes, deadline)?;
+        let answers = self.ask(&asks, deadline)?;
         // A node above may exist although this user may not create it. Only the last one must be
         // there.
         let refused = answers.iter().filter_map(|answer| answer.as_ref().err());

@@ -3,7 +3,7 @@
 
 use super::jute::{Ask, Code};
 use super::wire::say;
-use super::{Again, Stamp, Znodes, ZooKeeperStore};
+use super::{Stamp, Znodes, ZooKeeperStore};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::millis;
@@ -39,7 +39,7 @@ impl Znodes {
     /// Round trips, fastest first, and the offset of the leader's clock by the last write.
     fn round_trips(&mut self, deadline: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
         let look = [Ask::Look(self.base())];
-        let (round_trips, _) = measure(|| self.ask(&look, Again::Yes, deadline).map(|_| None))?;
+        let (round_trips, _) = measure(|| self.ask(&look, deadline).map(|_| None))?;
         Ok((round_trips, self.stamp.and_then(leader_offset)))
     }
 
@@ -63,7 +63,7 @@ impl Znodes {
             Ask::Delete(self.life_path(&token)),
             Ask::touch(self.clock()),
         ];
-        let answers = self.ask(&asks, Again::No, deadline)?;
+        let answers = self.ask_once(&asks, deadline)?;
         if answers.iter().all(|answer| matches!(answer, Err(Code::NO_NODE))) {
             return Ok(None);
         }

@@ -1,9 +1,9 @@
 //! Reads locks: the locks themselves in one round trip, and in a second one the nodes of those
 //! waiters and holders that a decision can depend on. Then the records are judged.
 
-use super::jute::{Answer, Ask, Code};
+use super::Znodes;
+use super::jute::{Answer, Answers, Ask, Code};
 use super::node::{self, LockNode};
-use super::{Again, Znodes};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::rules::{Due, Hold, Lock, Phase, Record, Time};
@@ -44,7 +44,7 @@ impl Znodes {
         let dial = self.session.dial();
         let stamps = !self.stamp.is_some_and(|stamp| stamp.is_good(began, dial));
         let (asks, first) = self.asks(reading, stamps);
-        let mut answers = self.ask(&asks, Again::Yes, reading.deadline)?;
+        let mut answers = self.ask(&asks, reading.deadline)?;
         if stamps && answers.first() == Some(&Err(Code::NO_NODE)) {
             self.make_base(reading.deadline)?;
             return Ok(None);
@@ -137,7 +137,7 @@ impl Znodes {
     fn parse(
         &self,
         reading: &Reading<'_>,
-        of_locks: Vec<Result<Answer, Code>>,
+        of_locks: Answers,
         seen: &mut Seen,
     ) -> Result<Option<Vec<StoredLock>>, Error> {
         let mut locks = Vec::with_capacity(reading.names.len());
@@ -212,7 +212,7 @@ impl Znodes {
         if asks.is_empty() {
             return Ok(());
         }
-        let mut answers = self.ask(&asks, Again::Yes, reading.deadline)?.into_iter();
+        let mut answers = self.ask(&asks, reading.deadline)?.into_iter();
         for (token, answer) in lives.into_iter().zip(&mut answers) {
             seen.lives.insert(token, self.found(answer)?.is_some());
         }
@@ -246,7 +246,7 @@ impl Znodes {
     ) -> Result<(), Error> {
         for (lock, node) in locks.iter_mut().zip(nodes) {
             let asks: Vec<Ask> = node.end_paths(lock.ends).map(Ask::Get).collect();
-            for answer in self.ask(&asks, Again::Yes, deadline)? {
+            for answer in self.ask(&asks, deadline)? {
                 if let Ok(end) = answer {
                     lock.add_end(&end.data);
                 }

@@ -3,7 +3,7 @@
 //! timeout ends. This module chooses the server, logs in, and notices when a session was replaced
 //! by a new one.
 
-use super::jute::{Answer, Ask, Code, hello};
+use super::jute::{Answers, Ask, hello};
 use super::wire::Connection;
 use crate::clock::Moment;
 use crate::rules::millis;
@@ -190,7 +190,7 @@ impl Session {
     }
 
     /// One round trip. Connects first, if it is not connected.
-    pub fn ask(&mut self, asks: &[Ask], deadline: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
+    pub fn ask(&mut self, asks: &[Ask], deadline: Moment) -> Result<Answers, Failure> {
         self.connect(deadline)?;
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
         let answers = connection.ask(asks, deadline);

@@ -1,7 +1,7 @@
 //! The subscription of a watcher: it watches locks, in a session of its own.
 
+use super::Znodes;
 use super::jute::{Answer, Ask, Code};
-use super::{Again, Znodes};
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::engine::subscription::Source;
@@ -24,7 +24,7 @@ impl WatcherSubscription {
         let asks: Vec<Ask> = self.watched.iter().map(|path| Ask::Watch(path.clone())).collect();
         drop(self.nodes.session.events());
         let deadline = self.nodes.soon();
-        let answers = self.nodes.ask(&asks, Again::Yes, deadline)?;
+        let answers = self.nodes.ask(&asks, deadline)?;
         let version = |answer: Result<Answer, Code>| answer.ok().map(|answer| answer.stat.version);
         let seen: Vec<Option<i32>> = answers.into_iter().map(version).collect();
         self.is_watched = true;

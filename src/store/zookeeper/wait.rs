@@ -3,7 +3,7 @@
 //! node, and writes its heartbeats.
 
 use super::jute::Ask;
-use super::{Again, Znodes, node};
+use super::{Znodes, node};
 use crate::clock::Moment;
 use crate::lock::{Names, Token};
 use crate::store::net::failure::Failure;
@@ -29,9 +29,9 @@ impl Znodes {
             return Ok(false);
         }
         let asks: Vec<Ask> = unarmed.iter().map(|watch| Ask::WatchEnd(watch.path.clone())).collect();
-        let answers = self.ask(&asks, Again::No, deadline)?;
+        let answers = self.ask(&asks, deadline)?;
         for watch in &unarmed {
-            watch.dial.set(dial);
+            watch.dial.set(self.session.dial());
         }
         Ok(answers.iter().any(Result::is_err))
     }
@@ -89,7 +89,7 @@ impl Znodes {
     pub(super) fn beat(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<bool, Failure> {
         let paths = names.iter().map(|name| node::beat_path(&self.lock_path(name.as_str()), token));
         let asks: Vec<Ask> = paths.map(Ask::touch).collect();
-        let answers = self.ask(&asks, Again::No, deadline)?;
+        let answers = self.ask(&asks, deadline)?;
         Ok(answers.iter().all(Result::is_ok) && self.is_watched() && self.session.events().is_empty())
     }
 }

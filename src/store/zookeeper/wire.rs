@@ -5,7 +5,7 @@
 //! After any failure the connection is dropped: a late answer would be taken for the answer to the
 //! next request.
 
-use super::jute::{self, Access, Answer, Ask, Code, Head, Welcome};
+use super::jute::{self, Access, Answer, Answers, Ask, Code, Head, Welcome};
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::failure::Failure;
@@ -105,7 +105,7 @@ impl Connection {
     }
 
     /// Sends requests in one batch and returns their answers in order.
-    pub fn ask(&mut self, asks: &[Ask], deadline: Moment) -> Result<Vec<Result<Answer, Code>>, Failure> {
+    pub fn ask(&mut self, asks: &[Ask], deadline: Moment) -> Result<Answers, Failure> {
         let (mut bytes, mut numbers) = (Vec::new(), Vec::with_capacity(asks.len()));
         for ask in asks {
             numbers.push(self.next_number());

@@ -1,11 +1,11 @@
 //! Writes a transaction, and wakes.
 
+use super::Znodes;
 use super::jute::{Access, Ask, Code};
 use super::life::Life;
 use super::node::LockNode;
 use super::read::Seen;
 use super::remembered::{Left, Remembered};
-use super::{Again, Znodes};
 use crate::lock::Token;
 use crate::rules::{Due, Record, millis};
 use crate::store::Error;
@@ -54,7 +54,7 @@ impl Znodes {
         }
         let mut asks = vec![all];
         asks.extend(after.into_iter().map(wake));
-        let answer = match self.ask(&asks, Again::No, batch.deadline) {
+        let answer = match self.ask_once(&asks, batch.deadline) {
             Ok(answers) => answers.into_iter().next(),
             // The write may have been done. If it was, the retry finds other versions.
             Err(failure @ Failure::Broken(_)) => return Ok(self.unknown(failure)),
