@@ -60,7 +60,7 @@ use crate::store::{Endurance, Error, Listener, Subscription};
 use jute::{Ask, Code};
 use life::Life;
 use read::Seen;
-use remembered::Remembered;
+use remembered::Left;
 use session::{Length, Session};
 use stamp::Stamp;
 use std::cell::Cell;
@@ -95,8 +95,8 @@ pub struct Znodes {
     stamp: Option<Stamp>,
     /// Whether the next read must wait until the server has caught up.
     must_sync: bool,
-    /// What the last write left, for a renewal that does not read.
-    remembered: Option<Remembered>,
+    /// What the last write left of locks that this process holds alone and that nobody waits for.
+    remembered: Option<Left>,
     /// Whether wake-ups need requests of their own: this user may write to locks, but not to all
     /// session nodes.
     wakes_apart: bool,

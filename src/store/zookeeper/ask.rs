@@ -9,7 +9,7 @@ use crate::store::Error;
 use crate::store::net::failure::Failure;
 
 /// Most broken connections that one exchange retries.
-pub(super) const BROKEN_MOST: u32 = 8;
+const BROKEN_MOST: u32 = 8;
 
 impl Znodes {
     /// One round trip. The requests are sent again if the connection breaks, so they may be done
@@ -33,6 +33,13 @@ impl Znodes {
             self.stamp = Some(Stamp { at, sent, heard, dial: self.session.dial() });
         }
         Ok(answers)
+    }
+
+    /// Whether to count on from the last stamp of the leader's clock at this moment. A new leader,
+    /// whose clock may differ, breaks all connections.
+    pub(super) fn has_good_stamp(&self, now: Moment) -> bool {
+        let dial = self.session.dial();
+        self.session.is_connected() && self.stamp.is_some_and(|stamp| stamp.is_good(now, dial))
     }
 
     /// Translates a refusal.

@@ -2,12 +2,10 @@
 //! session.
 
 use super::Znodes;
-use super::ask::BROKEN_MOST;
 use super::jute::{Ask, Code};
 use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
-use crate::store::net::failure::Failure;
 
 /// This process's session node.
 #[derive(Clone, Copy)]
@@ -24,26 +22,15 @@ pub(super) struct Life {
 }
 
 impl Znodes {
-    /// Makes sure that there is a session, and the session node if this process wants a lease.
+    /// Makes sure that this process has its session node, if it wants a lease.
     pub(super) fn ensure(&mut self, deadline: Moment) -> Result<(), Error> {
+        let Some(mine) = self.mine.as_ref().filter(|_| self.wants_life) else { return Ok(()) };
+        let path = self.life_path(mine);
         let mut has_base = false;
-        let mut broken = 0;
-        loop {
-            match self.session.connect(deadline) {
-                Err(Failure::Broken(_)) if broken < BROKEN_MOST && !deadline.passed() => {
-                    broken += 1;
-                    continue;
-                }
-                connected => connected?,
-            }
-            let (turn, dial, id) = (self.session.turn(), self.session.dial(), self.session.id());
-            let Some(mine) = self.mine.as_ref().filter(|_| self.wants_life) else { return Ok(()) };
-            if self.life.is_some_and(|life| life.turn == turn) {
-                return Ok(());
-            }
-            let path = self.life_path(mine);
+        while self.life.is_none_or(|life| life.turn != self.session.turn()) {
             let asks = [Ask::CreateForSession(path.clone()), Ask::Watch(path.clone())];
             let mut answers = self.ask(&asks, deadline)?.into_iter();
+            let (turn, dial, id) = (self.session.turn(), self.session.dial(), self.session.id());
             match (answers.next(), answers.next()) {
                 (Some(Err(Code::NO_NODE)), _) if !has_base => {
                     self.make_base(deadline)?;
@@ -51,11 +38,10 @@ impl Znodes {
                 }
                 // Left by a session that has ended.
                 (Some(Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner != id => {
-                    drop(self.ask(&[Ask::Delete(path)], deadline)?);
+                    drop(self.ask(&[Ask::Delete(path.clone())], deadline)?);
                 }
                 (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner == id => {
                     self.life = Some(Life { turn, dial, was_ended: false, holds: false });
-                    return Ok(());
                 }
                 (Some(Err(code)), _) if code != Code::NODE_EXISTS => return Err(self.refused(code)),
                 _ if deadline.passed() => {
@@ -67,6 +53,7 @@ impl Znodes {
                 _ => {}
             }
         }
+        Ok(())
     }
 
     /// Whether this process has lost the session that its hold of this token, if any, relies on. A

@@ -41,8 +41,7 @@ impl Znodes {
     /// Reads once. None if the locks have changed meanwhile.
     pub(super) fn try_to_read(&mut self, reading: &Reading<'_>) -> Result<Option<Snapshot<Seen>>, Error> {
         let began = Moment::now();
-        let dial = self.session.dial();
-        let stamps = !self.stamp.is_some_and(|stamp| stamp.is_good(began, dial));
+        let stamps = !self.has_good_stamp(began);
         let (asks, first) = self.asks(reading, stamps);
         let mut answers = self.ask(&asks, reading.deadline)?;
         if stamps && answers.first() == Some(&Err(Code::NO_NODE)) {
@@ -55,7 +54,7 @@ impl Znodes {
             return Err(self.refused(code));
         }
         let mut seen = self.seen_at(began, stamps, &of_locks)?;
-        if !self.is_session_left(&mut seen, answers.last(), dial) {
+        if !self.is_session_left(&mut seen, answers.last()) {
             return Ok(None);
         }
         let Some(mut locks) = self.parse(reading, of_locks, &mut seen)? else { return Ok(None) };
@@ -113,9 +112,8 @@ impl Znodes {
         Ok(Seen { nodes: Vec::new(), now, uncertain, lives, heard, believed })
     }
 
-    /// Returns false if the session that this process's session node belonged to has ended during
-    /// the read. `dial` is the number of the connection before it.
-    fn is_session_left(&mut self, seen: &mut Seen, looked: Option<&Result<Answer, Code>>, dial: u64) -> bool {
+    /// Returns false if the session that this process's session node belonged to has ended.
+    fn is_session_left(&mut self, seen: &mut Seen, looked: Option<&Result<Answer, Code>>) -> bool {
         let (Some(mine), Some(mut life)) = (&self.mine, self.living()) else { return true };
         if life.turn != self.session.turn() {
             self.life = None;
@@ -123,8 +121,7 @@ impl Znodes {
         }
         match looked {
             Some(Ok(_)) => {
-                // If a reconnect came in between, the numbers differ, and the waiter looks again.
-                life.dial = dial;
+                life.dial = self.session.dial();
                 seen.lives.insert(mine.clone(), true);
             }
             _ => life.was_ended = true,

@@ -17,8 +17,7 @@ pub(super) struct Stamp {
     /// The leader read its clock between these two moments.
     pub(super) sent: Moment,
     pub(super) heard: Moment,
-    /// The connection that it came over. A new leader, whose clock may differ, breaks all
-    /// connections.
+    /// The connection that it came over.
     pub(super) dial: u64,
 }
 

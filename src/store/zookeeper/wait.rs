@@ -21,15 +21,13 @@ impl Znodes {
     /// Sets the watches again after a reconnect. Returns whether one of the nodes has gone
     /// meanwhile.
     fn arm(&mut self, watches: &[&Watch]) -> Result<bool, Failure> {
-        let deadline = self.soon();
-        self.session.connect(deadline)?;
         let dial = self.session.dial();
         let unarmed: Vec<&&Watch> = watches.iter().filter(|watch| watch.dial.get() != dial).collect();
         if unarmed.is_empty() {
             return Ok(false);
         }
         let asks: Vec<Ask> = unarmed.iter().map(|watch| Ask::WatchEnd(watch.path.clone())).collect();
-        let answers = self.ask(&asks, deadline)?;
+        let answers = self.ask(&asks, self.soon())?;
         for watch in &unarmed {
             watch.dial.set(self.session.dial());
         }
@@ -38,7 +36,7 @@ impl Znodes {
 
     /// Whether this process's session node is still watched. If not, a write to it may have been
     /// missed.
-    fn is_watched(&self) -> bool {
+    pub(super) fn is_watched(&self) -> bool {
         let (turn, dial) = (self.session.turn(), self.session.dial());
         self.session.is_connected() && self.life.is_some_and(|life| life.turn == turn && life.dial == dial)
     }
@@ -51,7 +49,7 @@ impl Znodes {
         watches: &[&Watch],
         until: Moment,
     ) -> Result<bool, Failure> {
-        if self.life.is_none() || self.arm(watches)? || !self.is_watched() {
+        if self.arm(watches)? || !self.is_watched() {
             return Ok(true);
         }
         let mine = self.life_path(token);
@@ -70,18 +68,15 @@ impl Znodes {
     /// Sleeps until a write to this holder's session node (true), or until `until` or an interrupt
     /// (false). If the watch is lost, the next renewal brings the request.
     pub(super) fn listen_for_request(&mut self, token: &Token, until: Moment) -> bool {
-        let mine = self.life_path(token);
-        while !until.passed() && !interrupt::is_raised() {
+        let heard = self.is_watched().then(|| self.listen(token, &[], until)).and_then(Result::ok);
+        if heard != Some(false) {
             // The next renewal must read, and so watch again.
-            if !self.is_watched() {
-                self.remembered = None;
-                interrupt::sleep_until(until);
-            } else if self.session.listen(until).unwrap_or(false) && self.session.events().contains(&mine) {
-                self.remembered = None;
-                return true;
-            }
+            self.remembered = None;
         }
-        false
+        if heard.is_none() {
+            interrupt::sleep_until(until);
+        }
+        heard.unwrap_or(false)
     }
 
     /// Writes a heartbeat in each of these locks. Returns whether all heartbeat nodes are still

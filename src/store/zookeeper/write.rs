@@ -5,7 +5,7 @@ use super::jute::{Access, Ask, Code};
 use super::life::Life;
 use super::node::LockNode;
 use super::read::Seen;
-use super::remembered::{Left, Remembered};
+use super::remembered::Left;
 use crate::lock::Token;
 use crate::rules::{Due, Record, millis};
 use crate::store::Error;
@@ -108,7 +108,7 @@ impl Znodes {
     /// The session node existed at the write, so this session is now the lease.
     fn has_renewed(&mut self, me: &Token, life: Life, left: Left) {
         self.life = Some(Life { holds: true, ..life });
-        self.remembered = Remembered::of(me, left, self.session.dial());
+        self.remember(me, left);
     }
 
     fn unknown(&mut self, failure: Failure) -> Written {
