@@ -253,7 +253,7 @@ impl Coordinator for Znodes {
     fn subscribe(&self, names: &[Name], _: &Token, _: Listener) -> Box<dyn Subscription> {
         let nodes = Self::over(Arc::clone(&self.target));
         let watched = names.iter().map(|name| self.lock_path(name.as_str())).collect();
-        Box::new(Resumed::new(WatcherSubscription { nodes, watched, seen: Vec::new(), is_watched: false }))
+        Box::new(Resumed::new(WatcherSubscription { nodes, watched }))
     }
 
     fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {
