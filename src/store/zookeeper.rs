@@ -61,7 +61,7 @@ use jute::{Ask, Code};
 use life::Life;
 use read::Seen;
 use remembered::Left;
-use session::{Length, Session};
+use session::Session;
 use stamp::Stamp;
 use std::cell::Cell;
 use std::os::fd::RawFd;
@@ -89,8 +89,6 @@ pub struct Znodes {
     session: Session,
     /// This process's token.
     mine: Option<Token>,
-    /// Whether this process wants a session node, because it has asked for a lease.
-    wants_life: bool,
     life: Option<Life>,
     stamp: Option<Stamp>,
     /// Whether the next read must wait until the server has caught up.
@@ -115,7 +113,6 @@ impl Znodes {
             session: Session::new(Arc::clone(&target)),
             target,
             mine: None,
-            wants_life: false,
             life: None,
             stamp: None,
             must_sync: false,
@@ -170,16 +167,14 @@ impl Coordinator for Znodes {
         if self.life.take().is_none() {
             self.ask(&[Ask::Delete(self.life_path(token))], deadline).ok();
         }
-        self.wants_life = false;
         self.session.end();
-        self.session.set_length(Length::Brief);
+        self.session.set_lease(None);
     }
 
     fn read(&mut self, reading: &Reading<'_>) -> Result<Snapshot<Seen>, Error> {
         let is_own = reading.me.is_some_and(|me| self.is_own(me));
         if let Some(ttl) = reading.lease.filter(|_| is_own) {
-            self.wants_life = true;
-            self.session.set_length(Length::Lease(ttl));
+            self.session.set_lease(Some(ttl));
         }
         loop {
             if is_own {

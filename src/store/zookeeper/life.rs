@@ -22,9 +22,9 @@ pub(super) struct Life {
 }
 
 impl Znodes {
-    /// Makes sure that this process has its session node, if it wants a lease.
+    /// Makes sure that this process has its session node, if it has asked for a lease.
     pub(super) fn ensure(&mut self, deadline: Moment) -> Result<(), Error> {
-        let Some(mine) = self.mine.as_ref().filter(|_| self.wants_life) else { return Ok(()) };
+        let Some(mine) = self.mine.as_ref().filter(|_| self.session.is_lease()) else { return Ok(()) };
         let path = self.life_path(mine);
         let mut has_base = false;
         while self.life.is_none_or(|life| life.turn != self.session.turn()) {

@@ -26,19 +26,11 @@ const PAUSE_MOST: Duration = Duration::from_millis(500);
 /// so sends no pings.
 const PINGS_PER_TIMEOUT: u32 = 3;
 
-/// The wanted length of a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Length {
-    /// Any length that the servers grant, for requests.
-    Brief,
-    /// Exactly this length, because it is a lease.
-    Lease(Duration),
-}
-
 /// A session, or the means to begin one.
 pub struct Session {
     target: Arc<Target>,
-    length: Length,
+    /// The exact length that the session must have, if it is a lease.
+    lease: Option<Duration>,
     /// Id of the session; 0 while there is none.
     id: i64,
     password: Vec<u8>,
@@ -67,7 +59,7 @@ impl Session {
         let next = getrandom::u32().map_or(0, |chance| chance as usize % count);
         Self {
             target,
-            length: Length::Brief,
+            lease: None,
             id: 0,
             password: Vec::new(),
             timeout: BRIEF_TIMEOUT,
@@ -99,11 +91,16 @@ impl Session {
         self.connection.is_some()
     }
 
-    /// Sets the length. A session of another length is ended.
-    pub fn set_length(&mut self, length: Length) {
-        if self.length != length {
+    /// Whether the session is a lease.
+    pub const fn is_lease(&self) -> bool {
+        self.lease.is_some()
+    }
+
+    /// Sets the length of the lease. A session of another length is ended.
+    pub fn set_lease(&mut self, lease: Option<Duration>) {
+        if self.lease != lease {
             self.end();
-            self.length = length;
+            self.lease = lease;
         }
     }
 
@@ -146,13 +143,9 @@ impl Session {
         let server = &target.servers[self.next % target.servers.len()];
         self.next = (self.next + 1) % target.servers.len();
         let shown = target.shown_at(server);
-        let wanted = match self.length {
-            Length::Brief => BRIEF_TIMEOUT,
-            Length::Lease(ttl) => ttl,
-        };
+        let wanted = i32::try_from(millis(self.lease.unwrap_or(BRIEF_TIMEOUT))).unwrap_or(i32::MAX);
         loop {
-            let wanted_ms = i32::try_from(millis(wanted)).unwrap_or(i32::MAX);
-            let hello = hello(self.seen, wanted_ms, self.id, &self.password);
+            let hello = hello(self.seen, wanted, self.id, &self.password);
             let (mut connection, welcome) =
                 Connection::begin(&target, server, &hello, self.number, deadline)?;
             let Some(timeout) = welcome.timeout else {
@@ -171,7 +164,7 @@ impl Session {
             }
             (self.id, self.password) = (welcome.session, welcome.password);
             self.timeout = Duration::from_millis(timeout.into());
-            if let Length::Lease(ttl) = self.length
+            if let Some(ttl) = self.lease
                 && millis(ttl) != u64::from(timeout)
             {
                 connection.close();
