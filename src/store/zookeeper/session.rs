@@ -187,8 +187,8 @@ impl Session {
         self.connect(deadline)?;
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
         let answers = connection.ask(asks, deadline);
-        self.seen = self.seen.max(connection.seen());
-        self.number = connection.number();
+        self.seen = self.seen.max(connection.seen);
+        self.number = connection.number;
         if answers.is_err() {
             self.connection = None;
         }

@@ -24,11 +24,12 @@ const SAID_MOST: usize = 64 * 1024;
 pub struct Connection {
     pipe: Pipe,
     access: Access,
-    number: i32,
+    /// The last xid.
+    pub number: i32,
     /// Whether the server, or another one for the same session, has answered as ZooKeeper does.
     is_zookeeper: bool,
     /// Newest zxid that the server has told.
-    seen: i64,
+    pub seen: i64,
     /// Paths of the nodes that watches have reported.
     pub events: Vec<String>,
     /// Time of the last send.
@@ -86,22 +87,12 @@ impl Connection {
     /// Logs in with the scheme `digest`. The server does not check the password: user and password
     /// together are the identity.
     pub fn log_in(&mut self, secret: Vec<u8>, deadline: Moment) -> Result<(), Failure> {
-        let bytes = Ask::Login(secret).framed(jute::LOGIN, self.access);
-        self.send(&bytes, deadline)?;
-        loop {
-            let frame = self.frame(deadline)?;
-            match self.sort(&frame)? {
-                Some((Head { number: jute::LOGIN, code: Code(0), .. }, _)) => return Ok(()),
-                Some((Head { number: jute::LOGIN, .. }, _)) => {
-                    return Err(Failure::Refused(Error::Denied(format!(
-                        "{} refused the user name or the password",
-                        self.pipe.store
-                    ))));
-                }
-                Some(_) => return Err(self.not_zookeeper()),
-                None => {}
-            }
-        }
+        let login = Ask::Login(secret);
+        self.send(&login.framed(jute::LOGIN, self.access), deadline)?;
+        let answer = self.answer(&login, jute::LOGIN, deadline)?;
+        let store = &self.pipe.store;
+        let refused = format!("{store} refused the user name or the password");
+        answer.map(drop).map_err(|_| Failure::Refused(Error::Denied(refused)))
     }
 
     /// Sends requests in one batch and returns their answers in order.
@@ -159,16 +150,6 @@ impl Connection {
                 Ok(Some((head, rest)))
             }
         }
-    }
-
-    /// Newest zxid that the server has told.
-    pub const fn seen(&self) -> i64 {
-        self.seen
-    }
-
-    /// The last xid.
-    pub const fn number(&self) -> i32 {
-        self.number
     }
 
     /// Ends the session, without waiting for the answer.
