@@ -38,10 +38,11 @@ impl Znodes {
             }
             seen.believed.extend(holders);
         }
-        let is_over = |me: &Token| locks.iter().any(|lock| node::is_over(&lock.record, me, now));
+        let mut holds = locks.iter().flat_map(|lock| node::believed(&lock.record));
+        let is_over = holds.any(|(token, until)| Some(token) == me && until.passed(now));
         // A transaction that finds the caller's hold over writes that. A plain read does not write,
         // so it ends the caller's new session, whose node others would take for that of a holder.
-        if reading.purpose == Purpose::LookAtAll && me.is_some_and(|me| self.is_anew(me) && is_over(me)) {
+        if reading.purpose == Purpose::LookAtAll && is_over && me.is_some_and(|me| self.is_anew(me)) {
             self.session.end();
             self.life = None;
         }

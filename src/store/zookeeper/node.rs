@@ -184,12 +184,6 @@ pub fn garbled(shown: &str, name: &str, path: &str, why: &str) -> Error {
     ))
 }
 
-/// Whether a hold's end by the record has passed.
-pub fn is_over(record: &Record, token: &Token, now: Time) -> bool {
-    let hold = record.holds.get(token).filter(|hold| hold.phase != Phase::Cooling);
-    hold.is_some_and(|hold| hold.confirmed && hold.until.passed(now))
-}
-
 /// The holders with a confirmed grant, and the ends of their leases by the record.
 pub fn believed(record: &Record) -> impl Iterator<Item = (&Token, Due)> {
     let confirmed = record.holds.iter().filter(|(_, hold)| hold.confirmed && hold.phase != Phase::Cooling);

@@ -274,7 +274,6 @@ fn deciding<'r>(record: &'r Record, me: Option<&Token>, first: usize) -> impl It
 /// record.
 fn holders(lock: &StoredLock, all: bool, now: Time) -> impl Iterator<Item = &Token> {
     let is_all = all || node::believed(&lock.record).count() <= HOLDERS;
-    let is_due = move |token: &&Token| is_all || node::is_over(&lock.record, token, now);
-    let held = node::believed(&lock.record).map(|(token, _)| token);
-    held.filter(|token| lock.tracked.contains_key(*token)).filter(is_due)
+    let due = node::believed(&lock.record).filter(move |(_, until)| is_all || until.passed(now));
+    due.map(|(token, _)| token).filter(|token| lock.tracked.contains_key(*token))
 }

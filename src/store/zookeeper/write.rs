@@ -12,7 +12,6 @@ use crate::store::Error;
 use crate::store::engine::coordinator::{Batch, Written};
 use crate::store::engine::stored_lock::Change;
 use crate::store::net::failure::Failure;
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Most bytes of a transaction: a server's default `jute.maxbuffer`, less some room.
@@ -32,9 +31,6 @@ impl Znodes {
         let has_new = seen.nodes.iter().any(LockNode::is_absent);
         let joins = batch.changes.iter().any(|change| is_added(change, batch.me));
         let most = if joins { JOINING_MOST } else { TRANSACTION_MOST };
-        // Watchers watch the lock's node.
-        let watchers = batch.changes.iter().flat_map(|change| change.after.record.watchers.keys());
-        let watchers: BTreeSet<Token> = watchers.cloned().collect();
         let (mut all, left) = self.requests(seen.nodes, &mut batch, life)?;
         if all.iter().all(|ask| matches!(ask, Ask::Check { .. })) {
             // The locks had no nodes and need none.
@@ -42,9 +38,8 @@ impl Znodes {
         }
         // The same transaction wakes the waiters whose sessions are known to live. If one has ended
         // since, nothing is written, and the next waiter is chosen again.
-        let woken = batch.woken.iter().filter(|token| !watchers.contains(*token));
-        let (with_it, after): (Vec<_>, Vec<_>) =
-            woken.partition(|token| seen.lives.get(*token) == Some(&true) && !self.wakes_apart);
+        let (with_it, after): (Vec<&Token>, Vec<_>) = (batch.woken.iter())
+            .partition(|token| seen.lives.get(*token) == Some(&true) && !self.wakes_apart);
         let wakes_with_it = !with_it.is_empty();
         let wake = |token: &Token| Ask::touch(self.life_path(token));
         all.extend(with_it.into_iter().map(wake));
@@ -54,16 +49,21 @@ impl Znodes {
         }
         let mut asks = vec![all];
         asks.extend(after.into_iter().map(wake));
+        // The read after a write that fails must see what made it fail.
+        self.must_sync = true;
         let answer = match self.ask_once(&asks, batch.deadline) {
             Ok(answers) => answers.into_iter().next(),
             // The write may have been done. If it was, the retry finds other versions.
-            Err(failure @ Failure::Broken(_)) => return Ok(self.unknown(failure)),
+            Err(Failure::Broken(error)) => return Ok(Written::Unknown(error)),
             Err(failure) => return Err(failure.into()),
         };
         match answer {
             Some(Ok(_)) => {
+                self.must_sync = false;
                 if let (Some(life), Some(me), true) = (life, batch.me, holds) {
-                    self.has_renewed(me, life, left);
+                    // The session node existed at the write, so this session is now the lease.
+                    self.life = Some(Life { holds: true, ..life });
+                    self.remember(me, left);
                 }
                 Ok(Written::Yes)
             }
@@ -71,7 +71,7 @@ impl Znodes {
                 if code == Code::NO_NODE && has_new {
                     self.make_base(batch.deadline)?;
                 }
-                Ok(self.conflict())
+                Ok(Written::Conflict)
             }
             // The lock may be open to everybody, and a waiter's session node to its owner only.
             Some(Err(Code::NO_AUTH)) if wakes_with_it => {
@@ -103,22 +103,6 @@ impl Znodes {
             left.push((lock, node));
         }
         Ok((all, left))
-    }
-
-    /// The session node existed at the write, so this session is now the lease.
-    fn has_renewed(&mut self, me: &Token, life: Life, left: Left) {
-        self.life = Some(Life { holds: true, ..life });
-        self.remember(me, left);
-    }
-
-    fn unknown(&mut self, failure: Failure) -> Written {
-        self.must_sync = true;
-        Written::Unknown(failure.into())
-    }
-
-    fn conflict(&mut self) -> Written {
-        self.must_sync = true;
-        Written::Conflict
     }
 }
 
