@@ -92,14 +92,9 @@ impl Pipe {
         self.taken += length;
     }
 
-    /// Whether more has been received than an answer may have. Then [`Pipe::fill`] fails.
-    pub const fn has_too_much(&self) -> bool {
-        self.come > ANSWER_MOST
-    }
-
-    /// Waits for more bytes.
+    /// Waits for more bytes. Fails if more has been received than an answer may have.
     pub fn fill(&mut self, deadline: Moment) -> Result<(), Failure> {
-        if self.has_too_much() {
+        if self.come > ANSWER_MOST {
             return Err(self.endless());
         }
         self.inbox.drain(..self.taken);

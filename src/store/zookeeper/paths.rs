@@ -39,12 +39,10 @@ impl Znodes {
 
     /// Creates the nodes above all locks. Existing ones stay as they are.
     pub(super) fn make_base(&mut self, deadline: Moment) -> Result<(), Error> {
-        let (base, mut paths) = (self.base(), Vec::new());
-        for (at, _) in base.match_indices('/').skip(1) {
-            paths.push(base[..at].to_owned());
-        }
-        paths.extend([base.clone(), self.locks(), format!("{base}/lives"), self.clock()]);
-        let asks: Vec<Ask> = paths.into_iter().map(|path| Ask::Create { path, data: Vec::new() }).collect();
+        let base = self.base();
+        let above = base.match_indices('/').skip(1).map(|(at, _)| base[..at].to_owned());
+        let paths = above.chain([base.clone(), self.locks(), format!("{base}/lives"), self.clock()]);
+        let asks: Vec<Ask> = paths.map(|path| Ask::Create { path, data: Vec::new() }).collect();
         let answers = self.ask(&asks, deadline)?;
         // A node above may exist although this user may not create it. Only the last one must be
         // there.

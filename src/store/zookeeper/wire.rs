@@ -197,10 +197,6 @@ impl Connection {
             if let Some(frame) = self.take()? {
                 return Ok(frame);
             }
-            // Another server would send as much, so this is no failure of the connection.
-            if self.pipe.has_too_much() {
-                return Err(self.too_long());
-            }
             self.pipe.fill(deadline)?;
         }
     }
@@ -210,8 +206,14 @@ impl Connection {
         let rest = self.pipe.rest();
         let Some((length, behind)) = rest.split_first_chunk() else { return Ok(None) };
         let length = u32::from_be_bytes(*length) as usize;
+        if length > ANSWER_MOST && self.is_zookeeper {
+            // Another server would send as much, so this is no failure of the connection.
+            let most = ANSWER_MOST >> 20;
+            let why = format!("{}: an answer is longer than {most} MiB", self.pipe.store);
+            return Err(Failure::Refused(Error::Garbled(why)));
+        }
         if length > ANSWER_MOST {
-            return Err(if self.is_zookeeper { self.too_long() } else { self.not_zookeeper() });
+            return Err(self.not_zookeeper());
         }
         let Some(frame) = behind.get(..length) else { return Ok(None) };
         let frame = frame.to_vec();
@@ -229,10 +231,5 @@ impl Connection {
         }
         let what = "the server there does not speak the protocol of ZooKeeper";
         Failure::Refused(Error::Garbled(format!("{}: {what}", self.pipe.store)))
-    }
-
-    fn too_long(&self) -> Failure {
-        let most = ANSWER_MOST >> 20;
-        Failure::Refused(Error::Garbled(format!("{}: an answer is longer than {most} MiB", self.pipe.store)))
     }
 }
