@@ -36,23 +36,24 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-/// What is still to be read of a body.
-#[derive(Debug, Clone, Copy)]
-enum Body {
-    /// This many bytes.
-    Left(usize),
-    /// Chunks. This many bytes of the current one are left, its line end included.
-    Chunks(usize),
+/// What follows in a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// A chunk, and before it the line end of the last one.
+    Chunk,
     /// Trailers, up to an empty line.
-    Trailers,
-    Over,
+    Trailer,
+    Nothing,
 }
 
 /// A connection to a member.
 pub struct Connection {
     pipe: Pipe,
     host: String,
-    body: Body,
+    /// Bytes that are left of the body or of its current chunk.
+    left: usize,
+    /// What follows them.
+    next: Next,
     /// Bytes of a watch that were not yet returned.
     line: Vec<u8>,
 }
@@ -62,7 +63,7 @@ impl Connection {
     pub fn begin(target: &Target, member: &Address, deadline: Moment) -> Result<Self, Error> {
         let mut pipe = Pipe::open(target.shown.clone(), target, member, deadline)?;
         pipe.begin_tls(target, member, deadline)?;
-        Ok(Self { pipe, host: member.to_string(), body: Body::Over, line: Vec::new() })
+        Ok(Self { pipe, host: member.to_string(), left: 0, next: Next::Nothing, line: Vec::new() })
     }
 
     /// Sends requests in one batch and returns their answers in order. `pass` is the token of a
@@ -86,12 +87,12 @@ impl Connection {
         deadline: Moment,
     ) -> Result<Option<Answer>, Failure> {
         self.send(std::slice::from_ref(request), pass, deadline)?;
-        let (status, date) = self.head(deadline)?;
-        if status == 200 {
+        let mut answer = self.head(deadline)?;
+        if answer.status == 200 {
             return Ok(None);
         }
-        let body = self.rest(deadline)?;
-        Ok(Some(Answer { status, date, body }))
+        self.read_body(&mut answer.body, deadline)?;
+        Ok(Some(answer))
     }
 
     /// The next line, or None if none is complete at `until`.
@@ -106,15 +107,19 @@ impl Connection {
             if has_read && until.passed() {
                 return Ok(None);
             }
-            let mut line = std::mem::take(&mut self.line);
-            let took = self.take_body(&mut line);
-            self.line = line;
-            match took? {
-                Took::Some if self.line.len() > ANSWER_MOST => return Err(self.not_etcd()),
-                Took::Some => has_read = true,
-                Took::Over => return Err(self.pipe.failure(&ErrorKind::UnexpectedEof.into())),
-                Took::Nothing if self.pipe.hear(until).map_err(or_refused)? => {}
-                Took::Nothing => return Ok(None),
+            if self.is_over() {
+                return Err(self.pipe.failure(&ErrorKind::UnexpectedEof.into()));
+            }
+            match self.take_part()? {
+                Some(part) => {
+                    self.line.extend(part);
+                    has_read = true;
+                }
+                None if self.pipe.hear(until).map_err(or_refused)? => {}
+                None => return Ok(None),
+            }
+            if self.line.len() > ANSWER_MOST {
+                return Err(self.not_etcd());
             }
         }
     }
@@ -138,107 +143,82 @@ impl Connection {
     }
 
     fn answer(&mut self, deadline: Moment) -> Result<Answer, Failure> {
-        let (status, date) = self.head(deadline)?;
-        let body = self.rest(deadline)?;
-        Ok(Answer { status, date, body })
+        let mut answer = self.head(deadline)?;
+        self.read_body(&mut answer.body, deadline)?;
+        Ok(answer)
     }
 
-    /// Reads the status line and the headers. Returns the status and the date.
-    fn head(&mut self, deadline: Moment) -> Result<(u16, Option<u64>), Failure> {
-        loop {
-            let first = self.text_line(deadline)?;
-            let status = first.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5)?.parse().ok());
-            let Some(status) = status else { return Err(self.not_etcd()) };
-            let (mut date, mut body) = (None, None);
-            for number in 0.. {
-                let line = self.text_line(deadline)?;
-                if line.is_empty() {
-                    break;
-                }
-                let Some((name, value)) = line.split_once(':').filter(|_| number < LINES_MOST) else {
-                    return Err(self.not_etcd());
-                };
-                let value = value.trim();
-                match name.to_ascii_lowercase().as_str() {
-                    "content-length" => {
-                        let length = value.parse().ok().filter(|length| *length <= ANSWER_MOST);
-                        body = Some(Body::Left(length.ok_or_else(|| self.not_etcd())?));
-                    }
-                    "transfer-encoding" if value.eq_ignore_ascii_case("chunked") => {
-                        body = Some(Body::Chunks(0));
-                    }
-                    "date" => date = seconds(value),
-                    _ => {}
-                }
+    /// Reads the status line and the headers. The body of the answer is still to be read.
+    fn head(&mut self, deadline: Moment) -> Result<Answer, Failure> {
+        let first = self.text_line(deadline)?;
+        let status = first.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5)?.parse().ok());
+        let Some(status) = status else { return Err(self.not_etcd()) };
+        let (mut date, mut body) = (None, None);
+        for number in 0.. {
+            let line = self.text_line(deadline)?;
+            if line.is_empty() {
+                break;
             }
-            // A proxy that cannot reach the member may say so without a length.
-            if matches!(status, 502..=504) && body.is_none() {
-                let why = format!("{} cannot serve now: HTTP {status}", self.pipe.store);
-                return Err(Failure::Unable(Error::Unavailable(why)));
-            }
-            if status != 100 {
-                self.body = body.ok_or_else(|| self.not_etcd())?;
-                return Ok((status, date));
+            let Some((name, value)) = line.split_once(':').filter(|_| number < LINES_MOST) else {
+                return Err(self.not_etcd());
+            };
+            let value = value.trim();
+            match name.to_ascii_lowercase().as_str() {
+                "content-length" => {
+                    let length = value.parse().ok().filter(|length| *length <= ANSWER_MOST);
+                    body = Some((length.ok_or_else(|| self.not_etcd())?, Next::Nothing));
+                }
+                "transfer-encoding" if value.eq_ignore_ascii_case("chunked") => {
+                    body = Some((0, Next::Chunk));
+                }
+                "date" => date = seconds(value),
+                _ => {}
             }
         }
+        // A proxy that cannot reach the member may say so without a length.
+        if matches!(status, 502..=504) && body.is_none() {
+            let why = format!("{} cannot serve now: HTTP {status}", self.pipe.store);
+            return Err(Failure::Unable(Error::Unavailable(why)));
+        }
+        (self.left, self.next) = body.ok_or_else(|| self.not_etcd())?;
+        Ok(Answer { status, date, body: Vec::new() })
     }
 
-    fn rest(&mut self, deadline: Moment) -> Result<Vec<u8>, Failure> {
-        let mut body = Vec::new();
-        loop {
-            match self.take_body(&mut body)? {
-                Took::Over => return Ok(body),
-                Took::Some => {}
-                Took::Nothing => self.fill(deadline)?,
+    fn read_body(&mut self, to: &mut Vec<u8>, deadline: Moment) -> Result<(), Failure> {
+        while !self.is_over() {
+            match self.take_part()? {
+                Some(part) => to.extend(part),
+                None => self.fill(deadline)?,
             }
         }
+        Ok(())
     }
 
-    /// Moves the part of the body that has arrived to `to`.
-    fn take_body(&mut self, to: &mut Vec<u8>) -> Result<Took, Failure> {
-        match self.body {
-            Body::Over | Body::Left(0) => {
-                self.body = Body::Over;
-                Ok(Took::Over)
-            }
-            Body::Left(left) => {
-                let took = self.take(left, to);
-                self.body = Body::Left(left - took);
-                Ok(if took > 0 { Took::Some } else { Took::Nothing })
-            }
-            Body::Chunks(0) => {
-                let Some(line) = self.take_line()? else { return Ok(Took::Nothing) };
+    fn is_over(&self) -> bool {
+        self.left == 0 && self.next == Next::Nothing
+    }
+
+    /// The next part of the body, without framing. None if nothing has arrived.
+    fn take_part(&mut self) -> Result<Option<Vec<u8>>, Failure> {
+        if self.left > 0 {
+            let rest = self.pipe.rest();
+            let part = rest[..rest.len().min(self.left)].to_vec();
+            self.pipe.take(part.len());
+            self.left -= part.len();
+            return Ok(Some(part).filter(|part| !part.is_empty()));
+        }
+        let Some(line) = self.take_line()? else { return Ok(None) };
+        match self.next {
+            Next::Chunk if !line.is_empty() => {
                 let size = line.split(';').next().unwrap_or_default().trim();
                 let size = usize::from_str_radix(size, 16).ok().filter(|size| *size <= ANSWER_MOST);
-                match size.ok_or_else(|| self.not_etcd())? {
-                    0 => self.body = Body::Trailers,
-                    size => self.body = Body::Chunks(size + 2),
-                }
-                Ok(Took::Some)
+                self.left = size.ok_or_else(|| self.not_etcd())?;
+                self.next = if self.left == 0 { Next::Trailer } else { Next::Chunk };
             }
-            Body::Trailers => {
-                let Some(line) = self.take_line()? else { return Ok(Took::Nothing) };
-                if line.is_empty() {
-                    self.body = Body::Over;
-                }
-                Ok(Took::Some)
-            }
-            Body::Chunks(left) => {
-                // The last two bytes are the chunk's line end.
-                let mut end = Vec::new();
-                let took = if left > 2 { self.take(left - 2, to) } else { self.take(left, &mut end) };
-                self.body = Body::Chunks(left - took);
-                Ok(if took > 0 { Took::Some } else { Took::Nothing })
-            }
+            Next::Trailer if line.is_empty() => self.next = Next::Nothing,
+            _ => {}
         }
-    }
-
-    fn take(&mut self, most: usize, to: &mut Vec<u8>) -> usize {
-        let rest = self.pipe.rest();
-        let count = rest.len().min(most);
-        to.extend_from_slice(&rest[..count]);
-        self.pipe.take(count);
-        count
+        Ok(Some(Vec::new()))
     }
 
     /// A line without its end, if all of it has arrived.
@@ -270,16 +250,6 @@ impl Connection {
         let what = "the server there is not etcd with its JSON gateway";
         Failure::Refused(Error::Garbled(format!("{}: {what}", self.pipe.store)))
     }
-}
-
-/// What [`Connection::take_body`] found.
-enum Took {
-    /// A part.
-    Some,
-    /// Nothing yet: more has to be read.
-    Nothing,
-    /// The end of the body.
-    Over,
 }
 
 /// The failure, or a refusal if a retry would fail as well: no member accepts this client's
