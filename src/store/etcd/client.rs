@@ -10,9 +10,8 @@ use crate::clock::Moment;
 use crate::rules::Time;
 use crate::store::Error;
 use crate::store::net::failure::{Failure, plain};
-use crate::store::net::interrupt;
-use crate::store::net::password;
 use crate::store::net::target::Target;
+use crate::store::net::{self, interrupt, password};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -122,15 +121,10 @@ impl Client {
     /// try, a member has half of the remaining time, at most a connect and an operation timeout.
     pub fn ask(&mut self, requests: &[Request], deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let members = self.target.servers.len();
-        let (mut asked, mut is_there, mut is_reused) = (0, false, self.connection.is_some());
+        let (mut untried, mut is_reused) = (members, self.connection.is_some());
         let mut unable = None;
         loop {
-            let each = self.request_time();
-            let share = match members.saturating_sub(asked) {
-                _ if members == 1 => deadline,
-                1 => deadline.min(Moment::now().after(each)),
-                _ => Moment::now().after(each.min(deadline.left() / 2)),
-            };
+            let share = net::turn(members, untried.min(2), self.request_time(), deadline);
             let failure = match self.ask_member(requests, share) {
                 Err(Failure::Refused(error)) => return Err(Failure::Refused(error)),
                 Err(failure) => failure,
@@ -147,16 +141,15 @@ impl Client {
             }
             self.next_member();
             if let Failure::Unable(error) = &failure {
-                is_there = true;
                 unable = Some(error.clone());
             }
-            asked += 1;
-            if deadline.passed() || (asked >= members && !is_there) {
+            untried -= 1;
+            if deadline.passed() || (untried == 0 && unable.is_none()) {
                 // A member's own error says more than a timeout.
                 return Err(unable.map_or(failure, Failure::Unable));
             }
-            if asked >= members {
-                (asked, is_there) = (0, false);
+            if untried == 0 {
+                untried = members;
                 interrupt::pause(ROUND.min(deadline.left())).map_err(|_| failure)?;
             }
         }
