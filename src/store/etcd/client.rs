@@ -182,7 +182,8 @@ impl Client {
                 }
                 return Err(Failure::Refused(self.ended_login(error)));
             }
-            if let Some(failure) = replies.iter().find_map(|reply| self.unable(reply.as_ref().err()?)) {
+            let mut failures = replies.iter().filter_map(|reply| Some(self.meaning(reply.as_ref().err()?)));
+            if let Some(failure) = failures.find(|failure| matches!(failure, Failure::Unable(_))) {
                 return Err(failure);
             }
             self.connection = Some(connection);
@@ -239,9 +240,7 @@ impl Client {
                 self.pass = Some("-".into());
                 Ok(())
             }
-            Some(Err(error)) => {
-                Err(self.unable(&error).unwrap_or_else(|| Failure::Refused(self.meaning(&error))))
-            }
+            Some(Err(error)) => Err(self.meaning(&error)),
             None => Err(Failure::Refused(self.garbled("no answer"))),
         }
     }
@@ -258,12 +257,8 @@ impl Client {
         Error::Garbled(format!("{}: dlock does not understand the answer: {}", self.shown(), plain(why)))
     }
 
-    /// The failure for an error that says that this member cannot serve now. None for other errors.
-    pub(super) fn unable(&self, error: &ServerError) -> Option<Failure> {
-        let shown = self.shown();
-        // UNAVAILABLE and DEADLINE_EXCEEDED (4): no leader, a new leader, a member that stops or
-        // is a learner. CANCELLED (1): a member that shuts down closes its own connections.
-        let why = plain(&error.message);
+    /// The failure of a member that cannot serve now.
+    fn unable(&self, why: &str) -> Failure {
         // The gateway is a client of the member, and uses the member's own certificate. If that
         // certificate is not valid for clients, the member closes the connection.
         let is_own_handshake = self.target.tls.is_some()
@@ -276,8 +271,7 @@ impl Client {
         } else {
             ""
         };
-        matches!(error.code, 1 | 4 | UNAVAILABLE)
-            .then(|| Failure::Unable(Error::Unavailable(format!("{shown} cannot serve now: {why}{hint}"))))
+        Failure::Unable(Error::Unavailable(format!("{} cannot serve now: {why}{hint}", self.shown())))
     }
 
     /// The error for a token that the member no longer accepts. An outage: the member had accepted
@@ -291,9 +285,12 @@ impl Client {
     }
 
     /// Translates an etcd error.
-    pub fn meaning(&self, error: &ServerError) -> Error {
+    pub fn meaning(&self, error: &ServerError) -> Failure {
         let (shown, why) = (self.shown(), plain(&error.message));
-        match error.code {
+        Failure::Refused(match error.code {
+            // UNAVAILABLE and DEADLINE_EXCEEDED (4): no leader, a new leader, a member that stops or
+            // is a learner. CANCELLED (1): a member that shuts down closes its own connections.
+            1 | 4 | UNAVAILABLE => return self.unable(&why),
             _ if why.contains("too many operations") => {
                 Error::Unfit(format!("{shown} cannot take so many locks at once (its --max-txn-ops)"))
             }
@@ -321,9 +318,9 @@ impl Client {
             0 if why == "HTTP 404" => Error::Unfit(format!(
                 "{shown} has no JSON gateway at /v3: dlock needs etcd 3.4 or later with --enable-grpc-gateway; if etcd is started with --config-file, write enable-grpc-gateway: true there"
             )),
-            1 | 2 | 13 => Error::Unavailable(format!("{shown} cannot serve now: {why}")),
+            2 | 13 => Error::Unavailable(format!("{shown} cannot serve now: {why}")),
             code => Error::Garbled(format!("{shown} answered {code} {why}")),
-        }
+        })
     }
 
     /// Returns the transaction's answer and the time of the member that sent it.
@@ -354,7 +351,7 @@ impl Client {
     fn good(&self, reply: Option<Reply>) -> Result<Good, Failure> {
         match reply {
             Some(Ok(good)) => Ok(good),
-            Some(Err(error)) => Err(Failure::Refused(self.meaning(&error))),
+            Some(Err(error)) => Err(self.meaning(&error)),
             None => Err(Failure::Refused(self.garbled("no answer"))),
         }
     }
@@ -376,9 +373,7 @@ impl Client {
         let good = self.good(reply)?;
         let streamed: Streamed<LeaseAnswer> = self.parse(&good.body)?;
         match streamed {
-            Streamed { error: Some(error), .. } => {
-                Err(self.unable(&error).unwrap_or_else(|| Failure::Refused(self.meaning(&error))))
-            }
+            Streamed { error: Some(error), .. } => Err(self.meaning(&error)),
             Streamed { result: Some(kept), .. } => {
                 Ok(Some((kept.header, kept.ttl.0)).filter(|(_, ttl)| *ttl > 0))
             }

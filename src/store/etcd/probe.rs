@@ -46,7 +46,7 @@ impl Keys {
         let mut replies = self.client.ask(&[request], deadline)?;
         let status: Value = match replies.pop() {
             Some(Ok(good)) => self.client.parse(&good.body)?,
-            Some(Err(error)) => match self.client.meaning(&error) {
+            Some(Err(error)) => match self.client.meaning(&error).into() {
                 // Later releases of 3.5 allow this to root only. The test lock shows whether the
                 // keys are allowed.
                 Error::Denied(_) => return Ok("etcd (only its root user can see the version)".into()),

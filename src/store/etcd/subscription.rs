@@ -59,7 +59,7 @@ impl Watches {
                 if is_old_pass(&error) {
                     return Err(Failure::Unable(client.ended_login(&error)));
                 }
-                Err(client.unable(&error).unwrap_or_else(|| Failure::Refused(client.meaning(&error))))
+                Err(client.meaning(&error))
             }
         }
     }
