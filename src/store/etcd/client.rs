@@ -106,11 +106,6 @@ impl Client {
         self.target.connect_timeout + self.target.op_timeout
     }
 
-    /// Index of the member that the next request goes to.
-    pub fn member(&self) -> usize {
-        self.member
-    }
-
     /// Moves on to the next member, on a new connection.
     pub fn next_member(&mut self) {
         self.connection = None;

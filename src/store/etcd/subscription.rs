@@ -28,8 +28,6 @@ pub enum News {
 /// A watch of several keys.
 pub struct Watches {
     connection: Connection,
-    /// The member that it is connected to.
-    member: usize,
     /// [`Client::dials`] when it began.
     dials: u64,
     keys: BTreeSet<(Bytes, News)>,
@@ -53,7 +51,7 @@ impl Watches {
         }
         let request = Request { path: "watch", body };
         match connection.begin_lines(&request, client.pass(), deadline)? {
-            None => Ok(Self { connection, member: client.member(), dials: client.dials, keys }),
+            None => Ok(Self { connection, dials: client.dials, keys }),
             Some(answer) => {
                 let error = reply(answer).err().unwrap_or_default();
                 if is_old_pass(&error) {
@@ -64,10 +62,10 @@ impl Watches {
         }
     }
 
-    /// Whether it watches these keys, at the member in use. If the client has connected anew, what
-    /// broke its connection may have cut off this one as well.
+    /// Whether it watches these keys. If the client has connected anew, what broke its connection may
+    /// have cut off this one as well.
     pub fn is_for(&self, client: &Client, keys: &BTreeSet<(Bytes, News)>) -> bool {
-        (self.member, self.dials) == (client.member(), client.dials) && self.keys == *keys
+        self.dials == client.dials && self.keys == *keys
     }
 
     /// Sleeps. Returns true on an event whose revision is `new`, false at `until`.
