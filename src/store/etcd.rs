@@ -122,8 +122,8 @@ impl Keys {
     /// The keys of all records.
     fn all_records(&mut self, deadline: Moment) -> Result<Vec<Bytes>, Error> {
         let range = Range { keys_only: true, ..self.layout().locks().whole() };
-        let read = self.client.read(vec![range], deadline)?;
-        Ok(read.ranges.into_iter().flat_map(|range| range.kvs).map(|pair| pair.key).collect())
+        let (read, _) = self.client.read(vec![range], deadline)?;
+        Ok(read.ranges().flatten().map(|pair| pair.key).collect())
     }
 }
 

@@ -20,12 +20,12 @@ impl Keys {
         let from = getrandom::u32().map_or(0, |chance| chance as usize % keys.len().max(1));
         keys.rotate_left(from);
         keys.truncate(CLEANED_UP);
-        let read =
+        let (read, now) =
             self.client.read(keys.into_iter().map(|key| Span::one(key).whole()).collect(), deadline)?;
-        for pair in read.ranges.into_iter().flat_map(|range| range.kvs) {
-            let used = last_used_if_vacant(&pair.value.0, read.now).unwrap_or(u64::MAX);
+        for pair in read.ranges().flatten() {
+            let used = last_used_if_vacant(&pair.value.0, now).unwrap_or(u64::MAX);
             let Some(name) = layout.name_of(&pair.key) else { continue };
-            if read.now.millis().saturating_sub(used) > 2 * millis(HISTORY_KEPT) {
+            if now.millis().saturating_sub(used) > 2 * millis(HISTORY_KEPT) {
                 let compare = vec![
                     Compare::unchanged(pair.key.clone(), pair.mod_revision.0),
                     Compare::nothing(layout.sessions(&name)),

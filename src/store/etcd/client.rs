@@ -4,7 +4,7 @@
 
 use super::http::{Answer, Connection, Request, or_refused};
 use super::messages::{
-    Act, Header, LeaseAnswer, Number, Range, RangeAnswer, ServerError, Streamed, Txn, TxnAnswer, bundled,
+    Act, Header, LeaseAnswer, Number, Range, ServerError, Streamed, Txn, TxnAnswer, bundled,
 };
 use crate::clock::Moment;
 use crate::rules::Time;
@@ -15,7 +15,7 @@ use crate::store::net::{self, interrupt, password};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 /// Most commas in an answer. Parsed, an answer takes up to forty times its size, and there is a
 /// comma between any two of its parts. A key has four or five parts, so this allows a hundred
@@ -47,32 +47,8 @@ pub struct Client {
     cluster: Option<u64>,
 }
 
-/// What [`Client::read`] has read.
-pub struct Ranges {
-    pub header: Header,
-    /// In the order in which they were asked for.
-    pub ranges: Vec<RangeAnswer>,
-    /// The time of the member that answered.
-    pub now: Time,
-}
-
 /// The answer to a request, or etcd's error.
-pub type Reply = Result<Good, ServerError>;
-
-/// An answer's body, and the time of the member that sent it.
-pub struct Good {
-    pub body: Vec<u8>,
-    pub now: Time,
-}
-
-/// Result of a request for a lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leased {
-    /// Granted now, for this many seconds.
-    New(u64),
-    /// A lease with this id exists already.
-    Old,
-}
+pub type Reply = Result<Answer, ServerError>;
 
 impl Clone for Client {
     fn clone(&self) -> Self {
@@ -324,11 +300,10 @@ impl Client {
         self.txn_answer(replies.pop())
     }
 
-    /// Reads these ranges at one revision.
-    pub fn read(&mut self, ranges: Vec<Range>, deadline: Moment) -> Result<Ranges, Failure> {
+    /// Reads these ranges at one revision. Returns also the time of the member that answered.
+    pub fn read(&mut self, ranges: Vec<Range>, deadline: Moment) -> Result<(TxnAnswer, Time), Failure> {
         let acts = ranges.into_iter().map(Act::Range).collect();
-        let (answer, now) = self.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) }, deadline)?;
-        Ok(Ranges { header: answer.header, ranges: answer.ranges().collect(), now })
+        self.txn(&Txn { compare: Vec::new(), success: bundled(acts, 0) }, deadline)
     }
 
     pub fn txn_answer(&mut self, reply: Option<Reply>) -> Result<(TxnAnswer, Time), Failure> {
@@ -343,7 +318,7 @@ impl Client {
         Ok((answer, good.now))
     }
 
-    fn good(&self, reply: Option<Reply>) -> Result<Good, Failure> {
+    fn good(&self, reply: Option<Reply>) -> Result<Answer, Failure> {
         match reply {
             Some(Ok(good)) => Ok(good),
             Some(Err(error)) => Err(self.meaning(&error)),
@@ -351,13 +326,14 @@ impl Client {
         }
     }
 
-    /// Reads the answer to [`grant`].
-    pub fn leased(&self, reply: Option<Reply>) -> Result<Leased, Failure> {
+    /// Reads the answer to [`grant`]: for how many seconds the lease was granted now. None if a lease
+    /// with this id existed already.
+    pub fn granted(&self, reply: Option<Reply>) -> Result<Option<u64>, Failure> {
         match reply {
-            Some(Err(error)) if error.message.contains("lease already exists") => Ok(Leased::Old),
+            Some(Err(error)) if error.message.contains("lease already exists") => Ok(None),
             reply => {
                 let good = self.good(reply)?;
-                Ok(Leased::New(self.parse::<LeaseAnswer>(&good.body)?.ttl.0))
+                Ok(Some(self.parse::<LeaseAnswer>(&good.body)?.ttl.0))
             }
         }
     }
@@ -403,10 +379,10 @@ impl Txn {
 
 /// Turns an HTTP answer into a body, or into etcd's error.
 pub fn reply(answer: Answer) -> Reply {
-    let Answer { status, date, body } = answer;
-    if status == 200 {
-        return Ok(Good { body, now: time(date) });
+    if answer.status == 200 {
+        return Ok(answer);
     }
+    let Answer { status, body, .. } = answer;
     let streamed = || serde_json::from_slice::<Streamed<IgnoredAny>>(&body).ok()?.error;
     let error =
         serde_json::from_slice::<ServerError>(&body).ok().filter(|error| error.code != 0).or_else(streamed);
@@ -431,15 +407,4 @@ pub fn keep(lease: u64) -> Request {
 /// Whether the member no longer accepts the login's token.
 pub(super) fn is_old_pass(error: &ServerError) -> bool {
     error.code == 16 || error.message.contains("revision of auth store is old")
-}
-
-/// This machine's time. If the member names a second, the time is moved into that second.
-fn time(date: Option<u64>) -> Time {
-    let here = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(0));
-    Time(date.map_or(here, |date| {
-        let begin = date.saturating_mul(1_000_000);
-        here.clamp(begin, begin.saturating_add(999_999))
-    }))
 }

@@ -3,7 +3,7 @@
 //! key of each token to wake.
 
 use super::Keys;
-use super::client::{Leased, grant, keep};
+use super::client::{grant, keep};
 use super::layout::Layout;
 use super::lease::LeaseOf;
 use super::messages::{Act, Bytes, Compare, Number, Put, Span, Txn, bundled};
@@ -108,7 +108,7 @@ impl Keys {
         let (answer, _) = self.client.txn_answer(reply)?;
         if !answer.succeeded {
             if let Some(Need { of, id, .. }) = need.filter(|_| !is_known)
-                && self.client.leased(leased).is_ok_and(|leased| leased == Leased::New(of.seconds()))
+                && self.client.granted(leased).is_ok_and(|granted| granted == Some(of.seconds()))
             {
                 self.leases.insert(id);
             }

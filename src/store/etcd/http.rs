@@ -6,6 +6,7 @@
 //! is dropped: a late answer would be taken for the answer to the next request.
 
 use crate::clock::Moment;
+use crate::rules::Time;
 use crate::store::Error;
 use crate::store::net::Address;
 use crate::store::net::failure::Failure;
@@ -13,6 +14,7 @@ use crate::store::net::pipe::{ANSWER_MOST, Pipe};
 use crate::store::net::target::Target;
 use std::fmt::Write as _;
 use std::io::ErrorKind;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Most bytes of a header line.
 const LINE_MOST: usize = 64 << 10;
@@ -31,8 +33,8 @@ pub struct Request {
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
-    /// The member's time, in seconds since 1970.
-    pub date: Option<u64>,
+    /// The time of the member that answered.
+    pub now: Time,
     pub body: Vec<u8>,
 }
 
@@ -181,7 +183,7 @@ impl Connection {
             return Err(Failure::Unable(Error::Unavailable(why)));
         }
         (self.left, self.next) = body.ok_or_else(|| self.not_etcd())?;
-        Ok(Answer { status, date, body: Vec::new() })
+        Ok(Answer { status, now: time(date), body: Vec::new() })
     }
 
     fn read_body(&mut self, to: &mut Vec<u8>, deadline: Moment) -> Result<(), Failure> {
@@ -265,4 +267,15 @@ pub fn or_refused(failure: Failure) -> Failure {
 fn seconds(date: &str) -> Option<u64> {
     let parsed = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(date).ok()?;
     u64::try_from(parsed.as_second()).ok()
+}
+
+/// This machine's time. If the member names a second, the time is moved into that second.
+fn time(date: Option<u64>) -> Time {
+    let here = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(0));
+    Time(date.map_or(here, |date| {
+        let begin = date.saturating_mul(1_000_000);
+        here.clamp(begin, begin.saturating_add(999_999))
+    }))
 }

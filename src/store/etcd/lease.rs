@@ -2,7 +2,7 @@
 //! counts, lookup and revocation.
 
 use super::Keys;
-use super::client::{self, Leased};
+use super::client::Reply;
 use super::http::Request;
 use super::messages::{Header, LeaseAnswer, Number, Span};
 use super::read::Sessions;
@@ -65,22 +65,22 @@ impl Keys {
         &mut self,
         id: u64,
         of: LeaseOf,
-        reply: Option<client::Reply>,
+        reply: Option<Reply>,
         deadline: Moment,
     ) -> Result<(), Error> {
-        match (self.client.leased(reply)?, of) {
-            (Leased::New(granted), LeaseOf::Holder(seconds)) if granted != seconds => {
+        match (self.client.granted(reply)?, of) {
+            (Some(granted), LeaseOf::Holder(seconds)) if granted != seconds => {
                 // This also deletes the keys that were just put on it.
                 self.client.revoke(&[id], deadline)?;
                 Err(self.too_short(granted))
             }
-            (Leased::New(_), _) => Ok(()),
+            (Some(_), _) => Ok(()),
             // The lease may be old and about to end. The transaction has been applied, so renew and
             // prove the lease.
-            (Leased::Old, _) => {
+            (None, _) => {
                 let kept = self.client.keep(id, deadline)?;
                 let proof = Span::one(self.layout().lock("")).whole();
-                let read = self.client.read(vec![proof], deadline)?;
+                let (read, _) = self.client.read(vec![proof], deadline)?;
                 self.check_proved(id, of, kept, &read.header, deadline)
             }
         }

@@ -5,7 +5,6 @@ use base64::display::Base64Display;
 use base64::engine::{Engine as _, general_purpose::STANDARD};
 use serde::de::{self, Deserializer};
 use serde::{Deserialize, Serialize, Serializer};
-use serde_json::Value;
 use std::borrow::Cow;
 
 /// A key or a value; in JSON it is base64.
@@ -38,13 +37,9 @@ impl Serialize for Number {
 impl<'de> Deserialize<'de> for Number {
     /// A lease that is gone has a negative ttl, which is read as 0.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        let number = match value.as_str() {
-            Some(text) if text.starts_with('-') => text.parse().ok().map(|_: i64| 0),
-            Some(text) => text.parse().ok(),
-            None => value.as_u64().or_else(|| value.as_i64().map(|_| 0)),
-        };
-        number.map(Self).ok_or_else(|| de::Error::custom("this is no number"))
+        let text = Cow::<str>::deserialize(deserializer)?;
+        let number = if text.starts_with('-') { text.parse().map(|_: i64| 0) } else { text.parse() };
+        number.map(Self).map_err(|_| de::Error::custom("this is no number"))
     }
 }
 
@@ -121,7 +116,7 @@ pub fn bundled(acts: Vec<Act>, conditions: usize) -> Vec<Act> {
     acts.chunks(most).map(txn).collect()
 }
 
-/// A condition on a key's last revision or, by `version`, on its existence.
+/// A condition on a key's last revision, which is 0 if the key does not exist.
 #[derive(Debug, Clone, Serialize)]
 pub struct Compare {
     pub key: Bytes,
@@ -130,17 +125,14 @@ pub struct Compare {
     pub range_end: Option<Bytes>,
     pub target: &'static str,
     pub result: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mod_revision: Option<Number>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub version: Option<Number>,
+    pub mod_revision: Number,
 }
 
 impl Compare {
-    /// The key's last change was at this revision; 0 if the key does not exist.
-    pub fn unchanged(key: Bytes, revision: u64) -> Self {
-        let mod_revision = Some(Number(revision));
-        Self { key, range_end: None, target: "MOD", result: "EQUAL", mod_revision, version: None }
+    /// The key's last change was at this revision.
+    pub const fn unchanged(key: Bytes, revision: u64) -> Self {
+        let mod_revision = Number(revision);
+        Self { key, range_end: None, target: "MOD", result: "EQUAL", mod_revision }
     }
 
     /// None of these keys exists.
@@ -150,8 +142,7 @@ impl Compare {
 
     /// The key exists.
     pub fn exists(key: Bytes) -> Self {
-        let version = Some(Number(0));
-        Self { key, range_end: None, target: "VERSION", result: "GREATER", mod_revision: None, version }
+        Self { result: "GREATER", ..Self::unchanged(key, 0) }
     }
 }
 
@@ -174,14 +165,14 @@ pub struct TxnAnswer {
 }
 
 impl TxnAnswer {
-    /// The answers to the ranges, in order.
-    pub fn ranges(self) -> impl Iterator<Item = RangeAnswer> {
+    /// What each of the ranges has, in order.
+    pub fn ranges(self) -> impl Iterator<Item = Vec<Pair>> {
         let ranges = |response: Response| -> Vec<RangeAnswer> {
             let within = response.response_txn.into_iter().flat_map(|txn| txn.responses);
             let within = within.map(|response| response.response_range);
             std::iter::once(response.response_range).chain(within).flatten().collect()
         };
-        self.responses.into_iter().flat_map(ranges)
+        self.responses.into_iter().flat_map(ranges).map(|range| range.kvs)
     }
 }
 
@@ -196,8 +187,6 @@ pub struct Response {
 #[serde(default)]
 pub struct RangeAnswer {
     pub kvs: Vec<Pair>,
-    /// Number of keys without the limit.
-    pub count: Number,
 }
 
 /// A key, its value, its last revision and its lease.
@@ -275,9 +264,9 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_strings_or_not() {
-        let numbers: Vec<Number> = serde_json::from_str(r#"["7", 8, "-1", -1]"#).unwrap_or_default();
-        assert_eq!(numbers, [Number(7), Number(8), Number(0), Number(0)]);
+    fn numbers_are_strings() {
+        let numbers: Vec<Number> = serde_json::from_str(r#"["7", "-1"]"#).unwrap_or_default();
+        assert_eq!(numbers, [Number(7), Number(0)]);
         assert!(serde_json::from_str::<Number>(r#""x""#).is_err());
     }
 

@@ -23,19 +23,17 @@ impl EtcdStore {
         let (round_trips, clock) = keys.round_trips(deadline)?;
         let tried = keys.tried(deadline);
         let members = keys.members(deadline);
-        let (role, forgets_by, wake_up, almighty) = (Role::Master, Vec::new(), WakeUp::Works, None);
-        let standbys = None;
         Ok(Database {
             round_trips,
             clock: Some(clock),
             version,
             members,
-            role,
-            standbys,
-            forgets_by,
+            role: Role::Master,
+            standbys: None,
+            forgets_by: Vec::new(),
             tried,
-            wake_up,
-            almighty,
+            wake_up: WakeUp::Works,
+            almighty: None,
         })
     }
 }
@@ -73,7 +71,7 @@ impl Keys {
         // member names. So half a round trip must not be added.
         let mut now = Time(0);
         let (round_trips, _) = measure(|| {
-            now = self.client.read(vec![range.clone()], deadline)?.now;
+            (_, now) = self.client.read(vec![range.clone()], deadline)?;
             Ok::<_, Error>(None)
         })?;
         Ok((round_trips, offset(Duration::from_micros(now.0))))
@@ -93,7 +91,7 @@ impl Keys {
         let mut replies =
             self.client.ask(&[grant(id, of.seconds()), txn.request(&self.client)?], deadline)?;
         let done = self.client.txn_answer(replies.pop());
-        self.client.leased(replies.pop())?;
+        self.client.granted(replies.pop())?;
         self.client.revoke(&[id], deadline)?;
         done?;
         Ok(Tried::Done)

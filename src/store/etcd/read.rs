@@ -3,7 +3,7 @@
 //! not count.
 
 use super::Keys;
-use super::layout::{Layout, token_of};
+use super::layout::token_of;
 use super::messages::{Number, Pair, Range, Span};
 use crate::clock::Moment;
 use crate::lock::Token;
@@ -13,7 +13,6 @@ use crate::store::engine::bounds::check_number;
 use crate::store::engine::coordinator::{Purpose, Reading, Snapshot};
 use crate::store::engine::stored_lock::StoredLock;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Most leases whose remaining time is looked up.
@@ -53,11 +52,11 @@ impl Keys {
                 ranges.push(Range { limit, sort_order: Some("DESCEND"), ..layout.ends(name).whole() });
             }
         }
-        let read = self.client.read(ranges, reading.deadline)?;
-        let (now, mut ranges) = (read.now, read.ranges.into_iter());
+        let (read, now) = self.client.read(ranges, reading.deadline)?;
+        let (header, mut ranges) = (read.header, read.ranges());
         let (mut locks, mut seen) = (Vec::new(), Vec::new());
         for name in reading.names {
-            let mut next = || ranges.next().unwrap_or_default().kvs;
+            let mut next = || ranges.next().unwrap_or_default();
             let (record, waiters, sessions) = (next(), next(), next());
             let ends = if is_all { next() } else { Vec::new() };
             let lock = lock(name, record.first(), &waiters, &ends, now);
@@ -65,13 +64,13 @@ impl Keys {
             seen.push(self::sessions(&sessions).map_err(|why| self.garbled(name, why))?);
         }
         if let Some(kept) = kept {
-            self.check_kept(kept, &read.header, reading.me, &seen)?;
+            self.check_kept(kept, &header, reading.me, &seen)?;
         }
         let left = if is_all { self.left(&seen, reading.deadline)? } else { BTreeMap::new() };
         for (lock, sessions) in locks.iter_mut().zip(&seen) {
             judge(lock, sessions, reading.me, now, &left);
         }
-        Ok((Snapshot { locks, now, seen }, read.header.revision.0))
+        Ok((Snapshot { locks, now, seen }, header.revision.0))
     }
 
     /// Looks up the remaining time of the holders' leases.
@@ -89,7 +88,7 @@ impl Keys {
     }
 
     pub(super) fn garbled(&self, name: &str, why: &str) -> Error {
-        let key = |kind| Layout(Arc::clone(&self.client.target)).key(kind, name);
+        let key = |kind| self.layout().key(kind, name);
         Error::Garbled(format!(
             "{}: the record of the lock {name:?} is not dlock's, or damaged ({why}); it was not changed: when \
              nothing runs under it, delete the key {} and all keys that begin with {}/, {}/ or {}/",
