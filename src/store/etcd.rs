@@ -163,7 +163,7 @@ impl Coordinator for Keys {
         // Another process may use these leases, too: end only those without keys.
         if self.mine.as_ref() != Some(token) {
             self.let_go(&leases, deadline).ok();
-        } else if !leases.is_empty() {
+        } else {
             self.client.revoke(&leases, deadline).ok();
         }
     }

@@ -91,6 +91,9 @@ impl Client {
     /// Sends requests in one batch. Each may arrive more than once. While another member is left to
     /// try, a member has half of the remaining time, at most a connect and an operation timeout.
     pub fn ask(&mut self, requests: &[Request], deadline: Moment) -> Result<Vec<Reply>, Failure> {
+        if requests.is_empty() {
+            return Ok(Vec::new());
+        }
         let members = self.target.servers.len();
         let (mut untried, mut is_reused) = (members, self.connection.is_some());
         let mut unable = None;
@@ -103,7 +106,6 @@ impl Client {
             };
             // The member may have closed an idle connection. A new one to the same member may work.
             if std::mem::take(&mut is_reused) && matches!(failure, Failure::Broken(_)) {
-                self.connection = None;
                 continue;
             }
             // Some gateways close the connection on an expired login.

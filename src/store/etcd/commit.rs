@@ -4,6 +4,7 @@
 
 use super::Keys;
 use super::client::{grant, keep};
+use super::http::Request;
 use super::layout::Layout;
 use super::lease::LeaseOf;
 use super::messages::{Act, Bytes, Compare, Number, Put, Span, Txn, bundled};
@@ -87,13 +88,9 @@ impl Keys {
         deadline: Moment,
     ) -> Result<Written, Error> {
         let is_known = need.is_some_and(|need| self.leases.contains(&need.id));
-        let mut requests = Vec::with_capacity(2);
-        requests.extend(need.map(
-            |Need { of, id, .. }| {
-                if is_known { keep(id) } else { grant(id, of.seconds()) }
-            },
-        ));
-        requests.push(txn.request(&self.client)?);
+        let lease = |need: Need| if is_known { keep(need.id) } else { grant(need.id, need.of.seconds()) };
+        let requests: Vec<Request> =
+            need.map(lease).into_iter().chain([txn.request(&self.client)?]).collect();
         let mut replies = self.client.ask(&requests, deadline)?;
         let (reply, leased) = (replies.pop(), replies.pop());
         // The lease has ended since the read.
@@ -134,7 +131,7 @@ impl Keys {
 
 impl Draft {
     fn put(&mut self, key: Bytes, value: Vec<u8>, lease: Option<u64>) {
-        let put = Put { key, value: Some(Bytes(value)), lease: lease.map(Number), ..Put::default() };
+        let put = Put { key, value: Bytes(value), lease: lease.map(Number), ..Put::default() };
         self.acts.push(Act::Put(put));
     }
 
@@ -191,8 +188,7 @@ impl Draft {
 
     fn wake(&mut self, token: &Token) {
         let key = self.layout.life(token);
-        let touch =
-            Put { key: key.clone(), value: Some(Bytes::default()), ignore_lease: true, ..Put::default() };
+        let touch = Put { key: key.clone(), ignore_lease: true, ..Put::default() };
         let touch = Txn { compare: vec![Compare::exists(key)], success: vec![Act::Put(touch)] };
         self.acts.push(Act::Txn(touch));
     }

@@ -146,9 +146,6 @@ impl Keys {
             body: json!({ "ID": Number(*lease), "keys": true }).to_string(),
         };
         let requests: Vec<Request> = leases.iter().map(request).collect();
-        if requests.is_empty() {
-            return Ok(Vec::new());
-        }
         let replies = self.client.ask(&requests, deadline)?;
         let parsed =
             replies.into_iter().map(|reply| reply.ok().map(|good| self.client.parse(&good.body)).transpose());
@@ -164,15 +161,11 @@ impl Keys {
 
     /// Revokes the leases that have no keys left. The others are in use, or expire.
     pub(super) fn let_go(&mut self, leases: &[u64], deadline: Moment) -> Result<(), Error> {
-        let looked = leases.iter().zip(self.look_at(leases, deadline)?);
-        let is_empty =
-            |looked: &Option<LeaseAnswer>| looked.as_ref().is_some_and(|looked| looked.keys.is_empty());
-        let empty: Vec<u64> =
-            looked.filter(|(_, looked)| is_empty(looked)).map(|(lease, _)| *lease).collect();
-        if !empty.is_empty() {
-            self.client.revoke(&empty, deadline)?;
+        let mut empty = Vec::new();
+        for (lease, looked) in leases.iter().zip(self.look_at(leases, deadline)?) {
+            empty.extend(looked.filter(|looked| looked.keys.is_empty()).map(|_| *lease));
         }
-        Ok(())
+        Ok(self.client.revoke(&empty, deadline)?)
     }
 }
 

@@ -83,8 +83,7 @@ pub struct Range {
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Put {
     pub key: Bytes,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub value: Option<Bytes>,
+    pub value: Bytes,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<Number>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
