@@ -6,7 +6,6 @@ use super::wire::say;
 use super::{Stamp, Znodes, ZooKeeperStore};
 use crate::clock::Moment;
 use crate::lock::Token;
-use crate::rules::millis;
 use crate::store::Error;
 use crate::store::probe::{Ensemble, Member, Offset, measure, offset};
 use std::time::Duration;
@@ -40,7 +39,10 @@ impl Znodes {
     fn round_trips(&mut self, deadline: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
         let look = [Ask::Look(self.base())];
         let (round_trips, _) = measure(|| self.ask(&look, deadline).map(|_| None))?;
-        Ok((round_trips, self.stamp.and_then(leader_offset)))
+        let clock = self.stamp.map(|Stamp { at, sent, .. }| {
+            offset(Duration::from_millis(at).saturating_add(Moment::now().since(sent)))
+        });
+        Ok((round_trips, clock))
     }
 
     fn tried(&mut self, deadline: Moment) -> Result<Option<()>, Error> {
@@ -70,10 +72,4 @@ impl Znodes {
         let refused = answers.iter().find_map(|answer| answer.as_ref().err());
         refused.map_or(Ok(Some(())), |code| Err(self.refused(*code)))
     }
-}
-
-/// Offset of the leader's clock from this machine's. None if the stamp is older than a minute.
-fn leader_offset(stamp: Stamp) -> Option<Offset> {
-    let ago = Moment::now().since(stamp.sent);
-    (millis(ago) < 60_000).then(|| offset(Duration::from_millis(stamp.at).saturating_add(ago)))
 }

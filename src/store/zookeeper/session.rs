@@ -118,21 +118,19 @@ impl Session {
         let (mut untried, mut pause) = (count, PAUSE);
         loop {
             let each = self.target.connect_timeout + self.target.op_timeout;
-            match self.try_next(net::turn(count, untried, each, deadline)) {
-                Ok(()) => return Ok(()),
+            let failure = match self.try_next(net::turn(count, untried, each, deadline)) {
                 Err(Failure::Refused(error)) => return Err(Failure::Refused(error)),
-                Err(failure) => {
-                    untried -= 1;
-                    if untried == 0 {
-                        if count == 1 || deadline.left() <= PAUSE || interrupt::pause(pause).is_err() {
-                            return Err(failure);
-                        }
-                        // During an election, servers close each new connection at once, so the
-                        // pause grows.
-                        pause = (pause * 2).min(PAUSE_MOST).min(deadline.left() / 8).max(PAUSE);
-                        untried = count;
-                    }
+                Err(failure) => failure,
+                connected => return connected,
+            };
+            untried -= 1;
+            if untried == 0 {
+                if count == 1 || deadline.left() <= PAUSE || interrupt::pause(pause).is_err() {
+                    return Err(failure);
                 }
+                // During an election, servers close each new connection at once, so the pause grows.
+                pause = (pause * 2).min(PAUSE_MOST).min(deadline.left() / 8).max(PAUSE);
+                untried = count;
             }
         }
     }
