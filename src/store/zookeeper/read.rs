@@ -53,7 +53,7 @@ impl Znodes {
         if let Some(code) = refusals.copied().find(|code| *code != Code::NO_NODE) {
             return Err(self.refused(code));
         }
-        let mut seen = self.seen_at(began, stamps, &of_locks)?;
+        let mut seen = self.seen_at(began, &of_locks)?;
         if !self.is_session_left(&mut seen, answers.last()) {
             return Ok(None);
         }
@@ -89,25 +89,15 @@ impl Znodes {
     }
 
     /// Nothing seen yet, and the time of the operation, which was read before the locks.
-    pub(super) fn seen_at(
-        &self,
-        began: Moment,
-        stamps: bool,
-        of_locks: &[Result<Answer, Code>],
-    ) -> Result<Seen, Error> {
+    pub(super) fn seen_at(&self, began: Moment, of_locks: &[Result<Answer, Code>]) -> Result<Seen, Error> {
         let Some(stamp) = self.stamp else {
             return Err(Error::Garbled(format!("{} does not give its time", self.shown())));
         };
         // The time must not be before that of any write, or a reader would find a record's times in
         // the future.
         let written = of_locks.iter().flatten().map(|answer| answer.stat.mtime.saturating_mul(1000));
-        let (lower, upper) = if stamps {
-            (stamp.at * 1000, stamp.upper(Moment::now()))
-        } else {
-            (stamp.lower(began), stamp.upper(began))
-        };
-        let now = Time(lower.max(written.max().unwrap_or_default()));
-        let uncertain = Duration::from_micros(upper.saturating_sub(now.0));
+        let now = Time(stamp.lower(began).max(written.max().unwrap_or_default()));
+        let uncertain = Duration::from_micros(stamp.upper(began).saturating_sub(now.0));
         let (lives, heard, believed) = Default::default();
         Ok(Seen { nodes: Vec::new(), now, uncertain, lives, heard, believed })
     }
@@ -243,10 +233,8 @@ impl Znodes {
     ) -> Result<(), Error> {
         for (lock, node) in locks.iter_mut().zip(nodes) {
             let asks: Vec<Ask> = node.end_paths(lock.ends).map(Ask::Get).collect();
-            for answer in self.ask(&asks, deadline)? {
-                if let Ok(end) = answer {
-                    lock.add_end(&end.data);
-                }
+            for end in self.ask(&asks, deadline)?.iter().flatten() {
+                lock.add_end(&end.data);
             }
         }
         Ok(())

@@ -36,7 +36,7 @@ impl Znodes {
         if !is_same || !is_there || !self.has_good_stamp(began) {
             return Ok(None);
         }
-        let mut seen = self.seen_at(began, false, &[])?;
+        let mut seen = self.seen_at(began, &[])?;
         let (mut locks, nodes): (Vec<_>, Vec<_>) = left.into_iter().unzip();
         seen.nodes = nodes;
         // The write checks that.

@@ -27,7 +27,8 @@ impl Stamp {
         self.dial == dial && now.since(self.heard) <= STAMP_GOOD
     }
 
-    /// Lower bound of the leader's time at a moment, in microseconds since 1970.
+    /// Lower bound of the leader's time at a moment, in microseconds since 1970; if the moment is
+    /// before the stamp, at the stamp.
     pub(super) fn lower(self, now: Moment) -> u64 {
         let passed = now.since(self.heard);
         (self.at * 1000).saturating_add(micros(passed - passed / DRIFT))
