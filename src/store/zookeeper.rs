@@ -177,21 +177,18 @@ impl Coordinator for Znodes {
             self.session.set_lease(Some(ttl));
         }
         loop {
-            if is_own {
-                self.ensure(reading.deadline)?;
-                if let Some(remembered) = self.recall(reading)? {
+            if !is_own || self.ensure(reading.deadline)? {
+                if is_own && let Some(remembered) = self.recall(reading)? {
                     return Ok(remembered);
                 }
-            }
-            if let Some(snapshot) = self.try_to_read(reading)? {
-                self.must_sync = false;
-                return Ok(snapshot);
+                if let Some(snapshot) = self.try_to_read(reading)? {
+                    self.must_sync = false;
+                    return Ok(snapshot);
+                }
             }
             if reading.deadline.passed() {
-                return Err(Error::Unavailable(format!(
-                    "{}: other processes change the lock all the time",
-                    self.shown()
-                )));
+                let why = "other processes change its nodes all the time";
+                return Err(Error::Unavailable(format!("{}: {why}", self.shown())));
             }
         }
     }

@@ -22,38 +22,31 @@ pub(super) struct Life {
 }
 
 impl Znodes {
-    /// Makes sure that this process has its session node, if it has asked for a lease.
-    pub(super) fn ensure(&mut self, deadline: Moment) -> Result<(), Error> {
-        let Some(mine) = self.mine.as_ref().filter(|_| self.session.is_lease()) else { return Ok(()) };
-        let path = self.life_path(mine);
-        let mut has_base = false;
-        while self.life.is_none_or(|life| life.turn != self.session.turn()) {
-            let asks = [Ask::CreateForSession(path.clone()), Ask::Watch(path.clone())];
-            let mut answers = self.ask(&asks, deadline)?.into_iter();
-            let (turn, dial, id) = (self.session.turn(), self.session.dial(), self.session.id());
-            match (answers.next(), answers.next()) {
-                (Some(Err(Code::NO_NODE)), _) if !has_base => {
-                    self.make_base(deadline)?;
-                    has_base = true;
-                }
-                // Left by a session that has ended.
-                (Some(Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner != id => {
-                    drop(self.ask(&[Ask::Delete(path.clone())], deadline)?);
-                }
-                (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner == id => {
-                    self.life = Some(Life { turn, dial, was_ended: false, holds: false });
-                }
-                (Some(Err(code)), _) if code != Code::NODE_EXISTS => return Err(self.refused(code)),
-                _ if deadline.passed() => {
-                    return Err(Error::Unavailable(format!(
-                        "{}: other clients keep deleting the session node of this process",
-                        self.shown()
-                    )));
-                }
-                _ => {}
-            }
+    /// Creates this process's session node, if it has asked for a lease and its session has none.
+    /// Returns false if that has to be tried again.
+    pub(super) fn ensure(&mut self, deadline: Moment) -> Result<bool, Error> {
+        let Some(mine) = self.mine.as_ref().filter(|_| self.session.is_lease()) else { return Ok(true) };
+        if self.life.is_some_and(|life| life.turn == self.session.turn()) {
+            return Ok(true);
         }
-        Ok(())
+        let path = self.life_path(mine);
+        let asks = [Ask::CreateForSession(path.clone()), Ask::Watch(path.clone())];
+        let mut answers = self.ask(&asks, deadline)?.into_iter();
+        let (turn, dial, id) = (self.session.turn(), self.session.dial(), self.session.id());
+        match (answers.next(), answers.next()) {
+            (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner == id => {
+                self.life = Some(Life { turn, dial, was_ended: false, holds: false });
+                return Ok(true);
+            }
+            // Left by a session that has ended.
+            (Some(Err(Code::NODE_EXISTS)), Some(Ok(_))) => {
+                drop(self.ask(&[Ask::Delete(path)], deadline)?);
+            }
+            (Some(Err(Code::NO_NODE)), _) => self.make_base(deadline)?,
+            (Some(Err(code)), _) if code != Code::NODE_EXISTS => return Err(self.refused(code)),
+            _ => {}
+        }
+        Ok(false)
     }
 
     /// Whether this process has lost the session that its hold of this token, if any, relies on. A
