@@ -85,7 +85,6 @@ impl ZooKeeperStore {
 
 /// The engine's coordinator for ZooKeeper.
 pub struct Znodes {
-    target: Arc<Target>,
     session: Session,
     /// This process's token.
     mine: Option<Token>,
@@ -103,15 +102,14 @@ pub struct Znodes {
 impl Clone for Znodes {
     /// A clone begins its own session, because a session belongs to the process that began it.
     fn clone(&self) -> Self {
-        Self { mine: self.mine.clone(), ..Self::over(Arc::clone(&self.target)) }
+        Self { mine: self.mine.clone(), ..Self::over(Arc::clone(&self.session.target)) }
     }
 }
 
 impl Znodes {
     fn over(target: Arc<Target>) -> Self {
         Self {
-            session: Session::new(Arc::clone(&target)),
-            target,
+            session: Session::new(target),
             mine: None,
             life: None,
             stamp: None,
@@ -143,7 +141,7 @@ impl Coordinator for Znodes {
     const CROWD: (u64, u32) = (4, 3);
 
     fn request_time(&self) -> Duration {
-        self.target.connect_timeout + self.target.op_timeout
+        self.session.target.connect_timeout + self.session.target.op_timeout
     }
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
@@ -213,7 +211,7 @@ impl Coordinator for Znodes {
         let path = self.life_path(token);
         let answers = self.ask(&[Ask::WatchEnd(path.clone())], deadline);
         match answers.ok().and_then(|mut answers| answers.pop()) {
-            Some(Ok(_)) => Watching::Watched(Watch { path, dial: Cell::new(self.session.dial()) }),
+            Some(Ok(_)) => Watching::Watched(Watch { path, dial: Cell::new(self.session.dial) }),
             Some(Err(Code::NO_NODE)) => Watching::Missing,
             _ => Watching::Unknown,
         }
@@ -243,7 +241,7 @@ impl Coordinator for Znodes {
 
     /// Only for a watcher, because a holder listens on the connection that it renews on.
     fn subscribe(&self, names: &[Name], _: &Token, _: Listener) -> Box<dyn Subscription> {
-        let nodes = Self::over(Arc::clone(&self.target));
+        let nodes = Self::over(Arc::clone(&self.session.target));
         let watched = names.iter().map(|name| self.lock_path(name.as_str())).collect();
         Box::new(Resumed::new(WatcherSubscription { nodes, watched }))
     }

@@ -26,13 +26,13 @@ impl Znodes {
     /// Returns false if that has to be tried again.
     pub(super) fn ensure(&mut self, deadline: Moment) -> Result<bool, Error> {
         let Some(mine) = self.mine.as_ref().filter(|_| self.session.is_lease()) else { return Ok(true) };
-        if self.life.is_some_and(|life| life.turn == self.session.turn()) {
+        if self.life.is_some_and(|life| life.turn == self.session.turn) {
             return Ok(true);
         }
         let path = self.life_path(mine);
         let asks = [Ask::CreateForSession(path.clone()), Ask::Watch(path.clone())];
         let mut answers = self.ask(&asks, deadline)?.into_iter();
-        let (turn, dial, id) = (self.session.turn(), self.session.dial(), self.session.id());
+        let (turn, dial, id) = (self.session.turn, self.session.dial, self.session.id);
         match (answers.next(), answers.next()) {
             (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner == id => {
                 self.life = Some(Life { turn, dial, was_ended: false, holds: false });

@@ -97,7 +97,8 @@ impl LockNode {
     ) -> Result<(Vec<Ask>, StoredLock, Self), serde_json::Error> {
         let Change { before, mut after, is_changed } = change;
         if !is_changed || (self.version.is_none() && after.is_empty()) {
-            return Ok((self.check().into_iter().collect(), after, self));
+            let check = |version| Ask::Check { path: self.path.clone(), version: Some(version) };
+            return Ok((self.version.map(check).into_iter().collect(), after, self));
         }
         let (data, ends) = after.to_value(now)?;
         let path = self.path.clone();
@@ -129,12 +130,6 @@ impl LockNode {
         self.version = Some(self.version.map_or(0, |version| version.wrapping_add(1)));
         after.version += 1;
         Ok((asks, after, self))
-    }
-
-    /// A check that the lock has not changed since it was read.
-    fn check(&self) -> Option<Ask> {
-        let version = Some(self.version?);
-        Some(Ask::Check { path: self.path.clone(), version })
     }
 }
 

@@ -8,16 +8,16 @@ use crate::store::Error;
 
 impl Znodes {
     pub(super) fn shown(&self) -> &str {
-        &self.target.shown
+        &self.session.target.shown
     }
 
     /// How messages name the chroot.
     pub(super) fn chroot_shown(&self) -> &str {
-        if self.target.space.is_empty() { "/" } else { &self.target.space }
+        if self.session.target.space.is_empty() { "/" } else { &self.session.target.space }
     }
 
     pub(super) fn base(&self) -> String {
-        format!("{}/dlock", self.target.space)
+        format!("{}/dlock", self.session.target.space)
     }
 
     pub(super) fn locks(&self) -> String {

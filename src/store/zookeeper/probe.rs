@@ -22,9 +22,9 @@ impl ZooKeeperStore {
 
 impl Znodes {
     fn members(&self, deadline: Moment) -> Vec<(String, Result<Member, Error>)> {
-        let target = &*self.target;
+        let target = &*self.session.target;
         let ask = |server: &crate::store::net::Address| {
-            let within = self.target.connect_timeout.min(deadline.left());
+            let within = self.session.target.connect_timeout.min(deadline.left());
             let said = say(target, server, "srvr", Moment::now().after(within))?;
             let line = |begin: &str| {
                 let rest = said.lines().find_map(|line| line.strip_prefix(begin));

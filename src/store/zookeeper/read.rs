@@ -105,13 +105,13 @@ impl Znodes {
     /// Returns false if the session that this process's session node belonged to has ended.
     fn is_session_left(&mut self, seen: &mut Seen, looked: Option<&Result<Answer, Code>>) -> bool {
         let (Some(mine), Some(mut life)) = (&self.mine, self.living()) else { return true };
-        if life.turn != self.session.turn() {
+        if life.turn != self.session.turn {
             self.life = None;
             return false;
         }
         match looked {
             Some(Ok(_)) => {
-                life.dial = self.session.dial();
+                life.dial = self.session.dial;
                 seen.lives.insert(mine.clone(), true);
             }
             _ => life.was_ended = true,
@@ -207,7 +207,7 @@ impl Znodes {
             let node = &mut seen.nodes[at];
             match self.found(answer)? {
                 Some(Answer { stat, .. }) => {
-                    node.has_own_beat |= reading.me == Some(&token) && stat.owner == self.session.id();
+                    node.has_own_beat |= reading.me == Some(&token) && stat.owner == self.session.id;
                     let heard = seen.heard.entry(token).or_default();
                     *heard = stat.mtime.max(*heard);
                 }

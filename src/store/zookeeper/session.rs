@@ -28,18 +28,18 @@ const PINGS_PER_TIMEOUT: u32 = 3;
 
 /// A session, or the means to begin one.
 pub struct Session {
-    target: Arc<Target>,
+    pub target: Arc<Target>,
     /// The exact length that the session must have, if it is a lease.
     lease: Option<Duration>,
     /// Id of the session; 0 while there is none.
-    id: i64,
+    pub id: i64,
     password: Vec<u8>,
     /// The timeout that the server has granted.
     timeout: Duration,
     /// Counts the sessions. A new number means that the last session and its nodes are gone.
-    turn: u64,
+    pub turn: u64,
     /// Counts the connections. A new number means that no watch is left.
-    dial: u64,
+    pub dial: u64,
     /// Newest zxid that a server has told.
     seen: i64,
     /// The last request's number (xid). Servers match a commit to a request by session and xid, and
@@ -71,20 +71,6 @@ impl Session {
             next,
             process: std::process::id(),
         }
-    }
-
-    /// Number of the session. Another number means that the nodes of the last one are gone.
-    pub const fn turn(&self) -> u64 {
-        self.turn
-    }
-
-    /// Number of the connection. Another number means that no watch is left.
-    pub const fn dial(&self) -> u64 {
-        self.dial
-    }
-
-    pub const fn id(&self) -> i64 {
-        self.id
     }
 
     pub const fn is_connected(&self) -> bool {

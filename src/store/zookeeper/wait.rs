@@ -21,7 +21,7 @@ impl Znodes {
     /// Sets the watches again after a reconnect. Returns whether one of the nodes has gone
     /// meanwhile.
     fn arm(&mut self, watches: &[&Watch]) -> Result<bool, Failure> {
-        let dial = self.session.dial();
+        let dial = self.session.dial;
         let unarmed: Vec<&&Watch> = watches.iter().filter(|watch| watch.dial.get() != dial).collect();
         if unarmed.is_empty() {
             return Ok(false);
@@ -29,7 +29,7 @@ impl Znodes {
         let asks: Vec<Ask> = unarmed.iter().map(|watch| Ask::WatchEnd(watch.path.clone())).collect();
         let answers = self.ask(&asks, self.soon())?;
         for watch in &unarmed {
-            watch.dial.set(self.session.dial());
+            watch.dial.set(self.session.dial);
         }
         Ok(answers.iter().any(Result::is_err))
     }
@@ -37,7 +37,7 @@ impl Znodes {
     /// Whether this process's session node is still watched. If not, a write to it may have been
     /// missed.
     pub(super) fn is_watched(&self) -> bool {
-        let (turn, dial) = (self.session.turn(), self.session.dial());
+        let (turn, dial) = (self.session.turn, self.session.dial);
         self.session.is_connected() && self.life.is_some_and(|life| life.turn == turn && life.dial == dial)
     }
 
