@@ -16,7 +16,7 @@ use crate::store::Error;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::client::{Resumption, WebPkiServerVerifier};
-use rustls::crypto::{ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
@@ -30,6 +30,7 @@ use std::time::Duration;
 /// Age after which certificates are read again before the next connection, because they are renewed
 /// while a job runs or waits.
 const FRESH: Duration = Duration::from_secs(60);
+
 #[derive(Debug, Clone, Default)]
 pub struct Files {
     /// Authorities to trust in place of the system's.
@@ -73,18 +74,13 @@ fn config(files: &Files) -> Result<ClientConfig, String> {
         Some(path) => named_roots(path)?,
         None => system_roots()?,
     };
-    let broken = |error: rustls::Error| format!("TLS cannot be set up: {error}");
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let provider = Arc::new(ring::default_provider());
+    let verifier = Verifier::new(trusted, Arc::clone(&provider), files)?;
+    let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(broken)?
-        .with_root_certificates(trusted.clone());
-    let known = |aliases: &[String]| {
-        let (roots, provider) = (Arc::new(trusted.clone()), Arc::new(ring::default_provider()));
-        let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
-        let verifier = verifier.map_err(|error| format!("TLS cannot be set up: {error}"))?;
-        let aliases = aliases.iter().filter_map(|alias| ServerName::try_from(alias.clone()).ok());
-        Ok::<_, String>(Arc::new(ByAlias { verifier, aliases: aliases.collect() }))
-    };
+        .map_err(|error| format!("TLS cannot be set up: {error}"))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier));
     let mut config = match &files.client {
         None => builder.with_no_client_auth(),
         Some((cert, key)) => {
@@ -108,68 +104,31 @@ fn config(files: &Files) -> Result<ClientConfig, String> {
             })?
         }
     };
-    if files.any_host {
-        config.dangerous().set_certificate_verifier(Arc::new(AnyHost(trusted)));
-    } else if !files.aliases.is_empty() {
-        config.dangerous().set_certificate_verifier(known(&files.aliases)?);
-    }
     config.resumption = Resumption::disabled();
     Ok(config)
 }
 
-/// Checks that one of these authorities issued a server's certificate, and ignores the host.
+/// Checks a server's certificate as rustls does, with two exceptions: it may name any host if the
+/// user said so; and if only the server's address is missing in it, one of the aliases will do.
 #[derive(Debug)]
-struct AnyHost(RootCertStore);
-
-impl ServerCertVerifier for AnyHost {
-    fn verify_server_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        chain: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        let certificate = ParsedCertificate::try_from(certificate)?;
-        let algorithms = ring::default_provider().signature_verification_algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(&certificate, &self.0, chain, now, algorithms)?;
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = ring::default_provider().signature_verification_algorithms;
-        verify_tls12_signature(message, certificate, signed, &algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let algorithms = ring::default_provider().signature_verification_algorithms;
-        verify_tls13_signature(message, certificate, signed, &algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        ring::default_provider().signature_verification_algorithms.supported_schemes()
-    }
-}
-
-/// Checks a server's certificate as usual. If only the server's address is missing in it, one of
-/// the aliases will do.
-#[derive(Debug)]
-struct ByAlias {
-    verifier: Arc<WebPkiServerVerifier>,
+struct Verifier {
+    usual: Arc<WebPkiServerVerifier>,
+    trusted: Arc<RootCertStore>,
+    any_host: bool,
     aliases: Vec<ServerName<'static>>,
 }
 
-impl ServerCertVerifier for ByAlias {
+impl Verifier {
+    fn new(trusted: RootCertStore, provider: Arc<CryptoProvider>, files: &Files) -> Result<Self, String> {
+        let trusted = Arc::new(trusted);
+        let usual = WebPkiServerVerifier::builder_with_provider(Arc::clone(&trusted), provider).build();
+        let usual = usual.map_err(|error| format!("TLS cannot be set up: {error}"))?;
+        let aliases = files.aliases.iter().filter_map(|alias| ServerName::try_from(alias.clone()).ok());
+        Ok(Self { usual, trusted, any_host: files.any_host, aliases: aliases.collect() })
+    }
+}
+
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -178,20 +137,23 @@ impl ServerCertVerifier for ByAlias {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        use CertificateError::{NotValidForName, NotValidForNameContext};
-        let verify = |name| self.verifier.verify_server_cert(certificate, chain, name, ocsp, now);
-        match (verify(name), name) {
-            (
-                Err(rustls::Error::InvalidCertificate(
-                    flaw @ (NotValidForName | NotValidForNameContext { .. }),
-                )),
-                ServerName::IpAddress(_),
-            ) => {
-                let verified = self.aliases.iter().find_map(|alias| verify(alias).ok());
-                verified.ok_or(rustls::Error::InvalidCertificate(flaw))
-            }
-            (verified, _) => verified,
+        if self.any_host {
+            let certificate = ParsedCertificate::try_from(certificate)?;
+            let algorithms = ring::default_provider().signature_verification_algorithms.all;
+            verify_server_cert_signed_by_trust_anchor(&certificate, &self.trusted, chain, now, algorithms)?;
+            return Ok(ServerCertVerified::assertion());
         }
+        let verify = |name| self.usual.verify_server_cert(certificate, chain, name, ocsp, now);
+        let verified = verify(name);
+        let is_other_address = matches!(
+            (&verified, name),
+            (
+                Err(rustls::Error::InvalidCertificate(CertificateError::NotValidForNameContext { .. })),
+                ServerName::IpAddress(_)
+            )
+        );
+        let mut aliases = self.aliases.iter().filter(|_| is_other_address);
+        aliases.find_map(|alias| verify(alias).ok()).map_or(verified, Ok)
     }
 
     fn verify_tls12_signature(
@@ -200,7 +162,7 @@ impl ServerCertVerifier for ByAlias {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls12_signature(message, certificate, signed)
+        self.usual.verify_tls12_signature(message, certificate, signed)
     }
 
     fn verify_tls13_signature(
@@ -209,11 +171,11 @@ impl ServerCertVerifier for ByAlias {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.verifier.verify_tls13_signature(message, certificate, signed)
+        self.usual.verify_tls13_signature(message, certificate, signed)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.verifier.supported_verify_schemes()
+        self.usual.supported_verify_schemes()
     }
 }
 
