@@ -34,13 +34,11 @@ pub(super) fn distrust(flaw: &CertificateError, files: &Files) -> String {
         Flaw::ExpiredContext { not_after, .. } => {
             format!("its certificate expired at {}; it must be renewed", date(*not_after))
         }
-        Flaw::Expired => "its certificate expired; it must be renewed".into(),
         Flaw::NotValidYetContext { not_before, time } => format!(
             "its certificate is not valid before {}, and by this machine's clock it is {}",
             date(*not_before),
             date(*time)
         ),
-        Flaw::NotValidYet => "its certificate is not valid yet; is this machine's clock right?".into(),
         Flaw::NotValidForNameContext { expected, presented } if presented.is_empty() => format!(
             "its certificate names no host at all, so not {} either; it must have subjectAltName",
             expected.to_str()
@@ -54,8 +52,7 @@ pub(super) fn distrust(flaw: &CertificateError, files: &Files) -> String {
                 expected.to_str()
             )
         }
-        Flaw::NotValidForName => "its certificate is for another host".into(),
-        Flaw::InvalidPurpose | Flaw::InvalidPurposeContext { .. } => {
+        Flaw::InvalidPurposeContext { .. } => {
             "its certificate is not one for servers (extendedKeyUsage)".into()
         }
         // webpki's error, for which rustls has none of its own.
