@@ -1,7 +1,6 @@
 //! Turns an error of a connection into one line that names the cause, and cuts a server's own text
 //! for display. Each store translates its server's refusals itself.
 
-use super::password::Refusal;
 use crate::store::Error;
 use std::io::{self, ErrorKind};
 
@@ -26,15 +25,6 @@ pub enum Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::Refused(error)
-    }
-}
-
-impl Refusal for Failure {
-    fn refusal(&self) -> Option<&Error> {
-        match self {
-            Self::Refused(error) => Some(error),
-            _ => None,
-        }
     }
 }
 

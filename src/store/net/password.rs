@@ -6,6 +6,7 @@
 //! an outage: the operator changes a password in two places, one after the other. If it can no
 //! longer be read, the last accepted one is sent, because a vault may be away.
 
+use super::failure::Failure;
 use crate::clock::Moment;
 use crate::store::Error;
 use std::fmt;
@@ -81,37 +82,26 @@ impl Password {
     }
 }
 
-/// An error of a login.
-pub trait Refusal: From<Error> {
-    /// The error, if it is the server's answer.
-    fn refusal(&self) -> Option<&Error>;
-}
-
-impl Refusal for Error {
-    fn refusal(&self) -> Option<&Error> {
-        Some(self)
-    }
-}
-
 /// Runs `log_in` with the password for `store`. If the server refuses it and it may have changed,
 /// runs it once more with a fresh one.
-pub fn log_in<T, E: Refusal>(
+pub fn log_in<T>(
     store: &str,
     password: Option<&Password>,
     deadline: Moment,
-    mut log_in: impl FnMut(Option<&str>) -> Result<T, E>,
-) -> Result<T, E> {
+    mut log_in: impl FnMut(Option<&str>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
     let changing = match password {
         None => return log_in(None),
         Some(Password::Fixed(text)) => return log_in(Some(text)),
         Some(Password::Read(changing)) => changing,
     };
-    let denied = |error: &E| match error.refusal() {
-        Some(Error::Denied(why)) => Some(why.clone()),
+    let denied = |failure: &Failure| match failure {
+        Failure::Refused(Error::Denied(why)) => Some(why.clone()),
         _ => None,
     };
     let read = || {
-        changing.source.read(deadline).map_err(|error| E::from(error.map(|why| format!("{store}: {why}"))))
+        let read = changing.source.read(deadline);
+        read.map_err(|error| Failure::Refused(error.map(|why| format!("{store}: {why}"))))
     };
     let mut show = |text: String| {
         let answer = log_in(Some(&text));
@@ -142,7 +132,7 @@ pub fn log_in<T, E: Refusal>(
         (Err(unread), _) => Err(unread),
     };
     match answer.as_ref().err().and_then(denied) {
-        Some(why) if proven.is_some() => Err(Error::Unavailable(why).into()),
+        Some(why) if proven.is_some() => Err(Failure::Refused(Error::Unavailable(why))),
         _ => answer,
     }
 }
@@ -171,10 +161,11 @@ mod tests {
         let deadline = || Moment::now().after(std::time::Duration::from_secs(60));
         let mut shown = Vec::new();
         let mut try_password = |password: &Password, good: &str| {
-            log_in("s", Some(password), deadline(), |text| {
+            let answer = log_in("s", Some(password), deadline(), |text| {
                 shown.push(text.unwrap_or_default().to_owned());
-                if text == Some(good) { Ok(()) } else { Err(Error::Denied("no".into())) }
-            })
+                if text == Some(good) { Ok(()) } else { Err(Error::Denied("no".into()).into()) }
+            });
+            answer.map_err(Error::from)
         };
         let password = Password::read_from(Passwords(Mutex::new(vec!["a", "b", "c", "d"])));
         assert_eq!(try_password(&password, "z"), Err(Error::Denied("no".into())), "a and b");
@@ -199,9 +190,10 @@ mod tests {
     fn the_last_accepted_password_is_sent_if_none_can_be_read() -> Result<(), Error> {
         let deadline = || Moment::now().after(std::time::Duration::from_secs(60));
         let try_password = |password: &Password, good: &str| {
-            log_in("s", Some(password), deadline(), |text| {
-                if text == Some(good) { Ok(()) } else { Err(Error::Denied("no".into())) }
-            })
+            let answer = log_in("s", Some(password), deadline(), |text| {
+                if text == Some(good) { Ok(()) } else { Err(Error::Denied("no".into()).into()) }
+            });
+            answer.map_err(Error::from)
         };
         let password = Password::read_from(Once(Mutex::new(Some("a"))));
         try_password(&password, "a")?;

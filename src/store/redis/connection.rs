@@ -76,14 +76,15 @@ impl Connection {
     /// to AUTH is awaited, so that a refused password is read again.
     pub fn dial(target: &Target, deadline: Moment) -> Result<Self, Error> {
         let settles = target.password.as_ref().is_some_and(Password::may_change);
-        log_in(&target.shown, target.password.as_ref(), deadline, |password| {
+        let dialed = log_in(&target.shown, target.password.as_ref(), deadline, |password| {
             let deadline = deadline.min(Moment::now().after(target.connect_timeout));
             let mut connection = Self::open(target, password, deadline)?;
             if settles {
                 connection.send(Vec::new(), deadline)?;
             }
             Ok(connection)
-        })
+        });
+        Ok(dialed?)
     }
 
     fn open(target: &Target, password: Option<&str>, deadline: Moment) -> Result<Self, Error> {

@@ -99,26 +99,23 @@ struct Greeting {
 impl Connection {
     /// Connects and logs in by `deadline`. `settings` are statements, each with its semicolon.
     pub fn begin(target: &Target, server: &Address, settings: &str, deadline: Moment) -> Result<Self, Error> {
-        log_in(&target.shown_at(server), target.password.as_ref(), deadline, |password| {
-            Self::begin_as(target, server, password, settings.into(), deadline)
-        })
-    }
-
-    fn begin_as(
-        target: &Target,
-        server: &Address,
-        password: Option<&str>,
-        settings: String,
-        deadline: Moment,
-    ) -> Result<Self, Error> {
-        let pipe = Pipe::open(target.shown_at(server), target, server, deadline)?;
-        let has_password = password.is_some();
+        let shown = target.shown_at(server);
         let role = if target.has_several() { format!("SELECT {IS_READ_ONLY}; ") } else { String::new() };
-        let mut connection =
-            Self { pipe, sequence: 0, has_password, process: 0, settings, role, is_owed: false };
-        connection.log_in(target, server, password.unwrap_or_default(), deadline).map_err(Error::from)?;
-        connection.pipe.farewell = QUIT;
-        Ok(connection)
+        let begun = log_in(&shown, target.password.as_ref(), deadline, |password| {
+            let mut connection = Self {
+                pipe: Pipe::open(shown.clone(), target, server, deadline)?,
+                sequence: 0,
+                has_password: password.is_some(),
+                process: 0,
+                settings: settings.into(),
+                role: role.clone(),
+                is_owed: false,
+            };
+            connection.log_in(target, server, password.unwrap_or_default(), deadline).map_err(Error::from)?;
+            connection.pipe.farewell = QUIT;
+            Ok(connection)
+        });
+        Ok(begun?)
     }
 
     fn log_in(

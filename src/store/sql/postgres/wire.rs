@@ -74,27 +74,20 @@ impl Connection {
     /// Connects and logs in by `deadline`.
     pub fn begin(target: &Target, server: &Address, deadline: Moment) -> Result<Self, Error> {
         let shown = target.shown_at(server);
-        log_in(&shown, target.password.as_ref(), deadline, |password| {
-            Self::begin_as(target, server, password, deadline)
-        })
-    }
-
-    fn begin_as(
-        target: &Target,
-        server: &Address,
-        password: Option<&str>,
-        deadline: Moment,
-    ) -> Result<Self, Error> {
-        let mut pipe = Pipe::open(target.shown_at(server), target, server, deadline)?;
-        if target.tls.is_some() {
-            ask_for_tls(&pipe.store, &mut Bounded { stream: &mut pipe.stream, deadline })?;
-            pipe.begin_tls(target, server, deadline)?;
-        }
-        let (asks_role, guard) = (target.has_several(), Guard::default());
-        let mut connection = Self { pipe, process: 0, is_notified: false, is_near: false, asks_role, guard };
-        connection.log_in(target, password, deadline).map_err(Error::from)?;
-        connection.pipe.farewell = TERMINATE;
-        Ok(connection)
+        let begun = log_in(&shown, target.password.as_ref(), deadline, |password| {
+            let mut pipe = Pipe::open(shown.clone(), target, server, deadline)?;
+            if target.tls.is_some() {
+                ask_for_tls(&shown, &mut Bounded { stream: &mut pipe.stream, deadline })?;
+                pipe.begin_tls(target, server, deadline)?;
+            }
+            let (asks_role, guard) = (target.has_several(), Guard::default());
+            let mut connection =
+                Self { pipe, process: 0, is_notified: false, is_near: false, asks_role, guard };
+            connection.log_in(target, password, deadline).map_err(Error::from)?;
+            connection.pipe.farewell = TERMINATE;
+            Ok(connection)
+        });
+        Ok(begun?)
     }
 
     fn log_in(&mut self, target: &Target, password: Option<&str>, deadline: Moment) -> Result<(), Failure> {
