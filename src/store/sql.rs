@@ -247,18 +247,12 @@ impl Coordinator for Tables {
             Err(failure @ (Failure::Broken(_) | Failure::ReadOnly(_))) => {
                 Ok(Written::Unknown(failure.into()))
             }
-            Err(Failure::NoTables(why)) => {
-                // The tables existed when they were read. If they are missing now, the next read
-                // reports it.
-                let names = self.dialect.list(&mut write.read.iter().map(|(name, _)| name.as_str()));
-                match (self.ask(&[self.dialect.versions(&names)], Again::Yes, deadline), why) {
-                    (Err(Failure::NoTables(_)), _) => Ok(Written::Conflict),
-                    (_, Error::Denied(why)) => {
-                        Err(Error::Denied(format!("{why}; docs/stores.md has the GRANT statement")))
-                    }
-                    (_, why) => Err(why),
-                }
+            Err(Failure::NoTables(Error::Denied(why))) => {
+                Err(Error::Denied(format!("{why}; docs/stores.md has the GRANT statement")))
             }
+            // The tables existed when they were read. If they are missing now, the next read
+            // reports it.
+            Err(Failure::NoTables(_)) => Ok(Written::Conflict),
             Err(failure) => Err(failure.into()),
         }
     }

@@ -341,8 +341,9 @@ fn meaning(store: &str, said: &Said) -> Failure {
         // Another client changes or creates the same row or table, or a deadlock, or an operator's
         // dlock has ended the sleep of a waiter.
         1020 | 1050 | 1062 | 1213 | 1317 | 1412 | 3058 => Failure::Conflict,
+        1146 => Failure::NoTables(Error::Unfit(format!("{store} has no table for locks: {text}"))),
         // A user without rights to a table gets this error even if there is no table.
-        1146 | 1142 => Failure::NoTables(Error::Denied(format!(
+        1142 => Failure::NoTables(Error::Denied(format!(
             "{store} has no table for locks, or denies this user a right that dlock needs: {text}"
         ))),
         1054 | 1136 | 1364 | 1406 => unfit(format!(
