@@ -86,9 +86,6 @@ fn servers(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
     // Traffic that does not leave this machine needs no TLS.
     let is_local = hosts.iter().all(Host::is_loopback);
     let (wire, any_host) = mode.unwrap_or((if is_local { Wire::Plain } else { Wire::Tls }, false));
-    if wire == Wire::Plain && parameters::has_certificates(others.iter().copied()) {
-        return Err(format!("ca=, cert= and key= are for TLS: {} needs sslmode=verify-full", joined(&hosts)));
-    }
     let mut tls = parameters::tls(others.into_iter(), wire)?;
     if let Some(tls) = &mut tls {
         tls.any_host = any_host;

@@ -48,11 +48,6 @@ pub enum Sentinels {
     No,
 }
 
-/// Whether certificates are given.
-pub fn has_certificates<'p>(mut given: impl Iterator<Item = (&'p str, &'p str)>) -> bool {
-    given.any(|(name, _)| matches!(name, "ca" | "cert" | "key"))
-}
-
 /// The TLS settings, `Some` if TLS is used.
 pub fn tls<'p>(given: impl Iterator<Item = (&'p str, &'p str)>, wire: Wire) -> Result<Option<Tls>, String> {
     Ok(read(given, wire, Sentinels::No)?.0)
@@ -69,7 +64,7 @@ pub fn read<'p>(
         match name {
             "ca" | "cert" | "key" if wire == Wire::Plain => {
                 return Err(format!(
-                    "{name}= is for TLS: the scheme must begin with rediss, or be etcds; {ALLOWED}"
+                    "{name}= is for TLS: the scheme must begin with rediss, or be etcds or zookeepers; a database needs sslmode=verify-full; {ALLOWED}"
                 ));
             }
             "sentinel-username" | "sentinel-password-file" if sentinels == Sentinels::No => {
@@ -79,11 +74,6 @@ pub fn read<'p>(
             "user" | "username" | "pass" | "password" | "sentinel-password" => {
                 return Err(format!(
                     "there is no parameter {name}=: write user and password before the host, or better in DLOCK_USERNAME and DLOCK_PASSWORD_FILE (sentinel-password-file= for sentinels)"
-                ));
-            }
-            "db" => {
-                return Err(format!(
-                    "there is no parameter db=: the database is written after the host; {ALLOWED}"
                 ));
             }
             _ => {

@@ -18,14 +18,6 @@ pub fn parse(scheme: &str, rest: &str) -> Result<Option<Url>, String> {
         "redis+sentinel" | "rediss+sentinel" => sentinel,
         "redis+cluster" | "rediss+cluster" => cluster,
         "redis+quorum" | "rediss+quorum" => quorum,
-        "rediss+unix" => {
-            return Err(format!(
-                "a socket on this machine has no TLS: write redis+unix:///SOCKET; {ALLOWED}"
-            ));
-        }
-        "unix" | "redis-socket" => {
-            return Err(format!("write a socket as redis+unix:///SOCKET; {ALLOWED}"));
-        }
         _ => return Ok(None),
     };
     parse(authority(rest)?, wire).map(Some)

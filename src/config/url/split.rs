@@ -13,15 +13,9 @@ pub struct Parts<'a> {
     pub hosts: &'a str,
     pub path: &'a str,
     pub query: Option<&'a str>,
-    /// Whether an error may repeat a part of the URL.
-    echo: Echo,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Echo {
-    Shown,
-    /// There is an `@`, and the end of the password may be the very mistake.
-    Hidden,
+    /// Whether an error must not repeat a part of the URL: there is an `@`, and the end of the
+    /// password may be the very mistake.
+    may_be_secret: bool,
 }
 
 /// Splits `//user:password@hosts/path?query`.
@@ -29,8 +23,8 @@ pub fn authority(rest: &str) -> Result<Parts<'_>, String> {
     let Some(rest) = rest.strip_prefix("//") else {
         return Err(format!("// is missing after the scheme; {ALLOWED}"));
     };
-    let echo = if rest.contains('@') { Echo::Hidden } else { Echo::Shown };
-    let encode = if echo == Echo::Hidden { " (in a password write / ? # @ as %2F %3F %23 %40)" } else { "" };
+    let may_be_secret = rest.contains('@');
+    let encode = if may_be_secret { " (in a password write / ? # @ as %2F %3F %23 %40)" } else { "" };
     if rest.contains('#') {
         return Err(format!("a store URL has no # part{encode}; {ALLOWED}"));
     }
@@ -51,7 +45,7 @@ pub fn authority(rest: &str) -> Result<Parts<'_>, String> {
             (name, word.map(decode).transpose()?.map(Secret::new))
         }
     };
-    Ok(Parts { username, password, hosts, path, query, echo })
+    Ok(Parts { username, password, hosts, path, query, may_be_secret })
 }
 
 impl Parts<'_> {
@@ -130,7 +124,7 @@ impl Parts<'_> {
 
     /// A part of the URL for an error message, or nothing if it may be secret.
     pub fn shown(&self, what: &str) -> String {
-        if self.echo == Echo::Hidden { String::new() } else { format!(" '{what}'") }
+        if self.may_be_secret { String::new() } else { format!(" '{what}'") }
     }
 }
 

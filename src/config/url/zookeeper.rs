@@ -20,9 +20,6 @@ pub fn parse(scheme: &str, rest: &str) -> Result<Option<Url>, String> {
             "the text after the servers must be the path of a node, such as /ops/locks; {ALLOWED}"
         ));
     }
-    if wire == Wire::Plain && parameters::has_certificates(parts.parameters()) {
-        return Err(format!("ca=, cert= and key= are for TLS: the scheme must be zookeepers; {ALLOWED}"));
-    }
     let tls = parameters::tls(parts.parameters(), wire)?;
     Ok(Some(url(Location::ZooKeeper { servers, chroot, tls }, parts)))
 }
