@@ -1,11 +1,12 @@
 //! One connection to a PostgreSQL server: connect, log in and query, under deadlines that cover a
-//! whole exchange. Uses the few messages of protocol 3.0 that dlock needs. SCRAM and md5 come from
-//! `postgres-protocol`. That crate's own client is not used: it brings an async runtime, and looks
-//! up names on a thread that it waits for.
+//! whole exchange. Uses the few messages of protocol 3.0 that dlock needs. The messages and the
+//! proofs of the password come from `postgres-protocol`. That crate's own client is not used: it
+//! brings an async runtime, and looks up names on a thread that it waits for.
 //!
 //! After any failure the connection is not used again, because a late answer would be taken for the
 //! answer to another question.
 
+use super::super::link::Row;
 use super::super::{Answer, Failure, Link};
 use super::guard::{Guard, Preamble};
 use super::{NEAR, meaning};
@@ -17,9 +18,15 @@ use crate::store::net::password::log_in;
 use crate::store::net::pipe::{ANSWER_MOST, Pipe};
 use crate::store::net::streams::Bounded;
 use crate::store::net::target::Target;
+use bytes::BytesMut;
+use fallible_iterator::FallibleIterator;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
-use std::io::{ErrorKind, Read, Write};
+use postgres_protocol::message::backend::{
+    DataRowBody, ErrorResponseBody, Header, Message, NotificationResponseBody,
+};
+use postgres_protocol::message::frontend;
+use std::io::{self, ErrorKind, Read, Write};
 
 /// Least SCRAM iterations, PostgreSQL's default. With fewer it is cheap to guess the password from
 /// the proof.
@@ -64,12 +71,6 @@ struct Proof<'a> {
     is_done: bool,
 }
 
-/// A message of the server.
-struct Message {
-    kind: u8,
-    body: Vec<u8>,
-}
-
 impl Connection {
     /// Connects and logs in by `deadline`.
     pub fn begin(target: &Target, server: &Address, deadline: Moment) -> Result<Self, Error> {
@@ -91,32 +92,22 @@ impl Connection {
     }
 
     fn log_in(&mut self, target: &Target, password: Option<&str>, deadline: Moment) -> Result<(), Failure> {
-        let mut startup = vec![0, 3, 0, 0];
         let parameters = [
             ("user", target.user()),
             ("database", &target.space),
             ("application_name", "dlock"),
             ("client_encoding", "UTF8"),
         ];
-        for (name, value) in parameters {
-            for text in [name, value] {
-                startup.extend(text.as_bytes());
-                startup.push(0);
-            }
-        }
-        startup.push(0);
-        self.send(&framed(None, &startup), deadline)?;
+        self.send(|bytes| frontend::startup_message(parameters, bytes), deadline)?;
         let mut proof = Proof { password, ..Proof::default() };
         loop {
-            let message = self.message(deadline)?;
-            match message.kind {
-                b'R' => self.prove(&message.body, target, &mut proof, deadline)?,
-                b'K' => {
-                    self.process = message.body.first_chunk().map_or(0, |id| u32::from_be_bytes(*id).into())
+            match self.message(deadline)? {
+                Message::BackendKeyData(key) => {
+                    self.process = u64::try_from(key.process_id()).unwrap_or_default();
                 }
-                b'Z' => return Ok(()),
-                b'E' => return Err(self.error(&message.body)),
-                _ => {}
+                Message::ReadyForQuery(_) => return Ok(()),
+                Message::ErrorResponse(error) => return Err(self.error(&error)),
+                asked => self.prove(asked, target, &mut proof, deadline)?,
             }
         }
     }
@@ -126,84 +117,93 @@ impl Connection {
     /// that it knows the password too.
     fn prove(
         &mut self,
-        asked: &[u8],
+        asked: Message,
         target: &Target,
         proof: &mut Proof<'_>,
         deadline: Moment,
     ) -> Result<(), Failure> {
-        let store = self.pipe.store.clone();
-        let denied = |why: &str| Failure::Refused(Error::Denied(format!("{store} {why}")));
-        let Some((method, rest)) = asked.split_first_chunk() else { return Err(self.not_postgres()) };
-        let method = u32::from_be_bytes(*method);
-        if proof.scram.is_some() && !proof.is_done && !matches!(method, 11 | 12) {
-            return Err(denied(
-                "ended SCRAM before it proved that it knows the password; is it your server?",
-            ));
+        let goes_on =
+            matches!(asked, Message::AuthenticationSaslContinue(_) | Message::AuthenticationSaslFinal(_));
+        if proof.scram.is_some() && !proof.is_done && !goes_on {
+            return Err(
+                self.denied("ended SCRAM before it proved that it knows the password; is it your server?")
+            );
         }
-        if method == 0 {
+        if matches!(asked, Message::AuthenticationOk) {
             return Ok(());
         }
         let password = proof.password.ok_or_else(|| {
-            denied("wants a password; give one by --password-file, --password-command or the config file")
+            self.denied(
+                "wants a password; give one by --password-file, --password-command or the config file",
+            )
         })?;
-        let answer = match (method, &mut proof.scram) {
-            (3 | 5, _) if !self.pipe.is_private() => {
-                let how = if method == 3 { "in clear text" } else { "with md5" };
-                return Err(denied(&format!(
-                    "wants the password {how}, and the connection has no TLS; use the socket (postgres+unix://), \
-                     sslmode=verify-full or verify-ca, or scram-sha-256 in pg_hba.conf"
-                )));
+        match (asked, &mut proof.scram) {
+            (Message::AuthenticationCleartextPassword, _) => {
+                self.check_private("in clear text")?;
+                self.send(|bytes| frontend::password_message(password.as_bytes(), bytes), deadline)
             }
-            (3, _) => [password.as_bytes(), b"\0"].concat(),
-            (5, _) => {
-                let salt = rest.first_chunk().copied().unwrap_or_default();
-                let hash = md5_hash(target.user().as_bytes(), password.as_bytes(), salt);
-                [hash.as_bytes(), b"\0"].concat()
+            (Message::AuthenticationMd5Password(asked), _) => {
+                self.check_private("with md5")?;
+                let hash = md5_hash(target.user().as_bytes(), password.as_bytes(), asked.salt());
+                self.send(|bytes| frontend::password_message(hash.as_bytes(), bytes), deadline)
             }
-            (10, scram) if rest.split(|byte| *byte == 0).any(|name| name == SCRAM_SHA_256.as_bytes()) => {
+            (Message::AuthenticationSasl(asked), scram)
+                if asked.mechanisms().any(|name| Ok(name == SCRAM_SHA_256)).unwrap_or(false) =>
+            {
                 let begun =
                     scram.insert(ScramSha256::new(password.as_bytes(), ChannelBinding::unsupported()));
                 let first = begun.message();
-                let length = u32::try_from(first.len()).unwrap_or(0).to_be_bytes();
-                [SCRAM_SHA_256.as_bytes(), b"\0", &length, first].concat()
+                self.send(|bytes| frontend::sasl_initial_response(SCRAM_SHA_256, first, bytes), deadline)
             }
-            (11, Some(_)) if iterations(rest).is_some_and(|count| count < ITERATIONS_LEAST) => {
-                return Err(denied(&format!(
-                    "asks for a SCRAM proof with fewer than {ITERATIONS_LEAST} iterations, which makes the password easy to guess; is it your server? If so, raise scram_iterations there and set the password again"
-                )));
+            (Message::AuthenticationSaslContinue(asked), Some(scram)) => {
+                if iterations(asked.data()).is_some_and(|count| count < ITERATIONS_LEAST) {
+                    return Err(self.denied(&format!(
+                        "asks for a SCRAM proof with fewer than {ITERATIONS_LEAST} iterations, which makes the password easy to guess; is it your server? If so, raise scram_iterations there and set the password again"
+                    )));
+                }
+                scram.update(asked.data()).map_err(|_| self.denied("did not follow the SCRAM protocol"))?;
+                self.send(|bytes| frontend::sasl_response(scram.message(), bytes), deadline)
             }
-            (11, Some(scram)) => {
-                scram.update(rest).map_err(|_| denied("did not follow the SCRAM protocol"))?;
-                scram.message().to_vec()
+            (Message::AuthenticationSaslFinal(asked), Some(scram)) => {
+                let finished = scram.finish(asked.data());
+                proof.is_done = finished.is_ok();
+                finished.map_err(|_| self.denied("could not prove that it knows the password"))
             }
-            (12, Some(scram)) => {
-                scram.finish(rest).map_err(|_| denied("could not prove that it knows the password"))?;
-                proof.is_done = true;
-                return Ok(());
-            }
-            _ => {
-                return Err(denied(
-                    "asks for a login method that dlock does not have (it has SCRAM-SHA-256, md5 and password)",
-                ));
-            }
-        };
-        self.send(&framed(Some(b'p'), &answer), deadline)
-    }
-
-    fn send(&mut self, bytes: &[u8], deadline: Moment) -> Result<(), Failure> {
-        match self.pipe.send(bytes, deadline) {
-            Ok(()) => Ok(()),
-            // The error that the server sent before it closed is more useful.
-            Err(failure) => match self.message(deadline) {
-                Ok(Message { kind: b'E', body }) => Err(self.error(&body)),
-                _ => Err(failure.into()),
-            },
+            _ => Err(self.denied(
+                "asks for a login method that dlock does not have (it has SCRAM-SHA-256, md5 and password)",
+            )),
         }
     }
 
-    /// Notes a notification: process, channel, payload.
-    fn note(&mut self, message: &Message) {
-        let is_near = message.body.strip_suffix(b"\0").is_some_and(|body| body.ends_with(NEAR.as_bytes()));
+    /// Fails if somebody else could read the password on the connection.
+    fn check_private(&self, how: &str) -> Result<(), Failure> {
+        if self.pipe.is_private() {
+            return Ok(());
+        }
+        Err(self.denied(&format!(
+            "wants the password {how}, and the connection has no TLS; use the socket (postgres+unix://), \
+             sslmode=verify-full or verify-ca, or scram-sha-256 in pg_hba.conf"
+        )))
+    }
+
+    fn denied(&self, why: &str) -> Failure {
+        Failure::Refused(Error::Denied(format!("{} {why}", self.pipe.store)))
+    }
+
+    /// Sends the messages that `write` makes.
+    fn send(
+        &mut self,
+        write: impl FnOnce(&mut BytesMut) -> io::Result<()>,
+        deadline: Moment,
+    ) -> Result<(), Failure> {
+        let mut bytes = BytesMut::new();
+        write(&mut bytes).map_err(|error| self.pipe.failure(&error))?;
+        Ok(self.pipe.send(&bytes, deadline)?)
+    }
+
+    /// Notes a notification.
+    fn note(&mut self, notification: &NotificationResponseBody) {
+        let is_near = notification.message().is_ok_and(|payload| payload == NEAR);
         *(if is_near { &mut self.is_near } else { &mut self.is_notified }) = true;
     }
 
@@ -211,10 +211,10 @@ impl Connection {
     fn message(&mut self, deadline: Moment) -> Result<Message, Failure> {
         loop {
             while let Some(message) = self.take()? {
-                match message.kind {
-                    b'A' => self.note(&message),
-                    b'N' | b'S' => {}
-                    _ => return Ok(message),
+                match message {
+                    Message::NotificationResponse(notification) => self.note(&notification),
+                    Message::NoticeResponse(_) | Message::ParameterStatus(_) => {}
+                    message => return Ok(message),
                 }
             }
             self.pipe.fill(deadline)?;
@@ -223,16 +223,16 @@ impl Connection {
 
     /// The next message, if all of it has arrived.
     fn take(&mut self) -> Result<Option<Message>, Failure> {
-        let Some((&kind, behind)) = self.pipe.rest().split_first() else { return Ok(None) };
-        let Some(length) = behind.first_chunk() else { return Ok(None) };
-        let length = u32::from_be_bytes(*length) as usize;
-        if !kind.is_ascii_alphanumeric() || !(4..=ANSWER_MOST).contains(&length) {
+        let Ok(header) = Header::parse(self.pipe.rest()) else { return Err(self.not_postgres()) };
+        let Some(header) = header else { return Ok(None) };
+        let length = usize::try_from(header.len()).unwrap_or_default();
+        if length > ANSWER_MOST {
             return Err(self.not_postgres());
         }
-        let Some(body) = behind.get(4..length) else { return Ok(None) };
-        let message = Message { kind, body: body.to_vec() };
+        let Some(bytes) = self.pipe.rest().get(..=length) else { return Ok(None) };
+        let message = Message::parse(&mut BytesMut::from(bytes)).map_err(|_| self.not_postgres())?;
         self.pipe.take(1 + length);
-        Ok(Some(message))
+        Ok(message)
     }
 
     fn not_postgres(&self) -> Failure {
@@ -240,8 +240,8 @@ impl Connection {
         Failure::Broken(Error::Garbled(format!("{}: {what}", self.pipe.store)))
     }
 
-    fn error(&self, body: &[u8]) -> Failure {
-        let said = Said::parse(body);
+    fn error(&self, error: &ErrorResponseBody) -> Failure {
+        let said = Said::parse(error);
         match meaning(&self.pipe.store, &said) {
             Failure::Refused(error) if said.is_fatal => Failure::Silent(error),
             Failure::ReadOnly(error) if !self.asks_role => Failure::Refused(error),
@@ -259,23 +259,21 @@ impl Connection {
         let role = usize::from(self.asks_role);
         let (mut left, mut facts) = (preamble.statements + role, Vec::new());
         loop {
-            let message = self.message(deadline)?;
-            match message.kind {
-                b'D' => {
-                    let columns = message.body.first_chunk().map_or(0, |count| u16::from_be_bytes(*count));
-                    self.pipe.count(columns.into())?;
-                    let row = row(&message.body).ok_or_else(|| self.not_postgres())?;
+            match self.message(deadline)? {
+                Message::DataRow(row) => {
+                    let row = columns(&row).map_err(|_| self.not_postgres())?;
+                    self.pipe.count(row.len())?;
                     if left > 0 { facts.push(row) } else { answer.rows.push(row) }
                 }
-                b'C' if left > 0 => {
+                Message::CommandComplete(_) if left > 0 => {
                     left -= 1;
                     if left == 0 {
                         self.guard.learn(preamble, facts.get(role..).unwrap_or_default());
                     }
                 }
-                b'C' => answer.changed = changed(&message.body),
-                b'E' => {
-                    let said = self.error(&message.body);
+                Message::CommandComplete(done) => answer.changed = changed(done.tag().unwrap_or_default()),
+                Message::ErrorResponse(error) => {
+                    let said = self.error(&error);
                     if matches!(said, Failure::Broken(_) | Failure::Silent(_) | Failure::ReadOnly(_)) {
                         return Err(said);
                     }
@@ -285,24 +283,24 @@ impl Connection {
                     }
                     failure = failure.or(Some(said));
                 }
-                b'Z' if self.asks_role && is_read_only(&facts) => {
+                Message::ReadyForQuery(_) if self.asks_role && is_read_only(&facts) => {
                     let why = format!("{} is read-only, as a standby is", self.pipe.store);
                     return Err(Failure::ReadOnly(Error::Unavailable(why)));
                 }
-                b'Z' => return Ok((answer, failure)),
+                Message::ReadyForQuery(_) => return Ok((answer, failure)),
                 _ => {}
             }
         }
     }
 
-    /// The message that runs a text after its preamble. It sets a lock timeout: while a server
+    /// A text with its preamble. It sets a lock timeout: while a server
     /// waits for rows that another client keeps locked, it does not notice that its own client has
     /// gone, and each attempt would leave a process behind.
-    fn query(&self, preamble: &Preamble, text: &str, deadline: Moment) -> Vec<u8> {
+    fn query(&self, preamble: &Preamble, text: &str, deadline: Moment) -> String {
         let millis = deadline.left().as_millis().clamp(1, 1 << 30);
         let role = if self.asks_role { IS_READ_ONLY } else { "" };
         let preamble = &preamble.text;
-        framed(Some(b'Q'), format!("SET LOCAL lock_timeout = {millis}; {role}{preamble}{text}\0").as_bytes())
+        format!("SET LOCAL lock_timeout = {millis}; {role}{preamble}{text}")
     }
 }
 
@@ -310,9 +308,8 @@ impl Link for Connection {
     fn ask(&mut self, statements: &[String], deadline: Moment) -> Result<Vec<Answer>, Failure> {
         let preambles: Vec<_> = statements.iter().map(|text| self.guard.preamble(text)).collect();
         let texts = preambles.iter().zip(statements);
-        let bytes: Vec<u8> =
-            texts.flat_map(|(preamble, text)| self.query(preamble, text, deadline)).collect();
-        self.send(&bytes, deadline)?;
+        let texts: Vec<_> = texts.map(|(preamble, text)| self.query(preamble, text, deadline)).collect();
+        self.send(|bytes| texts.iter().try_for_each(|text| frontend::query(text, bytes)), deadline)?;
         let (mut answers, mut failed) = (Vec::with_capacity(statements.len()), None);
         for preamble in &preambles {
             let (answer, failure) = self.answer(preamble, deadline)?;
@@ -328,11 +325,12 @@ impl Link for Connection {
             while let Some(message) =
                 self.take().map_err(|_| self.pipe.failure(&ErrorKind::InvalidData.into()))?
             {
-                if message.kind == b'A' {
-                    self.note(&message);
-                }
-                if message.kind == b'E' {
-                    return Err(self.pipe.failure(&ErrorKind::ConnectionAborted.into()).into());
+                match message {
+                    Message::NotificationResponse(notification) => self.note(&notification),
+                    Message::ErrorResponse(_) => {
+                        return Err(self.pipe.failure(&ErrorKind::ConnectionAborted.into()).into());
+                    }
+                    _ => {}
                 }
             }
             if std::mem::take(&mut self.is_notified) {
@@ -357,9 +355,9 @@ impl Link for Connection {
 
 /// Asks the server to switch to TLS.
 fn ask_for_tls(store: &str, raw: &mut Bounded<'_>) -> Result<(), Error> {
-    let mut answer = [0];
-    let asked =
-        raw.write_all(&framed(None, &80_877_103u32.to_be_bytes())).and_then(|()| raw.read_exact(&mut answer));
+    let (mut request, mut answer) = (BytesMut::new(), [0]);
+    frontend::ssl_request(&mut request);
+    let asked = raw.write_all(&request).and_then(|()| raw.read_exact(&mut answer));
     asked.map_err(|error| unreachable(store, &error))?;
     match answer[0] {
         b'S' => Ok(()),
@@ -370,14 +368,8 @@ fn ask_for_tls(store: &str, raw: &mut Bounded<'_>) -> Result<(), Error> {
     }
 }
 
-/// A message with its kind, if it has one, and its length.
-fn framed(kind: Option<u8>, body: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(body.len() + 4).unwrap_or(u32::MAX).to_be_bytes();
-    [kind.as_slice(), &length, body].concat()
-}
-
 /// Whether the first row, which answers [`IS_READ_ONLY`], says so.
-fn is_read_only(rows: &[Vec<Option<Vec<u8>>>]) -> bool {
+fn is_read_only(rows: &[Row]) -> bool {
     rows.first().and_then(|row| row.first()?.as_deref()) == Some(b"on")
 }
 
@@ -387,37 +379,21 @@ fn iterations(server_first: &[u8]) -> Option<u32> {
 }
 
 /// The columns of a row, as text.
-fn row(body: &[u8]) -> Option<Vec<Option<Vec<u8>>>> {
-    let (count, mut rest) = body.split_first_chunk()?;
-    let mut columns = Vec::new();
-    for _ in 0..u16::from_be_bytes(*count) {
-        let (length, behind) = rest.split_first_chunk()?;
-        rest = behind;
-        columns.push(match usize::try_from(i32::from_be_bytes(*length)) {
-            Ok(length) => {
-                let (column, behind) = rest.split_at_checked(length)?;
-                rest = behind;
-                Some(column.to_vec())
-            }
-            Err(_) => None,
-        });
-    }
-    Some(columns)
+fn columns(row: &DataRowBody) -> io::Result<Row> {
+    row.ranges().map(|range| Ok(range.map(|range| row.buffer()[range].to_vec()))).collect()
 }
 
 /// Number of rows that a command changed: the last word of its tag.
-fn changed(body: &[u8]) -> u64 {
-    let text = body.strip_suffix(b"\0").and_then(|text| std::str::from_utf8(text).ok()).unwrap_or_default();
-    text.rsplit(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0)
+fn changed(tag: &str) -> u64 {
+    tag.rsplit(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 impl Said {
-    fn parse(body: &[u8]) -> Self {
-        let mut said = Self::default();
-        for field in body.split(|byte| *byte == 0) {
-            let Some((kind, text)) = field.split_first() else { continue };
-            let text = String::from_utf8_lossy(text).into_owned();
-            match kind {
+    fn parse(error: &ErrorResponseBody) -> Self {
+        let (mut said, mut fields) = (Self::default(), error.fields());
+        while let Ok(Some(field)) = fields.next() {
+            let text = String::from_utf8_lossy(field.value_bytes()).into_owned();
+            match field.type_() {
                 b'C' => said.code = text,
                 b'M' => said.text = text,
                 b'V' => said.is_fatal = text == "FATAL" || text == "PANIC",
