@@ -135,7 +135,6 @@ impl Tables {
         before: Option<&Token>,
         until: Moment,
     ) -> Result<Wake, Failure> {
-        let mut looks = 0;
         // It reads the lock at its next heartbeat and not at once, when the new holder needs the server.
         if self.line.as_mut().is_some_and(|line| line.link.has_come_near()) {
             return Ok(Wake::Look);
@@ -161,10 +160,6 @@ impl Tables {
             if self.listen(token, self.soon())? && !self.still_waits(names, token)? {
                 return Ok(Wake::Woken);
             }
-            // The predecessor may take its advisory lock in a moment.
-            let is_soon = before.is_some() && !self.dialect.has_channels();
-            let ahead = if is_soon { ahead.min((1 << looks.min(16)) - 1) } else { ahead };
-            looks += 1;
             let Some(line) = &mut self.line else { return Ok(Wake::Woken) };
             let is_listening = line.listens;
             let is_told_of_a_death = is_listening || at_lock == AtLock::Held;
