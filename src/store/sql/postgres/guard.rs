@@ -13,7 +13,9 @@
 //!
 //! The first text of a connection finds the schema and checks everything. Later texts only check
 //! that the tables that they use are the same ones and have no trigger: the first check has found that the owner
-//! can do as much as this user anyway. If the owner cannot, each text checks everything.
+//! can do as much as this user anyway. If the owner cannot, each text finds and checks everything.
+
+use crate::store::sql::link::Row;
 
 /// Marks a text that touches no table.
 pub const NO_TABLE: &str = "/* no table */ ";
@@ -50,7 +52,7 @@ const LOOK: &str = "SELECT c.relname, c.oid, v.is_trusted, (CASE \
      WHERE c.oid = ANY (ARRAY['dlock_locks'::pg_catalog.regclass::pg_catalog.oid, \
      'dlock_waiters'::pg_catalog.regclass::pg_catalog.oid, 'dlock_ends'::pg_catalog.regclass::pg_catalog.oid]); ";
 
-/// What a connection knows of the tables.
+/// What a connection knows of the tables, if their owners can do as much as this user anyway.
 #[derive(Default)]
 pub struct Guard {
     known: Option<Known>,
@@ -61,8 +63,6 @@ struct Known {
     path: String,
     /// Name and oid of each table.
     tables: Vec<(String, u32)>,
-    /// Whether the owners can do as much as this user anyway.
-    is_trusted: bool,
 }
 
 /// The SQL before a text.
@@ -70,7 +70,6 @@ pub struct Preamble {
     pub text: String,
     /// Number of statements before those of the text, with the timeout.
     pub statements: usize,
-    is_search: bool,
 }
 
 impl Guard {
@@ -78,41 +77,40 @@ impl Guard {
     pub fn preamble(&self, text: &str) -> Preamble {
         let (timeout, pinned) = (1, 2);
         if text.starts_with(MAKES) {
-            return Preamble { text: String::new(), statements: timeout, is_search: false };
+            return Preamble { text: String::new(), statements: timeout };
         }
         if text.starts_with(NO_TABLE) {
             let text = "SET LOCAL search_path TO pg_catalog, pg_temp; ".into();
-            return Preamble { text, statements: pinned, is_search: false };
+            return Preamble { text, statements: pinned };
         }
         let is_reading = text.starts_with(READS);
         let mode = if is_reading { "ACCESS SHARE" } else { "ROW EXCLUSIVE" };
         let lock = |tables: &[&str]| format!("LOCK TABLE ONLY {} IN {mode} MODE; ", tables.join(", ONLY "));
-        let pin = |known: &Known| format!("SET LOCAL search_path TO {}; ", known.path);
         let text = match &self.known {
             None => format!("{FIND}{}{LOOK}", lock(&TABLES)),
-            Some(known) if known.is_trusted => {
+            Some(known) => {
                 // What comes from a user is in hexadecimal digits, and cannot name a table.
                 let used = TABLES.into_iter().filter(|table| text.contains(table)).collect::<Vec<_>>();
-                pin(known) + &lock(&used) + &known.look_again(&used, is_reading)
+                let pin = format!("SET LOCAL search_path TO {}; ", known.path);
+                pin + &lock(&used) + &known.look_again(&used, is_reading)
             }
-            Some(known) => pin(known) + &lock(&TABLES) + LOOK,
         };
-        Preamble { text, statements: pinned + 2, is_search: self.known.is_none() }
+        Preamble { text, statements: pinned + 2 }
     }
 
-    /// Remembers what the rows of a preamble say about the tables.
-    pub fn learn(&mut self, preamble: &Preamble, rows: &[Vec<Option<Vec<u8>>>]) {
-        if !preamble.is_search || self.known.is_some() {
+    /// Remembers what the rows of a preamble say about the tables, if it has looked for them.
+    pub fn learn(&mut self, rows: &[Row]) {
+        let [path, tables @ ..] = rows else { return };
+        if tables.len() != TABLES.len() {
             return;
         }
-        let [path, tables @ ..] = rows else { return };
         let text = |column: Option<&Option<Vec<u8>>>| String::from_utf8(column?.clone()?).ok();
-        let table = |row: &Vec<Option<Vec<u8>>>| Some((text(row.first())?, text(row.get(1))?.parse().ok()?));
-        let is_trusted = tables.iter().all(|row| text(row.get(2)).as_deref() == Some("t"));
-        let tables: Option<Vec<_>> = tables.iter().map(table).collect();
-        if let (Some(path), Some(tables)) = (text(path.first()), tables) {
-            self.known = Some(Known { path, tables, is_trusted });
-        }
+        let trusted = |row: &Row| {
+            let (name, oid) = (text(row.first())?, text(row.get(1))?.parse().ok()?);
+            (text(row.get(2))? == "t").then_some((name, oid))
+        };
+        let tables: Option<Vec<_>> = tables.iter().map(trusted).collect();
+        self.known = text(path.first()).zip(tables).map(|(path, tables)| Known { path, tables });
     }
 
     /// Makes the next text find the tables again.

@@ -268,7 +268,7 @@ impl Connection {
                 Message::CommandComplete(_) if left > 0 => {
                     left -= 1;
                     if left == 0 {
-                        self.guard.learn(preamble, facts.get(role..).unwrap_or_default());
+                        self.guard.learn(facts.get(role..).unwrap_or_default());
                     }
                 }
                 Message::CommandComplete(done) => answer.changed = changed(done.tag().unwrap_or_default()),
@@ -293,9 +293,9 @@ impl Connection {
         }
     }
 
-    /// A text with its preamble. It sets a lock timeout: while a server
-    /// waits for rows that another client keeps locked, it does not notice that its own client has
-    /// gone, and each attempt would leave a process behind.
+    /// A text with its preamble. It sets a lock timeout: while a server waits for rows that another
+    /// client keeps locked, it does not notice that its own client has gone, and each attempt would
+    /// leave a process behind.
     fn query(&self, preamble: &Preamble, text: &str, deadline: Moment) -> String {
         let millis = deadline.left().as_millis().clamp(1, 1 << 30);
         let role = if self.asks_role { IS_READ_ONLY } else { "" };
