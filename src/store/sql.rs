@@ -46,7 +46,7 @@ use crate::store::{Endurance, Error, Listener, Subscription};
 use dialect::{Dialect, Write};
 use link::{Answer, Failure, Link};
 use remembered::{Clock, Remembered};
-use row::Found;
+use row::{Found, Row};
 use servers::{Again, Line};
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -306,13 +306,10 @@ impl Coordinator for Tables {
 
     fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {
         let answers = self.ask_tables(&[self.dialect.names()], deadline)?;
-        let name = |row: &link::Row| String::from_utf8(row::unhex(row.first()?.as_deref()?)?).ok();
         let shown = &self.target.shown;
-        let stored = |row: &link::Row| {
-            String::from_utf8_lossy(row.first().and_then(Option::as_deref).unwrap_or_default()).into_owned()
-        };
-        let read = |row| {
-            name(row).ok_or_else(|| row::garbled(shown, &stored(row), "its name is invalid; here in hex"))
+        let read = |row: &Row| {
+            let invalid = || row::garbled(shown, &row.text(0), "its name is invalid; here in hex");
+            row.name(0).ok_or_else(invalid)
         };
         Ok(answers[0].rows.iter().map(read).collect())
     }

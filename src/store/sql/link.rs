@@ -1,6 +1,7 @@
 //! A connection to a database, and what can go wrong on it. Each kind of database has its own wire
 //! protocol for it.
 
+use super::row::Row;
 use crate::clock::Moment;
 use crate::store::{Error, net};
 
@@ -29,9 +30,6 @@ pub(super) trait Link: Send {
     /// connection began with.
     fn is_direct(&self, process: u64) -> bool;
 }
-
-/// The columns of a row, as text.
-pub(super) type Row = Vec<Option<Vec<u8>>>;
 
 /// The result of a statement.
 #[derive(Debug, Default)]

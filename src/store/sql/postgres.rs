@@ -129,7 +129,7 @@ impl Dialect for Postgres {
 
     fn is_written(&self, answer: &Answer) -> bool {
         match answer.rows.last() {
-            Some(row) => row.first().and_then(Option::as_deref) == Some(b"1"),
+            Some(row) => row.bytes(0) == Some(b"1"),
             None => answer.changed == 1,
         }
     }

@@ -44,9 +44,7 @@ impl Tables {
     fn survey(&mut self, deadline: Moment) -> Result<[String; 4], Error> {
         let mut answers = self.ask(&[self.dialect.survey()], Again::Yes, deadline)?;
         let row = answers[0].rows.pop().unwrap_or_default();
-        let mut texts =
-            row.into_iter().map(|text| String::from_utf8_lossy(&text.unwrap_or_default()).into_owned());
-        Ok([(); 4].map(|()| texts.next().unwrap_or_default()))
+        Ok([0, 1, 2, 3].map(|at| row.text(at).into_owned()))
     }
 
     /// Whether a failover can lose commits, if the URL names several servers.
@@ -55,12 +53,9 @@ impl Tables {
             return Ok(None);
         }
         let answers = self.ask(&[self.dialect.acknowledgement()], Again::Yes, deadline)?;
-        let text = |column: &Option<Vec<u8>>| {
-            String::from_utf8_lossy(column.as_deref().unwrap_or_default()).into_owned()
-        };
-        let rows: BTreeMap<_, _> =
-            answers[0].rows.iter().filter_map(|row| Some((text(row.first()?), text(row.get(1)?)))).collect();
-        let acknowledge = self.dialect.is_acknowledged(&|name| rows.get(name).cloned());
+        let rows: BTreeMap<_, _> = answers[0].rows.iter().map(|row| (row.text(0), row.text(1))).collect();
+        let acknowledge =
+            self.dialect.is_acknowledged(&|name| rows.get(name).map(|text| text.clone().into_owned()));
         let server = self.line.as_ref().map_or(0, |line| line.server);
         let primary = self.target.servers[server].to_string();
         Ok(Some(Standbys { primary, acknowledge, settings: self.dialect.acknowledged_by() }))
@@ -69,8 +64,7 @@ impl Tables {
     /// The server's time since 1970.
     fn clock(&mut self, deadline: Moment) -> Result<Option<Duration>, Failure> {
         let answers = self.ask(&[self.dialect.time()], Again::Yes, deadline)?;
-        let text = answers[0].rows.first().and_then(|row| row.first()?.clone()).unwrap_or_default();
-        Ok(String::from_utf8(text).ok().and_then(|text| text.parse().ok()).map(Duration::from_micros))
+        Ok(answers[0].rows.first().and_then(|row| row.text(0).parse().ok()).map(Duration::from_micros))
     }
 
     /// Whether the server allows what wakes waiters. Channels need no right.

@@ -1,14 +1,18 @@
-//! Reads and checks the rows of locks. Any user with write access may have put anything there:
+//! Reads and checks rows. Any user with write access may have put anything there:
 //! every value has bounds, and dlock does not touch a lock that it cannot read.
 
-use super::link::Row;
 use crate::lock::Token;
 use crate::rules::{Due, SILENCE, TICKET_KEPT, Time, millis};
 use crate::store::Error;
 use crate::store::engine::bounds::check_number;
 use crate::store::engine::stored_lock::StoredLock;
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// A row of an answer: its columns as text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Row(pub Vec<Option<Vec<u8>>>);
 
 /// What a database returned.
 pub struct Found {
@@ -22,22 +26,20 @@ pub struct Found {
 impl Found {
     /// Parses the answer to [`super::dialect::Dialect::read`].
     pub fn parse(rows: &[Row], names: &BTreeSet<String>, shown: &str) -> Result<Self, Error> {
-        let of = |kind: &'static [u8]| {
-            rows.iter().map(|row| Columns(row)).filter(move |row| row.bytes(0) == Some(kind))
-        };
+        let of = |kind: &'static [u8]| rows.iter().filter(move |row| row.bytes(0) == Some(kind));
         let bad = |why: &str| Error::Garbled(format!("{shown}: {why}"));
         let clock = of(b"t").next().ok_or_else(|| bad("its answer has no time"))?;
         let (now, process) = (Time(clock.number(2).map_err(bad)?), clock.number(3).unwrap_or_default());
         let mut locks: BTreeMap<&str, (StoredLock, u64)> =
             names.iter().map(|name| (name.as_str(), (StoredLock::absent(name), 0))).collect();
         for row in of(b"r") {
-            let name = row.name().unwrap_or_default();
+            let name = row.name(1).unwrap_or_default();
             if let Some(lock) = locks.get_mut(name.as_str()) {
                 *lock = row.lock(&name).map_err(|why| garbled(shown, &name, &why))?;
             }
         }
         for row in of(b"w") {
-            if let Some((lock, _)) = row.name().and_then(|name| locks.get_mut(name.as_str())) {
+            if let Some((lock, _)) = row.name(1).and_then(|name| locks.get_mut(name.as_str())) {
                 // A waiter that cannot be read must not end a holder's job, nor block the others.
                 // It counts as gone, and joins again when it asks.
                 row.add_waiter(lock).ok();
@@ -52,7 +54,7 @@ impl Found {
         let mut ends: Vec<_> = of(b"e").collect();
         ends.sort_by_key(|row| Reverse(row.number(2).unwrap_or_default()));
         for row in ends {
-            if let Some((lock, _)) = row.name().and_then(|name| locks.get_mut(name.as_str())) {
+            if let Some((lock, _)) = row.name(1).and_then(|name| locks.get_mut(name.as_str())) {
                 lock.add_end(&row.binary(4).unwrap_or_default());
             }
         }
@@ -60,16 +62,18 @@ impl Found {
     }
 }
 
-struct Columns<'r>(&'r [Option<Vec<u8>>]);
-
-impl Columns<'_> {
-    fn bytes(&self, at: usize) -> Option<&[u8]> {
+impl Row {
+    pub fn bytes(&self, at: usize) -> Option<&[u8]> {
         self.0.get(at)?.as_deref()
     }
 
+    /// A column as text; empty if there is none.
+    pub fn text(&self, at: usize) -> Cow<'_, str> {
+        String::from_utf8_lossy(self.bytes(at).unwrap_or_default())
+    }
+
     fn number(&self, at: usize) -> Result<u64, &'static str> {
-        let text = self.bytes(at).and_then(|bytes| std::str::from_utf8(bytes).ok());
-        let number = text.and_then(|text| text.parse().ok()).ok_or("a number is invalid")?;
+        let number = self.text(at).parse().map_err(|_| "a number is invalid")?;
         check_number(number).map(|()| number)
     }
 
@@ -77,8 +81,9 @@ impl Columns<'_> {
         unhex(self.bytes(at)?)
     }
 
-    fn name(&self) -> Option<String> {
-        String::from_utf8(self.binary(1)?).ok()
+    /// A column that has a name, in hexadecimal digits.
+    pub fn name(&self, at: usize) -> Option<String> {
+        String::from_utf8(self.binary(at)?).ok()
     }
 
     /// A lock, and when it was last written.
@@ -96,8 +101,7 @@ impl Columns<'_> {
 
     /// Adds a waiter, with the heartbeat that it has sent since it was last written.
     fn add_waiter(&self, lock: &mut StoredLock) -> Result<(), &'static str> {
-        let text = self.bytes(2).and_then(|bytes| std::str::from_utf8(bytes).ok());
-        let token = text.and_then(|text| Token::parse(text).ok()).ok_or("a token is invalid")?;
+        let token = Token::parse(&self.text(2)).map_err(|_| "a token is invalid")?;
         let stale_at = self.number(3)?;
         lock.add_waiter(token.clone(), &self.binary(4).unwrap_or_default())?;
         let heard = stale_at.saturating_sub(millis(SILENCE));
@@ -131,7 +135,7 @@ pub fn hex(bytes: &[u8]) -> String {
 }
 
 /// The bytes that the hexadecimal digits stand for.
-pub fn unhex(text: &[u8]) -> Option<Vec<u8>> {
+fn unhex(text: &[u8]) -> Option<Vec<u8>> {
     let (pairs, rest) = text.as_chunks::<2>();
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let byte = |[high, low]: &[u8; 2]| Some(digit(*high)? << 4 | digit(*low)?);

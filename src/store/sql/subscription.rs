@@ -2,7 +2,7 @@
 //! there are none. A holder listens on the connection that it renews on.
 
 use super::Tables;
-use super::link::Row;
+use super::row::Row;
 use super::servers::Again;
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};

@@ -110,7 +110,7 @@ impl Tables {
             return Ok(AtLock::NotHeld);
         };
         let slept = match self.ask(&[statement], Again::No, until.after(self.target.op_timeout)) {
-            Ok(answers) => answers.last().and_then(|answer| answer.rows.last()?.first()?.clone()),
+            Ok(mut answers) => answers.pop().and_then(|mut answer| answer.rows.pop()).unwrap_or_default(),
             // The server takes the sleep for part of a deadlock.
             Err(Failure::Conflict) => return Ok(AtLock::Held),
             Err(Failure::Refused(_)) => {
@@ -119,7 +119,7 @@ impl Tables {
             }
             Err(failure) => return Err(failure),
         };
-        Ok(match slept.as_deref() {
+        Ok(match slept.bytes(0) {
             Some(b"1") => AtLock::Released,
             Some(b"0") if until.passed() => AtLock::Through,
             Some(b"0") => AtLock::Held,

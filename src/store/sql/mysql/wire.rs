@@ -10,6 +10,7 @@
 //! After any failure the connection is not used again, because a late answer would be taken for the
 //! answer to another question.
 
+use super::super::row::Row;
 use super::super::{Answer, Failure, Link};
 use super::{IS_READ_ONLY, meaning};
 use crate::clock::Moment;
@@ -284,7 +285,7 @@ impl Connection {
         let mut answer = Answer::default();
         let done = self.results(&mut answer, deadline);
         let role = (!self.role.is_empty() && !answer.rows.is_empty()).then(|| answer.rows.remove(0));
-        let is_read_only = role.is_some_and(|row| row.first() == Some(&Some(b"1".to_vec())));
+        let is_read_only = role.is_some_and(|row| row.bytes(0) == Some(b"1"));
         match done {
             Ok(()) | Err(Failure::Refused(_) | Failure::NoTables(_) | Failure::Conflict) if is_read_only => {
                 let why = format!("{} is read-only, as a replica is", self.pipe.store);
@@ -460,7 +461,7 @@ fn length_encoded(bytes: &[u8]) -> Option<(u64, &[u8])> {
 }
 
 /// The columns of a row, as text.
-fn row(packet: &[u8], columns: u64) -> Option<Vec<Option<Vec<u8>>>> {
+fn row(packet: &[u8], columns: u64) -> Option<Row> {
     let (mut row, mut rest) = (Vec::new(), packet);
     for _ in 0..columns {
         if let Some(behind) = rest.strip_prefix(&[0xfb]) {
@@ -473,7 +474,7 @@ fn row(packet: &[u8], columns: u64) -> Option<Vec<Option<Vec<u8>>>> {
         row.push(Some(column.to_vec()));
         rest = behind;
     }
-    rest.is_empty().then_some(row)
+    rest.is_empty().then_some(Row(row))
 }
 
 #[cfg(test)]
@@ -506,7 +507,7 @@ mod tests {
             drop(row(&greeting[end..], 3));
         }
         assert_eq!(length_encoded(&[0xfc, 1, 2, 9]), Some((0x201, &[9][..])));
-        assert_eq!(row(&[1, b'a', 0xfb], 2), Some(vec![Some(b"a".to_vec()), None]));
+        assert_eq!(row(&[1, b'a', 0xfb], 2), Some(Row(vec![Some(b"a".to_vec()), None])));
         assert_eq!(row(&[0xfe, 255, 255, 255, 255, 255, 255, 255, 255], 1), None);
     }
 }

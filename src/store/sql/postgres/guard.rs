@@ -15,7 +15,7 @@
 //! that the tables that they use are the same ones and have no trigger: the first check has found that the owner
 //! can do as much as this user anyway. If the owner cannot, each text finds and checks everything.
 
-use crate::store::sql::link::Row;
+use crate::store::sql::row::Row;
 
 /// Marks a text that touches no table.
 pub const NO_TABLE: &str = "/* no table */ ";
@@ -104,13 +104,12 @@ impl Guard {
         if tables.len() != TABLES.len() {
             return;
         }
-        let text = |column: Option<&Option<Vec<u8>>>| String::from_utf8(column?.clone()?).ok();
         let trusted = |row: &Row| {
-            let (name, oid) = (text(row.first())?, text(row.get(1))?.parse().ok()?);
-            (text(row.get(2))? == "t").then_some((name, oid))
+            let oid = row.text(1).parse().ok().filter(|_| row.bytes(2) == Some(b"t"))?;
+            Some((row.text(0).into_owned(), oid))
         };
         let tables: Option<Vec<_>> = tables.iter().map(trusted).collect();
-        self.known = text(path.first()).zip(tables).map(|(path, tables)| Known { path, tables });
+        self.known = tables.map(|tables| Known { path: path.text(0).into_owned(), tables });
     }
 
     /// Makes the next text find the tables again.

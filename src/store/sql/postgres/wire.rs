@@ -6,7 +6,7 @@
 //! After any failure the connection is not used again, because a late answer would be taken for the
 //! answer to another question.
 
-use super::super::link::Row;
+use super::super::row::Row;
 use super::super::{Answer, Failure, Link};
 use super::guard::{Guard, Preamble};
 use super::{NEAR, meaning};
@@ -262,7 +262,7 @@ impl Connection {
             match self.message(deadline)? {
                 Message::DataRow(row) => {
                     let row = columns(&row).map_err(|_| self.not_postgres())?;
-                    self.pipe.count(row.len())?;
+                    self.pipe.count(row.0.len())?;
                     if left > 0 { facts.push(row) } else { answer.rows.push(row) }
                 }
                 Message::CommandComplete(_) if left > 0 => {
@@ -283,7 +283,9 @@ impl Connection {
                     }
                     failure = failure.or(Some(said));
                 }
-                Message::ReadyForQuery(_) if self.asks_role && is_read_only(&facts) => {
+                Message::ReadyForQuery(_)
+                    if self.asks_role && facts.first().is_some_and(|row| row.bytes(0) == Some(b"on")) =>
+                {
                     let why = format!("{} is read-only, as a standby is", self.pipe.store);
                     return Err(Failure::ReadOnly(Error::Unavailable(why)));
                 }
@@ -368,11 +370,6 @@ fn ask_for_tls(store: &str, raw: &mut Bounded<'_>) -> Result<(), Error> {
     }
 }
 
-/// Whether the first row, which answers [`IS_READ_ONLY`], says so.
-fn is_read_only(rows: &[Row]) -> bool {
-    rows.first().and_then(|row| row.first()?.as_deref()) == Some(b"on")
-}
-
 /// Number of SCRAM iterations that the server asks for.
 fn iterations(server_first: &[u8]) -> Option<u32> {
     std::str::from_utf8(server_first).ok()?.split(',').find_map(|part| part.strip_prefix("i=")?.parse().ok())
@@ -380,7 +377,8 @@ fn iterations(server_first: &[u8]) -> Option<u32> {
 
 /// The columns of a row, as text.
 fn columns(row: &DataRowBody) -> io::Result<Row> {
-    row.ranges().map(|range| Ok(range.map(|range| row.buffer()[range].to_vec()))).collect()
+    let columns = row.ranges().map(|range| Ok(range.map(|range| row.buffer()[range].to_vec())));
+    columns.collect().map(Row)
 }
 
 /// Number of rows that a command changed: the last word of its tag.
