@@ -193,13 +193,8 @@ fn system_roots() -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if roots.is_empty() {
-        let set =
-            ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().filter(|name| std::env::var_os(name).is_some());
-        let set = set.map(|name| format!(", look at {name}")).collect::<String>();
-        return Err(format!(
-            "this machine has no certificates of authorities to trust; install them (ca-certificates){set}, or name a \
-             file with ?ca=FILE"
-        ));
+        return Err("this machine has no certificates of authorities to trust; install them (ca-certificates), look at SSL_CERT_FILE and SSL_CERT_DIR if they are set, or name a file with ?ca=FILE"
+            .into());
     }
     Ok(roots)
 }
