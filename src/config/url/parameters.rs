@@ -41,23 +41,18 @@ pub enum Wire {
     Tls,
 }
 
-/// Whether a scheme means sentinels.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Sentinels {
-    Yes,
-    No,
-}
-
 /// The TLS settings, `Some` if TLS is used.
 pub fn tls<'p>(given: impl Iterator<Item = (&'p str, &'p str)>, wire: Wire) -> Result<Option<Tls>, String> {
-    Ok(read(given, wire, Sentinels::No)?.0)
+    match read(given, wire)? {
+        (tls, None) => Ok(tls),
+        (_, Some(_)) => Err(format!("a login for sentinels is for redis+sentinel:// only; {ALLOWED}")),
+    }
 }
 
 /// The same, and the login for sentinels.
 pub fn read<'p>(
     given: impl Iterator<Item = (&'p str, &'p str)>,
     wire: Wire,
-    sentinels: Sentinels,
 ) -> Result<(Option<Tls>, Option<SentinelLogin>), String> {
     let mut known = BTreeMap::new();
     for (name, text) in given {
@@ -66,9 +61,6 @@ pub fn read<'p>(
                 return Err(format!(
                     "{name}= is for TLS: the scheme must begin with rediss, or be etcds or zookeepers; a database needs sslmode=verify-full; {ALLOWED}"
                 ));
-            }
-            "sentinel-username" | "sentinel-password-file" if sentinels == Sentinels::No => {
-                return Err(format!("{name}= is for redis+sentinel:// only; {ALLOWED}"));
             }
             "ca" | "cert" | "key" | "sentinel-username" | "sentinel-password-file" => {}
             "user" | "username" | "pass" | "password" | "sentinel-password" => {

@@ -1,6 +1,6 @@
 //! The URLs of Redis: a server, sentinels, a cluster, and a quorum.
 
-use super::parameters::{self, Sentinels, Wire};
+use super::parameters::{self, Wire};
 use super::split::{Parts, authority, decode, number};
 use super::{ALLOWED, Host, Location, Shape, Tls, Url, joined, named_twice, url};
 use std::path::Path;
@@ -86,7 +86,7 @@ fn sentinel(parts: Parts<'_>, wire: Wire) -> Result<Url, String> {
         return Err(format!("the name of a master has letters, digits, -, . and _ only; {ALLOWED}"));
     }
     let db = parts.database(db)?;
-    let (tls, sentinel) = parameters::read(parts.parameters(), wire, Sentinels::Yes)?;
+    let (tls, sentinel) = parameters::read(parts.parameters(), wire)?;
     Ok(Url { sentinel, ..url(Location::Sentinel { sentinels, master, db, tls }, parts) })
 }
 
