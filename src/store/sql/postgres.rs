@@ -283,6 +283,10 @@ fn channel(token: &Token) -> String {
     format!("dlock_{}", token.secret())
 }
 
+/// The beginnings of the codes of errors that may be over in a moment. 54000: any user of the server
+/// can fill the queue of notifications. 57P03: the server is starting or stopping.
+const OUTAGES: [&str; 8] = ["08", "25", "53", "54000", "55", "57P03", "58", "XX"];
+
 /// What a server error means for a lock.
 fn meaning(store: &str, said: &Said) -> Failure {
     let text = plain(&said.text);
@@ -318,24 +322,13 @@ fn meaning(store: &str, said: &Said) -> Failure {
         "53100" => unavailable(format!("{store} has no room on its disk: {text}")),
         "53300" => unavailable(format!("{store} has too many clients: {text}")),
         "57014" => unavailable(format!("{store} cancelled a statement: {text}")),
-        "57P03" => unavailable(format!("{store} is starting or stopping: {text}")),
         // An administrator closed the connection, or the server process crashed. A new connection
         // may work at once.
         "57P01" | "57P02" | "57P05" | "08006" | "08003" | "08P01" => {
             Failure::Broken(Error::Unreachable(format!("cannot reach {store}: {text}")))
         }
-        // Any user of the server can fill the queue of notifications.
-        code if code.starts_with("08")
-            || code == "54000"
-            || code.starts_with("53")
-            || code.starts_with("55")
-            || code.starts_with("58")
-            || code.starts_with("XX") =>
-        {
+        code if OUTAGES.iter().any(|class| code.starts_with(class)) => {
             unavailable(format!("{store} cannot serve: {text}"))
-        }
-        code if code.starts_with("25") => {
-            unavailable(format!("{store} is in a state that forbids it: {text}"))
         }
         code => Failure::Refused(Error::Garbled(format!("{store} answered {code} {text}"))),
     }
