@@ -87,12 +87,7 @@ fn servers_that_are_not_trusted_are_refused() {
         (
             "an authority made anew",
             Authority::new("ca").issue(&here),
-            &[
-                "was not issued by the authority in",
-                "ca.pem",
-                "another one of the same name",
-                "ca= must name",
-            ],
+            &["no authority in", "ca.pem", "another one, perhaps of the same name", "ca= must name"],
         ),
         (
             "another name",

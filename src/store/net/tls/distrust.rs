@@ -12,23 +12,15 @@ const NAMES_SHOWN: usize = 5;
 pub(super) fn distrust(flaw: &CertificateError, files: &Files) -> String {
     use CertificateError as Flaw;
     match flaw {
-        Flaw::UnknownIssuer => match &files.ca {
+        // A bad signature is that of an authority of the right name with another key: usually it was
+        // created again.
+        Flaw::UnknownIssuer | Flaw::BadSignature => match &files.ca {
             Some(ca) => format!(
-                "no authority in {} issued its certificate; ca= names the authority that did",
+                "no authority in {} issued its certificate, but another one, perhaps of the same name; ca= must name the one that did",
                 ca.display()
             ),
             None => "no authority that this machine trusts issued its certificate; name the one that did with \
                      ?ca=FILE"
-                .into(),
-        },
-        // An authority of the right name with another key: usually it was created again.
-        Flaw::BadSignature => match &files.ca {
-            Some(ca) => format!(
-                "its certificate was not issued by the authority in {}, but by another one of the same name; ca= must name the one that issued it, perhaps a new one",
-                ca.display()
-            ),
-            None => "its certificate was not issued by the authority of that name that this machine trusts; name the one \
-                     that did with ?ca=FILE"
                 .into(),
         },
         Flaw::ExpiredContext { not_after, .. } => {
