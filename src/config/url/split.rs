@@ -56,24 +56,10 @@ impl Parts<'_> {
 
     /// `HOST`, `HOST:PORT` or `[IPV6]:PORT`.
     pub fn host(&self, at: &str, port: u16) -> Result<Host, String> {
-        let (name, given) = if let Some(inner) = at.strip_prefix('[') {
-            let Some((address, after)) = inner.split_once(']') else {
-                return Err(format!("a ] is missing after the IPv6 address; {ALLOWED}"));
-            };
-            if address.parse::<Ipv6Addr>().is_err() {
-                let shown = self.shown(address);
-                return Err(format!("the text in the brackets{shown} is not an IPv6 address; {ALLOWED}"));
-            }
-            match after.strip_prefix(':') {
-                Some(port) => (address, Some(port)),
-                None if after.is_empty() => (address, None),
-                None => return Err(format!("only :PORT may follow the ]; {ALLOWED}")),
-            }
-        } else {
-            if at.matches(':').count() > 1 {
-                return Err(format!("write an IPv6 address in brackets: redis://[::1]:6379; {ALLOWED}"));
-            }
-            at.split_once(':').map_or((at, None), |(name, port)| (name, Some(port)))
+        let (name, after) = match at.strip_prefix('[').map(|inner| inner.split_once(']')) {
+            None if at.matches(':').count() < 2 => at.split_at(at.find(':').unwrap_or(at.len())),
+            Some(Some((address, after))) if address.parse::<Ipv6Addr>().is_ok() => (address, after),
+            _ => return Err(format!("write an IPv6 address in brackets: redis://[::1]:6379; {ALLOWED}")),
         };
         if name.is_empty() {
             return Err(format!("the host is missing; {ALLOWED}"));
@@ -82,14 +68,11 @@ impl Parts<'_> {
             let shown = self.shown(name);
             return Err(format!("a host has letters, digits, - and .; this one{shown} does not; {ALLOWED}"));
         }
-        let port = match given.map(|text| (text, number(text))) {
-            None => port,
-            Some((_, Some(port))) if port > 0 => port,
-            Some((text, _)) => {
-                let shown = self.shown(text);
-                return Err(format!("the port{shown} is not a number from 1 to 65535; {ALLOWED}"));
-            }
-        };
+        let given = if after.is_empty() { Some(port) } else { after.strip_prefix(':').and_then(number) };
+        let port = given.filter(|port| *port > 0).ok_or_else(|| {
+            let shown = self.shown(after.trim_start_matches(':'));
+            format!("the port{shown} is not a number from 1 to 65535; {ALLOWED}")
+        })?;
         Ok(Host { name: name.to_ascii_lowercase(), port })
     }
 
