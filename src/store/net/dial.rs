@@ -33,38 +33,34 @@ const PROBES: u32 = 3;
 
 /// Opens a stream to the server of `store`. With `tls`, a handshake will follow.
 pub fn open(store: &str, address: &Address, tls: Option<&Tls>, deadline: Moment) -> Result<Stream, Error> {
+    let unreachable = |error| unreachable(store, &error);
     match address {
-        Address::Tcp { host, port } => resolve(host, *port, deadline).and_then(|addresses| {
-            if tls.is_none() {
-                check_local(host, &addresses)?;
+        Address::Tcp { host, port } => {
+            let addresses = resolve(host, *port, deadline).map_err(unreachable)?;
+            if tls.is_none() && host == "localhost" {
+                check_local(store, &addresses)?;
             }
-            connected_to_any(&addresses, deadline).map(Stream::Tcp)
-        }),
-        Address::Unix(path) => unix(path, deadline).map(Stream::Unix),
+            connected_to_any(&addresses, deadline).map(Stream::Tcp).map_err(unreachable)
+        }
+        Address::Unix(path) => match unix(path, deadline) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                Err(Error::Denied(format!("{store}: no permission to connect to the socket")))
+            }
+            opened => opened.map(Stream::Unix).map_err(unreachable),
+        },
     }
-    .map_err(|error| match (address, error.kind()) {
-        (Address::Unix(_), ErrorKind::PermissionDenied) => {
-            Error::Denied(format!("{store}: no permission to connect to the socket"))
-        }
-        (Address::Tcp { .. }, ErrorKind::InvalidInput) => {
-            Error::Misnamed(format!("{store} was not contacted: {error}"))
-        }
-        _ => unreachable(store, &error),
-    })
 }
 
 /// `localhost` is allowed without TLS because it is this machine. A hosts file or a name service
 /// may map it to another one.
-fn check_local(host: &str, addresses: &[SocketAddr]) -> io::Result<()> {
-    let is_other = |address: &&SocketAddr| !address.ip().to_canonical().is_loopback();
-    let other = addresses.iter().find(is_other).filter(|_| host == "localhost");
-    other.map_or(Ok(()), |other| {
-        let why = format!(
-            "the name localhost leads to {}, which is another machine, and without TLS a password would be sent there unencrypted; correct /etc/hosts or the name service, or write 127.0.0.1",
+fn check_local(store: &str, addresses: &[SocketAddr]) -> Result<(), Error> {
+    match addresses.iter().find(|address| !address.ip().to_canonical().is_loopback()) {
+        None => Ok(()),
+        Some(other) => Err(Error::Misnamed(format!(
+            "{store} was not contacted: the name localhost leads to {}, which is another machine, and without TLS a password would be sent there unencrypted; correct /etc/hosts or the name service, or write 127.0.0.1",
             other.ip()
-        );
-        Err(io::Error::new(ErrorKind::InvalidInput, why))
-    })
+        ))),
+    }
 }
 
 /// Whether a server that does not answer to TLS is a Redis without TLS: it takes the handshake for
