@@ -17,13 +17,14 @@ use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::Address;
 use crate::store::net::password::log_in;
-use crate::store::net::pipe::{ANSWER_MOST, Pipe};
+use crate::store::net::pipe::Pipe;
 use crate::store::net::target::Target;
 use ring::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use std::io::ErrorKind;
 use std::time::Duration;
 
-/// A packet of this length continues in the next one.
+/// A packet of this length, 16 MiB, would continue in the next one. Nothing of dlock's is that long: a
+/// lock has at most a thousand holders, and a thousand waiters.
 const PACKET_MOST: usize = 0xff_ffff;
 /// Most packets of a server during authentication.
 const PROOFS_MOST: usize = 8;
@@ -211,18 +212,13 @@ impl Connection {
     }
 
     fn send(&mut self, body: &[u8], deadline: Moment) -> Result<(), Failure> {
-        let mut bytes = Vec::with_capacity(body.len() + 4);
-        let mut parts = body.chunks(PACKET_MOST);
-        loop {
-            let part = parts.next().unwrap_or_default();
-            bytes.extend_from_slice(&u32::try_from(part.len()).unwrap_or(0).to_le_bytes()[..3]);
-            bytes.push(self.sequence);
-            bytes.extend_from_slice(part);
-            self.sequence = self.sequence.wrapping_add(1);
-            if part.len() < PACKET_MOST {
-                break;
-            }
+        if body.len() >= PACKET_MOST {
+            let why = format!("{}: a statement is too long for one packet", self.pipe.store);
+            return Err(Failure::Refused(Error::Unavailable(why)));
         }
+        let length = &body.len().to_le_bytes()[..3];
+        let bytes = [length, &[self.sequence], body].concat();
+        self.sequence = self.sequence.wrapping_add(1);
         match self.pipe.send(&bytes, deadline) {
             Ok(()) => Ok(()),
             // The error that the server sent before it closed is more useful.
@@ -235,21 +231,14 @@ impl Connection {
 
     /// Waits for the next packet. A server error is returned as an error.
     fn packet(&mut self, deadline: Moment) -> Result<Vec<u8>, Failure> {
-        let mut packet = Vec::new();
-        loop {
-            let head = self.filled(4, deadline)?;
-            let length = usize::from(head[0]) | usize::from(head[1]) << 8 | usize::from(head[2]) << 16;
-            let number = head[3];
-            self.sequence = number.wrapping_add(1);
-            if packet.len() + length > ANSWER_MOST {
-                return Err(self.not_mysql());
-            }
-            packet.extend_from_slice(&self.filled(4 + length, deadline)?[4..4 + length]);
-            self.pipe.take(4 + length);
-            if length < PACKET_MOST {
-                break;
-            }
+        let head = self.filled(4, deadline)?;
+        let length = usize::from(head[0]) | usize::from(head[1]) << 8 | usize::from(head[2]) << 16;
+        self.sequence = head[3].wrapping_add(1);
+        if length == PACKET_MOST {
+            return Err(self.not_mysql());
         }
+        let packet = self.filled(4 + length, deadline)?[4..4 + length].to_vec();
+        self.pipe.take(4 + length);
         match packet.split_first() {
             Some((&ERROR, body)) => Err(self.error(body)),
             _ => Ok(packet),
