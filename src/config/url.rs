@@ -26,7 +26,7 @@ pub use database::{DatabaseAt, Dialect};
 pub use parameters::{ClientCertificate, SentinelLogin, Tls};
 
 /// What a store URL may look like, for messages.
-pub const ALLOWED: &str = "a store is redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix:///SOCKET[?db=N], \
+pub const ALLOWED: &str = "a store is redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix://[USER:PASSWORD@]/SOCKET[?db=N], \
      redis+sentinel://HOST,…/MASTER[/DB], redis+cluster://HOST,…, redis+quorum://HOST,HOST,HOST \
      (rediss… is TLS: ?ca=FILE&cert=FILE&key=FILE), postgres://USER[:PASSWORD]@HOST[:PORT],…/DATABASE, \
      postgres+unix://USER[:PASSWORD]@/SOCKET?db=DATABASE, mysql and mysql+unix like these, \

@@ -61,11 +61,6 @@ fn unix(parts: Parts<'_>, _: Wire) -> Result<Url, String> {
                 db = number(text)
                     .ok_or_else(|| format!("db= is not followed by a number from 0 to 65535; {ALLOWED}"))?;
             }
-            ("user" | "username" | "pass" | "password", _) => {
-                return Err(
-                    "write user and password before the path: redis+unix://USER:PASSWORD@/SOCKET".into()
-                );
-            }
             _ => return Err(format!("the only parameter here is db=N; {ALLOWED}")),
         }
     }
