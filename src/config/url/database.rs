@@ -67,25 +67,18 @@ fn servers(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
         return Err(format!("this host{} is named twice; {ALLOWED}", parts.shown(&twice.to_string())));
     }
     let name = database_name(parts.after_slash())?;
-    let (mut mode, mut others) = (None, Vec::new());
-    for (parameter, text) in parts.parameters() {
-        match (parameter, text) {
-            ("sslmode", _) if mode.is_some() => return Err("sslmode= is given twice".into()),
-            ("sslmode", "disable") => mode = Some((Wire::Plain, false)),
-            ("sslmode", "verify-ca") => mode = Some((Wire::Tls, true)),
-            ("sslmode", "verify-full") => mode = Some((Wire::Tls, false)),
-            ("sslmode", _) => {
-                return Err(
-                    "sslmode= is verify-full, verify-ca or disable: dlock verifies the server, or uses no TLS"
-                        .into(),
-                );
-            }
-            other => others.push(other),
-        }
-    }
-    // Traffic that does not leave this machine needs no TLS.
-    let is_local = hosts.iter().all(Host::is_loopback);
-    let (wire, any_host) = mode.unwrap_or((if is_local { Wire::Plain } else { Wire::Tls }, false));
+    let (modes, others): (Vec<_>, Vec<_>) = parts.parameters().partition(|(name, _)| *name == "sslmode");
+    let (wire, any_host) = match modes[..] {
+        // Traffic that does not leave this machine needs no TLS.
+        [] if hosts.iter().all(Host::is_loopback) => (Wire::Plain, false),
+        [] | [(_, "verify-full")] => (Wire::Tls, false),
+        [(_, "verify-ca")] => (Wire::Tls, true),
+        [(_, "disable")] => (Wire::Plain, false),
+        _ => return Err(
+            "sslmode= is verify-full, verify-ca or disable, once: dlock verifies the server, or uses no TLS"
+                .into(),
+        ),
+    };
     let mut tls = parameters::tls(others.into_iter(), wire)?;
     if let Some(tls) = &mut tls {
         tls.any_host = any_host;
@@ -100,14 +93,7 @@ fn servers(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
 /// `postgres+unix://` and `mysql+unix://`.
 fn socket(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
     let path = parts.socket(dialect.scheme())?;
-    let mut name = None;
-    for pair in parts.parameters() {
-        match pair {
-            ("db", text) if name.is_none() => name = Some(database_name(text)?),
-            _ => return Err(format!("the only parameter here is db=DATABASE, once; {ALLOWED}")),
-        }
-    }
-    let name = name.ok_or_else(|| format!("the database is missing: ?db=DATABASE; {ALLOWED}"))?;
+    let name = database_name(parts.database_of_socket()?.unwrap_or_default())?;
     Ok(url(Location::Database { dialect, at: DatabaseAt::Unix(path), name, tls: None }, parts))
 }
 

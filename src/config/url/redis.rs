@@ -1,7 +1,7 @@
 //! The URLs of Redis: a server, sentinels, a cluster, and a quorum.
 
 use super::parameters::{self, Wire};
-use super::split::{Parts, authority, decode, number};
+use super::split::{Parts, authority, decode};
 use super::{ALLOWED, Host, Location, Shape, Tls, Url, joined, named_twice, url};
 use std::path::Path;
 
@@ -54,16 +54,7 @@ fn unix(parts: Parts<'_>, _: Wire) -> Result<Url, String> {
     if path == Path::new("/") {
         return Err(format!("the path of the socket is missing; {ALLOWED}"));
     }
-    let mut db = 0;
-    for pair in parts.parameters() {
-        match pair {
-            ("db", text) => {
-                db = number(text)
-                    .ok_or_else(|| format!("db= is not followed by a number from 0 to 65535; {ALLOWED}"))?;
-            }
-            _ => return Err(format!("the only parameter here is db=N; {ALLOWED}")),
-        }
-    }
+    let db = parts.database(parts.database_of_socket()?.unwrap_or_default())?;
     Ok(url(Location::Unix { path, db }, parts))
 }
 

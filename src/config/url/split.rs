@@ -86,6 +86,15 @@ impl Parts<'_> {
         absolute(self.path)
     }
 
+    /// What follows `db=`, the only parameter of a URL with a socket.
+    pub fn database_of_socket(&self) -> Result<Option<&str>, String> {
+        match self.parameters().collect::<Vec<_>>()[..] {
+            [] => Ok(None),
+            [("db", text)] if !text.is_empty() => Ok(Some(text)),
+            _ => Err(format!("the only parameter here is db=, once and not empty; {ALLOWED}")),
+        }
+    }
+
     /// The path without the slash before it.
     pub fn after_slash(&self) -> &str {
         self.path.strip_prefix('/').unwrap_or_default()
@@ -137,6 +146,6 @@ pub fn decode(text: &str) -> Result<String, String> {
 }
 
 /// Parses a number of decimal digits only (`u16::from_str` accepts a `+`).
-pub fn number(text: &str) -> Option<u16> {
+fn number(text: &str) -> Option<u16> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
