@@ -155,8 +155,9 @@ pub trait Dialect: Send + Sync {
     /// Returns the settings that make a commit wait for a standby: rows of a name and a value.
     fn acknowledgement(&self) -> String;
 
-    /// Whether a commit waits for a standby, by the values that `setting` returns.
-    fn is_acknowledged(&self, setting: &dyn Fn(&str) -> Option<String>) -> bool;
+    /// Whether a commit waits for a standby, by the values that `setting` returns: an empty text for a
+    /// setting that the server does not have.
+    fn is_acknowledged(&self, setting: &dyn Fn(&str) -> String) -> bool;
 
     /// How messages name these settings.
     fn acknowledged_by(&self) -> &'static str;

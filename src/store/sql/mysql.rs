@@ -218,15 +218,11 @@ impl Dialect for Mysql {
         "SHOW GLOBAL VARIABLES LIKE 'rpl_semi_sync_%'".into()
     }
 
-    fn is_acknowledged(&self, setting: &dyn Fn(&str) -> Option<String>) -> bool {
+    fn is_acknowledged(&self, setting: &dyn Fn(&str) -> String) -> bool {
         ["master", "source"].iter().any(|side| {
-            let is = |name, value: &str| {
-                setting(&format!("rpl_semi_sync_{side}_{name}")).is_some_and(|found| found == value)
-            };
-            let timeout =
-                setting(&format!("rpl_semi_sync_{side}_timeout")).and_then(|text| text.parse().ok());
-            let is_long = timeout.is_some_and(|millis: u64| millis >= 3_600_000);
-            is("enabled", "ON") && is("wait_point", "AFTER_SYNC") && is_long
+            let of_side = |name| setting(&format!("rpl_semi_sync_{side}_{name}"));
+            let is_long = of_side("timeout").parse().is_ok_and(|millis: u64| millis >= 3_600_000);
+            of_side("enabled") == "ON" && of_side("wait_point") == "AFTER_SYNC" && is_long
         })
     }
 

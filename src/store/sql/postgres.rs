@@ -181,10 +181,9 @@ impl Dialect for Postgres {
         format!("{NO_TABLE}{} UNION ALL {}", row("synchronous_standby_names"), row("synchronous_commit"))
     }
 
-    fn is_acknowledged(&self, setting: &dyn Fn(&str) -> Option<String>) -> bool {
-        setting("synchronous_standby_names").is_some_and(|names| !names.is_empty())
-            && setting("synchronous_commit")
-                .is_some_and(|commit| !["off", "local"].contains(&commit.as_str()))
+    fn is_acknowledged(&self, setting: &dyn Fn(&str) -> String) -> bool {
+        let commit = setting("synchronous_commit");
+        !setting("synchronous_standby_names").is_empty() && !["", "off", "local"].contains(&commit.as_str())
     }
 
     fn acknowledged_by(&self) -> &'static str {
@@ -243,7 +242,11 @@ impl Postgres {
             ));
         }
         if let Some(last) = ends.last() {
-            let (ends, old) = (join(self.ends(lock)), last.number.saturating_sub(LOG_KEPT as u64));
+            let old = last.number.saturating_sub(LOG_KEPT as u64);
+            let ends = join(ends.iter().map(|end| {
+                let body = self.bytes(&end.value);
+                format!("({name}, {}, {body})", end.number)
+            }));
             parts.push(format!(
                 "e{at} AS (INSERT INTO dlock_ends (name, number, body) SELECT v.* FROM (VALUES {ends}) AS v, go \
                  ON CONFLICT (name, number) DO UPDATE SET body = excluded.body)"
@@ -260,12 +263,6 @@ impl Postgres {
         let NewLock { version, is_kept, parts, .. } = lock;
         let body = self.bytes(&parts.body);
         format!("version = {version}, used = {used}, reserved = 0, kept = {is_kept}, body = {body}")
-    }
-
-    /// The rows of the new ends of a lock.
-    fn ends(&self, lock: &NewLock) -> impl Iterator<Item = String> {
-        let name = self.bytes(lock.name.as_bytes());
-        lock.parts.ends.iter().map(move |end| format!("({name}, {}, {})", end.number, self.bytes(&end.value)))
     }
 }
 

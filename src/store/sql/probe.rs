@@ -54,8 +54,8 @@ impl Tables {
         }
         let answers = self.ask(&[self.dialect.acknowledgement()], Again::Yes, deadline)?;
         let rows: BTreeMap<_, _> = answers[0].rows.iter().map(|row| (row.text(0), row.text(1))).collect();
-        let acknowledge =
-            self.dialect.is_acknowledged(&|name| rows.get(name).map(|text| text.clone().into_owned()));
+        let setting = |name: &str| rows.get(name).cloned().unwrap_or_default().into_owned();
+        let acknowledge = self.dialect.is_acknowledged(&setting);
         let server = self.line.as_ref().map_or(0, |line| line.server);
         let primary = self.target.servers[server].to_string();
         Ok(Some(Standbys { primary, acknowledge, settings: self.dialect.acknowledged_by() }))
