@@ -253,10 +253,10 @@ fn the_handshake_ends_in_time() {
         let run = world.run("k", options, "echo ran >> log").env("DLOCK_STORE", &url);
         run.env("DLOCK_CONNECT_TIMEOUT", "200ms")
     };
-    refused(&world, "silence", run(&[]), 69, &["TLS handshake in time"]);
+    refused(&world, "silence", run(&[]), 69, &["no answer in time, in the TLS handshake"]);
     let said = run(&["-w", "500ms"]).status(69).any_stderr().run().stderr;
     assert_eq!(
-        said.matches("TLS handshake in time").count(),
+        said.matches("no answer in time, in the TLS handshake").count(),
         2,
         "the outage, and that the wait is over: {said}"
     );

@@ -13,6 +13,7 @@ mod distrust;
 
 use crate::clock::Moment;
 use crate::store::Error;
+use crate::store::net::failure::unreachable;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::client::{Resumption, WebPkiServerVerifier};
@@ -242,7 +243,9 @@ impl Session {
         while session.connection.is_handshaking() {
             if let Err(error) = session.connection.complete_io(raw) {
                 let error = session.last_words(raw).unwrap_or(error);
-                return Err(session.explain(store, &error).unwrap_or_else(|| silent(store, &error)));
+                let in_handshake =
+                    || unreachable(store, &error).map(|why| format!("{why}, in the TLS handshake"));
+                return Err(session.explain(store, &error).unwrap_or_else(in_handshake));
             }
         }
         Ok(session)
@@ -366,15 +369,6 @@ pub fn speaks_no_tls(store: &str) -> Error {
         "cannot reach {store}: the server there does not speak TLS; without TLS {}",
         if store.starts_with("redis") { "the URL begins with redis" } else { "the URL says sslmode=disable" }
     ))
-}
-
-/// The error for a handshake that got no answer in TLS.
-fn silent(store: &str, error: &io::Error) -> Error {
-    let what = match error.kind() {
-        ErrorKind::TimedOut | ErrorKind::WouldBlock => "no answer to the TLS handshake in time",
-        _ => "the server closed the connection during the TLS handshake",
-    };
-    Error::Unreachable(format!("cannot reach {store}: {what}"))
 }
 
 #[cfg(test)]
