@@ -6,9 +6,9 @@
 //!
 //! | where | what |
 //! |---|---|
-//! | here | what a waiter sleeps on ([`RedisStore::await_wake`]), and how many locks are read |
+//! | here | which scripts an operation runs, and how many locks are read |
 //! | [`keyspace`] | which locks there are ([`RedisStore::find_at`]) |
-//! | [`subscription`] | how a holder or a watcher learns that something happened |
+//! | [`subscription`] | how a waiter, a holder or a watcher learns that something happened |
 //! | [`call`] | how a script is run: by hash or with its text, acknowledged by replicas ([`acknowledge`]) |
 //! | [`script`], [`argument`], [`reply`] | what is sent, and how the answer is read |
 //! | [`route`] | which server a request goes to: one, the master that sentinels name ([`sentinel`]), or a node of a cluster ([`cluster`]) |
@@ -27,14 +27,13 @@ use crate::rules::{
 use crate::store;
 use call::Caller;
 use cluster::Nodes;
-use connection::Connection;
-use redis::{Value, cmd};
 use reply::{History, Refusals, Reply, Seen, garbled};
-use route::{Limit, Server, Topology, Whom};
+use route::{Limit, Server, Topology};
 use sentinel::Sentinels;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::time::Duration;
+use subscription::Subscription;
 
 pub use cluster::apart;
 pub use target::Target;
@@ -73,19 +72,13 @@ struct Look {
 pub struct RedisStore {
     caller: Caller,
     target: Target,
-    wake: Option<WakeConnection>,
+    /// What a waiter sleeps on.
+    wake: Option<Subscription>,
     /// The wake list of the current connection has this number. A server may still have the blocked
     /// client of an earlier, broken connection, which must not take the wake meant for this one.
     wake_number: u64,
     asked: bool,
     queue_max: usize,
-}
-
-/// The connection on which a waiter sleeps.
-struct WakeConnection {
-    connection: Connection,
-    /// Whether a blocking pop is under way on it.
-    listening: bool,
 }
 
 impl RedisStore {
@@ -228,17 +221,16 @@ impl Store for RedisStore {
         token: &Token,
         listener: Listener,
     ) -> Result<Box<dyn store::Subscription>, Error> {
-        let whose = match listener {
-            Listener::Holder => "holder",
-            Listener::Watcher => "watch",
+        let (whose, beyond) = match listener {
+            Listener::Holder => ("holder", Duration::ZERO),
+            Listener::Watcher => ("watch", self.target.connect_timeout + self.target.op_timeout),
         };
         // One BLPOP takes lists of one slot only.
         let lists = match self.caller.route.topology.part(names) {
             None => names.iter().map(|name| (wake_key(name, token, whose), name.clone())).collect(),
             Some(_) => Vec::new(),
         };
-        let place = self.caller.route.last_master.clone();
-        Ok(Box::new(subscription::Subscription::new(place, listener, lists)))
+        Ok(Box::new(Subscription::new(self.caller.route.last_master.clone(), beyond, lists)))
     }
 
     fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {
@@ -326,84 +318,27 @@ impl Store for RedisStore {
     }
 
     fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
-        let heard = self.await_wake(names.first(), token, until);
-        if heard.is_err() {
-            self.drop_wake();
+        let name = names.first();
+        let beyond = self.target.connect_timeout + self.target.op_timeout;
+        let wake = self.wake.get_or_insert_with(|| {
+            let list = wake_key(name, token, &self.wake_number.to_string());
+            Subscription::new(self.caller.route.last_master.clone(), beyond, vec![(list, name.clone())])
+        });
+        let heard = wake.listen(until);
+        if !wake.is_connected() {
+            // The next heartbeat tells the server the next list.
+            self.wake = None;
+            self.wake_number += 1;
+            if heard.is_ok() {
+                // Another client floods the list. An interrupt ends the pause.
+                interrupt::pause(subscription::BACKOFF.min(until.left())).ok();
+            }
         }
-        heard
+        Ok(if heard? { Slept::Woken } else { Slept::Through })
     }
 
     fn reset(&mut self) {
         self.caller.route.reset();
-    }
-}
-
-impl RedisStore {
-    /// Waits for the wake. A BLPOP that is under way at `until` stays under way, and the next
-    /// heartbeat uses the other connection: the server may be up to 100 ms late in ending it.
-    fn await_wake(&mut self, name: &Name, token: &Token, until: Moment) -> Result<Slept, Error> {
-        let whom = Whom::Lock(name);
-        let op_timeout = self.target.op_timeout;
-        let deadline = || Moment::now().after(op_timeout);
-        if self.wake.as_ref().is_some_and(|wake| !self.caller.route.leads_to(&wake.connection, whom)) {
-            // The next heartbeat comes at once, and tells the server the new wake list.
-            self.drop_wake();
-            return Ok(Slept::Woken);
-        }
-        let mut wake = match self.wake.take() {
-            Some(wake) => wake,
-            None => {
-                let connection =
-                    self.caller.route.give(whom, deadline().after(self.target.connect_timeout))?;
-                WakeConnection { connection, listening: false }
-            }
-        };
-        if !wake.listening {
-            let mut pop = cmd("BLPOP");
-            pop.arg(wake_key(name, token, &self.wake_number.to_string())).arg(subscription::POP_SECONDS);
-            wake.connection.send(vec![pop], deadline())?;
-            wake.listening = true;
-        }
-        if !wake.connection.listen(until)? {
-            self.wake = Some(wake);
-            return Ok(Slept::Through);
-        }
-        let reply = match wake.connection.reply(deadline()) {
-            // Another client floods the list. Heartbeats keep the place, and tell the server the
-            // next wake list.
-            Err(Error::Garbled(_)) => {
-                self.drop_wake();
-                // An interrupt ends the pause.
-                interrupt::pause(subscription::BACKOFF.min(until.left())).ok();
-                return Ok(Slept::Woken);
-            }
-            reply => reply?,
-        };
-        match wake.connection.checked(reply)? {
-            // The slot has moved, or the server is no longer master: Redis unblocks the clients
-            // that wait there.
-            value @ Value::ServerError(_) => {
-                self.caller.route.learn(&mut wake.connection, &value);
-                self.drop_wake();
-                let error = wake.connection.refused(value);
-                if matches!(error, Error::Unavailable(_)) { Err(error) } else { Ok(Slept::Woken) }
-            }
-            _ => {
-                wake.listening = false;
-                self.wake = self
-                    .caller
-                    .route
-                    .take_back(wake.connection)
-                    .map(|connection| WakeConnection { connection, listening: false });
-                Ok(Slept::Woken)
-            }
-        }
-    }
-
-    /// Closes the wake connection. The next one gets a list of its own.
-    fn drop_wake(&mut self) {
-        self.wake = None;
-        self.wake_number += 1;
     }
 }
 

@@ -213,28 +213,24 @@ impl Caller {
         let Some(first) = names.first() else {
             return Err(Error::Unfit("there is no lock to ask for".into()));
         };
-        let replica_count = match request.replicas {
-            Replicas::All => self.route.replica_count(Whom::Lock(first), deadline)?,
-            Replicas::None | Replicas::AtLeast(_) => ReplicaCount::Connected,
-        };
         self.send_source_next = true;
         let Self { route, acknowledge, knows_scripts, lacked_script, .. } = self;
-        let exchanged =
-            route.exchange_within(Whom::Lock(first), deadline, request.limit, |connection, deadline| {
-                let by_text = request.text == Text::AtOnce || !*knows_scripts;
-                let mut said = request.send(acknowledge, connection, replica_count, by_text, deadline)?;
-                if script::is_unknown(&said.0) {
-                    *lacked_script = true;
-                    said = request.send(acknowledge, connection, replica_count, true, deadline)?;
+        let ask = |connection: &mut Connection, deadline, replica_count| {
+            let by_text = request.text == Text::AtOnce || !*knows_scripts;
+            let mut said = request.send(acknowledge, connection, replica_count, by_text, deadline)?;
+            if script::is_unknown(&said.0) {
+                *lacked_script = true;
+                said = request.send(acknowledge, connection, replica_count, true, deadline)?;
+            }
+            let (value, acknowledged) = said;
+            match &value {
+                Value::ServerError(error) if script::lacks_right(error) => {
+                    Err(lacking(&connection.target().shown, request.code, error))
                 }
-                let (value, acknowledged) = said;
-                match &value {
-                    Value::ServerError(error) if script::lacks_right(error) => {
-                        Err(lacking(&connection.target().shown, request.code, error))
-                    }
-                    _ => Ok((value, acknowledged)),
-                }
-            });
+                _ => Ok((value, acknowledged)),
+            }
+        };
+        let exchanged = route.exchange(Whom::Lock(first), deadline, request.limit, ask);
         let (value, acknowledged) = exchanged?;
         (self.send_source_next, self.knows_scripts) = (false, true);
         Ok(Said { value, acknowledged })

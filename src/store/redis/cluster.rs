@@ -155,13 +155,6 @@ impl Topology for Nodes {
         Ok(())
     }
 
-    fn known(&self, whom: Whom<'_>) -> Option<Address> {
-        match whom {
-            Whom::Lock(name) => self.owner(slot_of(name)).cloned(),
-            Whom::Server(address) => Some(address.clone()),
-        }
-    }
-
     fn heard(&mut self, connection: &mut Connection, value: &Value) -> Result<Next, Error> {
         let aside = connection.aside();
         let target = connection.target();

@@ -4,7 +4,7 @@ use super::super::net::Address;
 use super::super::{Error, Which};
 use super::connection::Connection;
 use super::reply::garbled;
-use super::route::Whom;
+use super::route::{Limit, Whom};
 use super::{RedisStore, SCAN_WITHIN};
 use crate::clock::Moment;
 use crate::lock::{Key, Name};
@@ -68,7 +68,7 @@ impl RedisStore {
     /// in different slots.
     pub(super) fn existing(&mut self, server: &Address, names: &[Name]) -> Result<Vec<Name>, Error> {
         let deadline = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
-        let ask = |connection: &mut Connection, deadline| {
+        let ask = |connection: &mut Connection, deadline, _| {
             let exists = |name: &Name| {
                 let mut exists = cmd("EXISTS");
                 exists.arg(name.as_str());
@@ -85,7 +85,8 @@ impl RedisStore {
             }
             Ok((Value::Nil, found))
         };
-        self.caller.route.exchange(Whom::Server(server), deadline, ask).map(|(_, found)| found)
+        let whom = Whom::Server(server);
+        self.caller.route.exchange(whom, deadline, Limit::OpTimeout, ask).map(|(_, found)| found)
     }
 
     /// All keys that match. Each SCAN request has a time limit of its own, because a server with
@@ -101,8 +102,9 @@ impl RedisStore {
             }
             let deadline = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
             let ask =
-                |connection: &mut Connection, deadline| Ok((connection.ask(scan.clone(), deadline)?, ()));
-            let (value, ()) = self.caller.route.exchange(Whom::Server(server), deadline, ask)?;
+                |connection: &mut Connection, deadline, _| Ok((connection.ask(scan.clone(), deadline)?, ()));
+            let whom = Whom::Server(server);
+            let (value, ()) = self.caller.route.exchange(whom, deadline, Limit::OpTimeout, ask)?;
             let (next, keys): (String, Vec<Vec<u8>>) = redis::from_redis_value(value)
                 .map_err(|_| garbled(&self.target.shown, "a reply to SCAN that is not understood"))?;
             found.extend(

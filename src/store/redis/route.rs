@@ -80,9 +80,6 @@ pub trait Topology: Send {
         Ok(())
     }
 
-    /// The master of the lock, if it is known. Sends nothing.
-    fn known(&self, whom: Whom<'_>) -> Option<Address>;
-
     fn heard(&mut self, _connection: &mut Connection, _value: &Value) -> Result<Next, Error> {
         Ok(Next::Done)
     }
@@ -114,7 +111,7 @@ pub trait Topology: Send {
         false
     }
 
-    /// The number of replicas of the master.
+    /// The number of replicas of the server that [`Topology::next_server`] named last.
     fn replica_count(&self) -> ReplicaCount {
         ReplicaCount::Connected
     }
@@ -175,24 +172,14 @@ impl Route {
     }
 
     /// Runs `talk` with the master of the lock, and with another server if the answer redirects.
-    /// `talk` gets the connection and its deadline; the value that it returns is the reply that
-    /// decides.
+    /// `talk` gets the connection, its deadline, and how many replicas the master has; the value
+    /// that it returns is the reply that decides.
     pub fn exchange<T>(
         &mut self,
         whom: Whom<'_>,
         deadline: Moment,
-        talk: impl FnMut(&mut Connection, Moment) -> Result<(Value, T), Error>,
-    ) -> Result<(Value, T), Error> {
-        self.exchange_within(whom, deadline, Limit::OpTimeout, talk)
-    }
-
-    /// Like [`Route::exchange`], with this limit for each server.
-    pub fn exchange_within<T>(
-        &mut self,
-        whom: Whom<'_>,
-        deadline: Moment,
         limit: Limit,
-        mut talk: impl FnMut(&mut Connection, Moment) -> Result<(Value, T), Error>,
+        mut talk: impl FnMut(&mut Connection, Moment, ReplicaCount) -> Result<(Value, T), Error>,
     ) -> Result<(Value, T), Error> {
         self.topology.begin();
         loop {
@@ -200,7 +187,8 @@ impl Route {
             let hop = self.topology.next_server(whom, deadline)?;
             let address = hop.target.address.clone();
             let said = self.connection(&hop, limit).and_then(|mut connection| {
-                let (value, more) = talk(&mut connection, self.until(&hop, limit))?;
+                let (value, more) =
+                    talk(&mut connection, self.until(&hop, limit), self.topology.replica_count())?;
                 if let Value::ServerError(error) = &value
                     && error.code() == "LOADING"
                 {
@@ -254,45 +242,6 @@ impl Route {
     pub fn look_at_replicas(&mut self) {
         self.looks_at_replicas = true;
         self.topology.look_at_replicas();
-    }
-
-    /// The number of replicas of the lock's master, which is looked up if it is not known.
-    pub fn replica_count(&mut self, whom: Whom<'_>, deadline: Moment) -> Result<ReplicaCount, Error> {
-        if self.topology.known(whom).is_none() {
-            self.topology.begin();
-            self.topology.next_server(whom, deadline)?;
-        }
-        Ok(self.topology.replica_count())
-    }
-
-    /// A connection to the master of the lock, for the caller to keep: a waiter sleeps on it.
-    pub fn give(&mut self, whom: Whom<'_>, deadline: Moment) -> Result<Connection, Error> {
-        self.topology.begin();
-        let hop = self.topology.next_server(whom, deadline)?;
-        let connection = self.connection(&hop, Limit::OpTimeout);
-        connection.inspect_err(|error| {
-            self.topology.failed(&hop.target.address, error);
-        })
-    }
-
-    /// Takes back a connection of [`Route::give`]. Returns it if there is another one to the same
-    /// server by now.
-    pub fn take_back(&mut self, connection: Connection) -> Option<Connection> {
-        if self.connections.iter().any(|other| other.target().address == connection.target().address) {
-            return Some(connection);
-        }
-        self.connections.push(connection);
-        None
-    }
-
-    /// Whether this connection still leads to the lock's master, as far as that is known.
-    pub fn leads_to(&self, connection: &Connection, whom: Whom<'_>) -> bool {
-        self.topology.known(whom).is_none_or(|address| address == connection.target().address)
-    }
-
-    /// Handles a reply on a connection of [`Route::give`]: a MOVED is remembered.
-    pub fn learn(&mut self, connection: &mut Connection, value: &Value) {
-        let _ = self.topology.heard(connection, value);
     }
 
     /// Asks the sentinels which server is the master, beside a request that a hold depends on. Does
@@ -353,10 +302,6 @@ pub struct Server(pub Target);
 impl Topology for Server {
     fn next_server(&mut self, _: Whom<'_>, deadline: Moment) -> Result<Hop, Error> {
         Ok(Hop { target: self.0.clone(), until: deadline, asking: Asking::No })
-    }
-
-    fn known(&self, _: Whom<'_>) -> Option<Address> {
-        Some(self.0.address.clone())
     }
 
     fn masters(&mut self, _: Moment) -> Result<Vec<Target>, Error> {

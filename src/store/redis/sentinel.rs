@@ -330,10 +330,6 @@ impl Topology for Sentinels {
         }
     }
 
-    fn known(&self, _: Whom<'_>) -> Option<Address> {
-        self.found.as_ref().map(|found| found.address.clone())
-    }
-
     fn failed(&mut self, address: &Address, error: &Error) -> Next {
         self.found = None;
         self.tried.push(address.clone());

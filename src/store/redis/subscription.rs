@@ -1,59 +1,70 @@
-//! How a holder or a watcher learns that something happened: by a BLPOP on lists of its own, on a
-//! connection that does nothing else. A renewal never waits for it. It connects to the server where
-//! the store last found the lock, and does not look for another one. (A waiter listens through its
-//! store, which has two connections for that.)
+//! How a waiter, a holder or a watcher learns that something happened: by a BLPOP on lists of its
+//! own, on a connection that does nothing else. No other request ever waits for it. It connects to
+//! the server where the store last found the lock, and does not look for another one.
 
 use super::connection::Connection;
 use super::route::LastMaster;
 use crate::clock::Moment;
 use crate::lock::Name;
 use crate::store::net::interrupt;
-use crate::store::{self, Error, Listener};
-use redis::{Cmd, Value, cmd};
+use crate::store::{self, Error};
+use redis::{Value, cmd};
 use std::time::Duration;
 
 /// Longest BLPOP, in seconds: a server that does not learn of its client's end drops it then.
-pub const POP_SECONDS: u64 = 30;
+const POP_SECONDS: u64 = 30;
 /// Pause after a failure, so that the connection is not dialled repeatedly. Without a list to
 /// listen on, a wake is reported this often.
 pub const BACKOFF: Duration = Duration::from_secs(1);
 
 pub struct Subscription {
     place: LastMaster,
-    listener: Listener,
+    /// How long after the end of a sleep a new connection, or the rest of an answer, may take. A
+    /// renewal must not wait for the setup commands.
+    beyond: Duration,
     /// In the order of the BLPOP, each with its lock.
     lists: Vec<(String, Name)>,
     about: Option<Name>,
     connection: Option<Connection>,
+    /// Whether a BLPOP is under way on the connection.
+    is_popping: bool,
     backoff_until: Moment,
 }
 
 impl Subscription {
     /// Connects when it is first used. Without lists it does not listen, and reports from time to
     /// time that something may have happened.
-    pub fn new(place: LastMaster, listener: Listener, lists: Vec<(String, Name)>) -> Self {
-        Self { place, listener, lists, about: None, connection: None, backoff_until: Moment::now() }
+    pub fn new(place: LastMaster, beyond: Duration, lists: Vec<(String, Name)>) -> Self {
+        let (about, connection, backoff_until) = (None, None, Moment::now());
+        Self { place, beyond, lists, about, connection, is_popping: false, backoff_until }
     }
 
-    fn listen(&mut self, until: Moment) -> Result<bool, Error> {
+    /// Whether the connection is still good. After a failure it is not.
+    pub const fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Listens until something may have happened (true) or until `until` (false). A BLPOP that is
+    /// under way then stays under way: the server may be up to 100 ms late in ending it.
+    pub fn listen(&mut self, until: Moment) -> Result<bool, Error> {
+        let latest = until.after(self.beyond);
         let target =
             self.place.get().ok_or_else(|| Error::Unavailable("nothing was asked for yet".into()))?;
-        let within = |limit| match self.listener {
-            // A renewal must not wait for what the server does with these commands.
-            Listener::Holder => Moment::now().after(limit).min(until),
-            Listener::Watcher => Moment::now().after(limit),
-        };
-        let deadline = || within(target.op_timeout);
+        let deadline = || Moment::now().after(target.op_timeout).min(latest);
         let mut connection =
             match self.connection.take().filter(|connection| connection.target().address == target.address) {
                 Some(connection) => connection,
                 None => {
-                    let mut connection =
-                        Connection::dial(&target, within(target.connect_timeout + target.op_timeout))?;
-                    connection.send(vec![self.pop()], deadline())?;
-                    connection
+                    self.is_popping = false;
+                    Connection::dial(&target, latest)?
                 }
             };
+        if !self.is_popping {
+            let mut pop = cmd("BLPOP");
+            let lists: Vec<&str> = self.lists.iter().map(|(list, _)| list.as_str()).collect();
+            connection.send(vec![pop.arg(lists).arg(POP_SECONDS).take()], deadline())?;
+            self.is_popping = true;
+        }
         let heard = connection.listen(until)?;
         if heard {
             let reply = match connection.reply(deadline()) {
@@ -65,21 +76,18 @@ impl Subscription {
                 }
                 reply => reply?,
             };
-            match connection.checked(reply)? {
-                value @ Value::ServerError(_) => return Err(connection.refused(value)),
-                value => self.about = self.of(value),
-            }
-            connection.send(vec![self.pop()], deadline())?;
+            self.about = match connection.checked(reply)? {
+                // The slot has moved, or the server is no longer master: Redis unblocks the clients
+                // that wait there.
+                Value::ServerError(_) => {
+                    return Err(Error::Unavailable(format!("{} has given the lock away", target.shown)));
+                }
+                value => self.of(value),
+            };
+            self.is_popping = false;
         }
         self.connection = Some(connection);
         Ok(heard)
-    }
-
-    fn pop(&self) -> Cmd {
-        let mut pop = cmd("BLPOP");
-        let lists: Vec<&str> = self.lists.iter().map(|(list, _)| list.as_str()).collect();
-        pop.arg(lists).arg(POP_SECONDS);
-        pop
     }
 
     /// The lock whose list was popped; None if the BLPOP ended by its time limit.
