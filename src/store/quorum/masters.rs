@@ -22,9 +22,10 @@ use crate::store::redis::{Target, script};
 use redis::Value;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -53,42 +54,33 @@ pub struct Call {
 pub struct Masters {
     pub targets: Vec<Target>,
     workers: Vec<Option<Worker>>,
-    sent: Vec<Sent>,
+    asked: Vec<Asked>,
 }
 
-/// What was sent to a master.
+/// What was asked of a master.
 #[derive(Default)]
-struct Sent {
-    asked: bool,
-    /// Whether any request had been sent at the last check.
-    anything: bool,
-    /// Requests that were still unsent at that check.
-    waiting: Vec<Arc<Dispatch>>,
+struct Asked {
+    /// Number of requests that it was asked in their order.
+    count: u64,
+    progress: Arc<Progress>,
 }
 
-/// Whether a request was sent or cancelled; empty while it waits to be sent.
+/// What a master's threads have in common with the caller.
 #[derive(Default)]
-struct Dispatch(OnceLock<Fate>);
-
-#[derive(PartialEq, Eq)]
-enum Fate {
-    Sent,
-    CalledOff,
+struct Progress {
+    /// Whether any request was sent, or is about to be.
+    has_sent: AtomicBool,
+    /// Requests up to this number are cancelled if they were not sent.
+    cancelled: AtomicU64,
 }
 
-impl Dispatch {
-    /// Whether it may be sent; if so, marks it as sent. True again when the same request is
-    /// repeated.
-    fn may_go(&self) -> bool {
-        *self.0.get_or_init(|| Fate::Sent) == Fate::Sent
-    }
-
-    fn call_off(&self) -> bool {
-        self.0.set(Fate::CalledOff).is_ok()
-    }
-
-    fn is_waiting(&self) -> bool {
-        self.0.get().is_none()
+impl Progress {
+    /// Whether this request may be sent.
+    fn may_go(&self, number: u64) -> bool {
+        // This comes first: then a caller that cancels the request either stops it here, or learns
+        // that it was sent.
+        self.has_sent.store(true, SeqCst);
+        number > self.cancelled.load(SeqCst)
     }
 }
 
@@ -105,8 +97,8 @@ pub enum Order {
     /// After earlier requests.
     Behind,
     /// On a connection of its own if a request is unanswered; it may overtake that one. Requests
-    /// that were not sent yet are cancelled. Sent with the script's text if the server may not know
-    /// it.
+    /// that were not sent yet are cancelled. Sent with the script's text, because nobody may be left
+    /// to react to a NOSCRIPT.
     TakingBack,
     /// Like `TakingBack`, and dlock may end once it is sent.
     Leaving,
@@ -131,7 +123,9 @@ struct Task {
     order: Order,
     deadline: Moment,
     at: usize,
-    dispatch: Arc<Dispatch>,
+    /// Its number, if it can be cancelled; else greater than any.
+    number: u64,
+    progress: Arc<Progress>,
     news: Sender<(usize, News)>,
 }
 
@@ -139,8 +133,8 @@ impl Masters {
     /// The masters of these targets. Threads start with the first request.
     pub fn new(targets: Vec<Target>) -> Self {
         let workers = targets.iter().map(|_| None).collect();
-        let sent = targets.iter().map(|_| Sent::default()).collect();
-        Self { targets, workers, sent }
+        let asked = targets.iter().map(|_| Asked::default()).collect();
+        Self { targets, workers, asked }
     }
 
     pub const fn len(&self) -> usize {
@@ -160,22 +154,18 @@ impl Masters {
         let (sender, news) = channel();
         let mut unsent = BTreeSet::new();
         for &at in to {
-            let Sent { asked, anything, waiting } = &mut self.sent[at];
-            let dispatch = Arc::<Dispatch>::default();
-            let before = waiting.len();
-            waiting.retain(|dispatch| match order {
-                Order::Behind => dispatch.is_waiting(),
-                Order::TakingBack | Order::Leaving => dispatch.call_off(),
-            });
-            *anything |= waiting.len() < before;
-            // Nothing was sent there, so nothing need be taken back.
-            let is_idle = *asked && !*anything;
+            let Asked { count, progress } = &mut self.asked[at];
+            let (mut number, mut is_idle) = (u64::MAX, false);
             match order {
                 Order::Behind => {
-                    *asked = true;
-                    waiting.push(Arc::clone(&dispatch));
+                    *count += 1;
+                    number = *count;
                 }
-                Order::TakingBack | Order::Leaving => waiting.clear(),
+                Order::TakingBack | Order::Leaving => {
+                    progress.cancelled.store(*count, SeqCst);
+                    // If nothing was sent there, nothing need be taken back.
+                    is_idle = *count > 0 && !progress.has_sent.load(SeqCst);
+                }
             }
             if order == Order::TakingBack && is_idle {
                 let _ = sender.send((at, News::Answered(Err(silent(&self.targets[at].shown)))));
@@ -184,7 +174,8 @@ impl Masters {
             if order == Order::Leaving && !is_idle {
                 unsent.insert(at);
             }
-            let task = Task { call: call.clone(), order, deadline, at, dispatch, news: sender.clone() };
+            let (call, progress, news) = (call.clone(), Arc::clone(progress), sender.clone());
+            let task = Task { call, order, deadline, at, number, progress, news };
             if let Err(error) = self.enqueue(at, task) {
                 let _ = sender.send((at, News::Answered(Err(error))));
             }
@@ -194,8 +185,7 @@ impl Masters {
 
     fn enqueue(&mut self, at: usize, task: Task) -> Result<(), Error> {
         let target = &self.targets[at];
-        let is_in_line =
-            |worker: &Worker| task.order == Order::Behind || worker.open.load(Ordering::Relaxed) == 0;
+        let is_in_line = |worker: &Worker| task.order == Order::Behind || worker.open.load(Relaxed) == 0;
         let worker = match self.workers[at].take().filter(is_in_line) {
             Some(worker) => worker,
             // The old thread ends when it has done its work.
@@ -212,7 +202,7 @@ impl Masters {
                 Worker { tasks, open }
             }
         };
-        worker.open.fetch_add(1, Ordering::Relaxed);
+        worker.open.fetch_add(1, Relaxed);
         // The thread cannot have ended while its sender exists.
         let _ = worker.tasks.send(task);
         self.workers[at] = Some(worker);
@@ -343,48 +333,38 @@ pub struct Master {
     /// the next one may be answered only after dlock has ended, and nobody could then react to a
     /// NOSCRIPT.
     send_source_next: bool,
-    /// Scripts that the server has run on this connection.
-    known: Vec<&'static Code>,
-}
-
-/// Whether anybody waits for the answer of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Heard {
-    Surely,
-    Perhaps,
 }
 
 impl Master {
     pub const fn new(target: Target) -> Self {
-        Self { target, connection: None, send_source_next: false, known: Vec::new() }
+        Self { target, connection: None, send_source_next: false }
     }
 
     fn work(&mut self, tasks: &Receiver<Task>, open: &AtomicUsize) {
-        for Task { call, order, deadline, at, dispatch, news } in tasks {
-            let heard = if order == Order::Behind { Heard::Surely } else { Heard::Perhaps };
+        for Task { call, order, deadline, at, number, progress, news } in tasks {
             let answer = self.exchange(
                 &call,
                 deadline,
-                heard,
-                || dispatch.may_go(),
+                order,
+                || progress.may_go(number),
                 // The receiver may be gone.
                 || drop(news.send((at, News::Sent))),
             );
-            open.fetch_sub(1, Ordering::Relaxed);
+            open.fetch_sub(1, Relaxed);
             let _ = news.send((at, News::Answered(answer)));
         }
     }
 
     /// Sends one request, and returns its reply by `deadline`.
     pub fn call(&mut self, call: &Call, deadline: Moment) -> Result<Answer, Error> {
-        self.exchange(call, deadline, Heard::Surely, || true, || ())
+        self.exchange(call, deadline, Order::Behind, || true, || ())
     }
 
     fn exchange(
         &mut self,
         call: &Call,
         deadline: Moment,
-        heard: Heard,
+        order: Order,
         may_go: impl Fn() -> bool,
         is_sent: impl Fn(),
     ) -> Result<Answer, Error> {
@@ -394,10 +374,7 @@ impl Master {
         }
         let mut connection = match self.connection.take().and_then(Connection::if_good) {
             Some(connection) => connection,
-            None => {
-                self.known.clear();
-                Connection::dial(target, deadline)?
-            }
+            None => Connection::dial(target, deadline)?,
         };
         if !may_go() {
             self.connection = Some(connection);
@@ -405,9 +382,8 @@ impl Master {
         }
         let deadline = deadline.min(Moment::now().after(call.within));
         let text = || call.code.by_text(&call.keys, &call.argument);
-        let is_known = self.known.iter().any(|known| std::ptr::eq(*known, call.code));
         let in_doubt = std::mem::replace(&mut self.send_source_next, true);
-        let by_text = in_doubt || heard == Heard::Perhaps && !is_known;
+        let by_text = in_doubt || order != Order::Behind;
         let first = if by_text { text() } else { call.code.by_hash(&call.keys, &call.argument) };
         let mut ask = |command| {
             connection.send(vec![command], deadline)?;
@@ -425,9 +401,6 @@ impl Master {
             });
         }
         (self.send_source_next, self.connection) = (false, Some(connection));
-        if !is_known {
-            self.known.push(call.code);
-        }
         let reply = Reply::new(value, &target.shown);
         Ok(Answer { head: reply.read()?, reply })
     }
