@@ -1,6 +1,5 @@
-//! A connection to a database, etcd or ZooKeeper: sends and receives bytes under deadlines, over a
-//! socket or TLS, and says what a failure means. What the bytes mean is the store's own. Redis has
-//! its own connection (`redis::connection`).
+//! A connection to a server: sends and receives bytes under deadlines, over a socket or TLS, and
+//! says what a failure means. What the bytes mean is the store's own.
 //!
 //! After any failure the connection is dropped: a late answer would be taken for the answer to the
 //! next request.
@@ -8,7 +7,7 @@
 use super::failure::{Failure, is_end, unreachable};
 use super::streams::{Bounded, Channel, Stream, any_readable};
 use super::target::Target;
-use super::tls::Session;
+use super::tls::{Session, Tls};
 use super::{Address, dial, interrupt};
 use crate::clock::Moment;
 use crate::store::Error;
@@ -53,7 +52,12 @@ impl Pipe {
     /// take until `deadline`, because another connection would be no faster.
     pub fn open(store: String, target: &Target, server: &Address, deadline: Moment) -> Result<Self, Error> {
         let reached = deadline.min(Moment::now().after(target.connect_timeout));
-        let stream = dial::open(&store, server, target.tls.as_ref(), reached)?;
+        Self::dial(store, server, target.tls.as_ref(), reached)
+    }
+
+    /// Connects by `deadline`, without TLS, although that may follow.
+    pub fn dial(store: String, server: &Address, tls: Option<&Tls>, deadline: Moment) -> Result<Self, Error> {
+        let stream = dial::open(&store, server, tls, deadline)?;
         Ok(Self {
             store,
             stream,
@@ -70,9 +74,15 @@ impl Pipe {
     /// Begins TLS, if the server is reached over it.
     pub fn begin_tls(&mut self, target: &Target, server: &Address, deadline: Moment) -> Result<(), Error> {
         if let (Some(tls), Address::Tcp { host, .. }) = (&target.tls, server) {
-            let mut raw = Bounded { stream: &mut self.stream, deadline };
-            self.tls = Some(Session::begin(&self.store, tls, host, &mut raw)?);
+            self.secure(tls, host, deadline)?;
         }
+        Ok(())
+    }
+
+    /// Begins TLS with a server whose certificate must name this host.
+    pub fn secure(&mut self, tls: &Tls, host: &str, deadline: Moment) -> Result<(), Error> {
+        let mut raw = Bounded { stream: &mut self.stream, deadline };
+        self.tls = Some(Session::begin(&self.store, tls, host, &mut raw)?);
         Ok(())
     }
 

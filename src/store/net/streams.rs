@@ -1,6 +1,5 @@
-//! The streams between a socket and a parser, each on top of the one before: a socket whose reads
-//! and writes all end at one deadline, TLS if there is any, and bytes that are read and not parsed
-//! yet.
+//! The streams between a socket and a connection, each on top of the one before: a socket whose
+//! reads and writes all end at one deadline, and TLS if there is any.
 
 use super::interrupt;
 use super::tls::Session;
@@ -13,9 +12,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// Bytes of the first read, since most replies are short, and of later ones.
-const READ_SIZE: (usize, usize) = (4 * 1024, 64 * 1024);
-
 /// A socket of either kind.
 pub enum Stream {
     Tcp(TcpStream),
@@ -25,7 +21,8 @@ pub enum Stream {
 /// Sleeps until a stream is readable (true), or until `until` or an interrupt (false).
 pub fn any_readable(streams: &[&Stream], until: Moment) -> io::Result<bool> {
     // Without a free descriptor for a timer, poll() ends later if the machine sleeps meanwhile.
-    let timer = Timer::new().and_then(|timer| timer.set(Some(until)).map(|()| timer)).ok();
+    let set = || Timer::new().and_then(|timer| timer.set(Some(until)).map(|()| timer)).ok();
+    let timer = if until.passed() { None } else { set() };
     interrupt::with(|interrupt| {
         let mut fds: Vec<_> = streams.iter().map(|stream| PollFd::new(*stream, PollFlags::IN)).collect();
         fds.extend(
@@ -43,43 +40,6 @@ pub fn any_readable(streams: &[&Stream], until: Moment) -> io::Result<bool> {
             }
         }
     })
-}
-
-/// Bytes that are read and not parsed yet.
-#[derive(Default)]
-pub struct Inbox {
-    bytes: Vec<u8>,
-    taken: usize,
-}
-
-impl Inbox {
-    /// Whether all of it has been taken.
-    pub const fn is_empty(&self) -> bool {
-        self.taken == self.bytes.len()
-    }
-
-    /// Takes up to `most` bytes.
-    pub fn take(&mut self, most: usize) -> &[u8] {
-        let from = self.taken;
-        self.taken = self.bytes.len().min(from.saturating_add(most));
-        &self.bytes[from..self.taken]
-    }
-
-    /// Takes bytes up to and with the next line end.
-    pub fn take_line(&mut self) -> &[u8] {
-        let rest = &self.bytes[self.taken..];
-        let line = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |at| at + 1);
-        self.take(line)
-    }
-
-    pub fn fill(&mut self, from: &mut impl Read) -> io::Result<()> {
-        let size = if self.bytes.len() < READ_SIZE.0 { READ_SIZE.0 } else { READ_SIZE.1 };
-        self.bytes.resize(size, 0);
-        self.taken = 0;
-        let read = from.read(&mut self.bytes);
-        self.bytes.truncate(*read.as_ref().unwrap_or(&0));
-        read.map(drop)
-    }
 }
 
 /// The stream of requests and answers, with or without TLS.

@@ -11,16 +11,13 @@ use super::script;
 use super::target::Target;
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::net::failure::{is_end, unreachable};
+use crate::store::net::failure::Failure;
 use crate::store::net::password::{Password, log_in};
-use crate::store::net::streams::{Bounded, Channel, Inbox, Stream, any_readable};
-use crate::store::net::tls::{Session, speaks_no_tls};
+use crate::store::net::pipe::Pipe;
+use crate::store::net::tls::speaks_no_tls;
 use crate::store::net::{Address, dial};
 use redis::{Cmd, Value, cmd};
-use resp::Failure;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
-use std::io::{self, Write};
 
 mod resp;
 
@@ -55,9 +52,7 @@ enum Before {
 /// One connection, and the server at its other end.
 pub struct Connection {
     target: Target,
-    stream: Stream,
-    tls: Option<Session>,
-    inbox: Inbox,
+    pipe: Pipe,
     /// Sent once, before the next command, in the same write.
     preface: Vec<(Before, Cmd)>,
     /// Replies to the preface that are still to come.
@@ -89,27 +84,18 @@ impl Connection {
 
     fn open(target: &Target, password: Option<&str>, deadline: Moment) -> Result<Self, Error> {
         let store = &target.shown;
-        let mut stream = dial::open(store, &target.address, target.tls.as_ref(), deadline)?;
-        let tls = match (&target.tls, &target.address) {
-            (Some(tls), Address::Tcp { host, port }) => {
-                // The rest of the time is for finding out what kind of server does not answer.
-                let most = Moment::now().after(deadline.left() * 7 / 8);
-                let begun =
-                    Session::begin(store, tls, host, &mut Bounded { stream: &mut stream, deadline: most });
-                Some(begun.map_err(|error| match error {
-                    Error::Unreachable(_) if dial::speaks_redis(host, *port, deadline) => {
-                        speaks_no_tls(store)
-                    }
-                    error => error,
-                })?)
-            }
-            _ => None,
-        };
+        let mut pipe = Pipe::dial(store.clone(), &target.address, target.tls.as_ref(), deadline)?;
+        if let (Some(tls), Address::Tcp { host, port }) = (&target.tls, &target.address) {
+            // The rest of the time is for finding out what kind of server does not answer.
+            let most = Moment::now().after(deadline.left() * 7 / 8);
+            pipe.secure(tls, host, most).map_err(|error| match error {
+                Error::Unreachable(_) if dial::speaks_redis(host, *port, deadline) => speaks_no_tls(store),
+                error => error,
+            })?;
+        }
         Ok(Self {
             target: target.clone(),
-            stream,
-            tls,
-            inbox: Inbox::default(),
+            pipe,
             preface: target
                 .greeting(password)
                 .into_iter()
@@ -175,44 +161,10 @@ impl Connection {
     /// The connection, if it is idle and still open: if the server closed it (its own `timeout`, a
     /// restart), that has arrived by now.
     pub fn if_good(mut self) -> Option<Self> {
-        while self.is_owed() && self.has_news().ok()? {
+        while self.is_owed() && self.listen(Moment::now()).ok()? {
             self.settle_next(Moment::now()).ok()?;
         }
-        matches!(self.has_news(), Ok(false)).then_some(self)
-    }
-
-    /// Whether the server has sent something unexpected, or hung up.
-    fn has_news(&mut self) -> io::Result<bool> {
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        loop {
-            if self.has_unread()? {
-                return Ok(true);
-            }
-            if poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], Some(&at_once))? == 0 {
-                return Ok(false);
-            }
-            if self.take_in()? {
-                return Ok(true);
-            }
-        }
-    }
-
-    /// Whether data has arrived that the descriptor no longer shows.
-    fn has_unread(&mut self) -> io::Result<bool> {
-        match &mut self.tls {
-            _ if !self.inbox.is_empty() => Ok(true),
-            Some(session) => session.has_more(),
-            None => Ok(false),
-        }
-    }
-
-    /// Call this when the descriptor is readable. Returns whether that means a reply, or the end.
-    fn take_in(&mut self) -> io::Result<bool> {
-        match &mut self.tls {
-            // Readable, so one read returns at once.
-            Some(session) => session.take_in(&mut self.stream),
-            None => Ok(true),
-        }
+        matches!(self.listen(Moment::now()), Ok(false)).then_some(self)
     }
 
     /// Sends commands in one write; before the first ones it sends the setup commands, and waits
@@ -227,11 +179,7 @@ impl Connection {
         for command in commands {
             command.write_packed_command(&mut bytes);
         }
-        let mut channel = self.channel(deadline);
-        if let Err(error) = channel.write_all(&bytes).and_then(|()| channel.flush()) {
-            let error = channel.last_words().unwrap_or(error);
-            return Err(self.failure(&error, deadline));
-        }
+        self.pipe.send(&bytes, deadline).map_err(|failure| self.failure(failure, deadline))?;
         while self.owed.front() == Some(&Before::Greeting) {
             self.settle_next(deadline)?;
         }
@@ -284,62 +232,45 @@ impl Connection {
     /// Sleeps until the server sends something (true) or until `until` (false). CLOCK_BOOTTIME: the
     /// sleep of a suspended machine is over when it wakes.
     pub fn listen(&mut self, until: Moment) -> Result<bool, Error> {
-        self.sleep(until).map_err(|error| self.failure(&error, until))
-    }
-
-    fn sleep(&mut self, until: Moment) -> io::Result<bool> {
-        if self.has_unread()? {
+        if !self.pipe.rest().is_empty() {
             return Ok(true);
         }
-        while any_readable(&[&self.stream], until)? {
-            if self.take_in()? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        self.pipe.listen(until).map_err(|failure| self.failure(failure, until))
     }
 
     fn parse(&mut self, deadline: Moment) -> Result<Value, Error> {
         let store = &self.target.shown;
-        let channel = Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } };
-        match resp::read(&mut self.inbox, channel) {
+        match resp::read(&mut self.pipe, deadline) {
             Ok(value) => {
                 self.has_replied = true;
                 Ok(value)
             }
-            Err(Failure::Io(error)) => Err(self.failure(&error, deadline)),
-            Err(Failure::TooLong) => {
+            Err(resp::Failure::Net(failure)) => Err(self.failure(failure, deadline)),
+            Err(resp::Failure::TooLong) => {
                 Err(Error::Garbled(format!("{store} sent an answer that is too long; is it a Redis server?")))
             }
-            Err(Failure::NotRedis) => {
+            Err(resp::Failure::NotRedis) => {
                 Err(Error::Garbled(format!("{store}: the server there does not speak the Redis protocol")))
             }
         }
     }
 
-    fn channel(&mut self, deadline: Moment) -> Channel<'_> {
-        Channel { tls: self.tls.as_mut(), raw: Bounded { stream: &mut self.stream, deadline } }
-    }
-
-    /// The error of this connection as a store error. If the server hung up before it sent
-    /// anything, it may want TLS. That is checked until `deadline`, because it is no outage, and waiting
-    /// does not help.
-    fn failure(&self, error: &io::Error, deadline: Moment) -> Error {
-        let store = &self.target.shown;
-        let explained = self.tls.as_ref().and_then(|session| session.explain(store, error));
-        explained.unwrap_or_else(|| match &self.target.address {
-            Address::Tcp { host, port }
-                if self.tls.is_none()
+    /// The failure as a store error. If the server hung up before it sent anything, it may want TLS.
+    /// That is checked until `deadline`, because it is no outage, and waiting does not help.
+    fn failure(&self, failure: Failure, deadline: Moment) -> Error {
+        match (&failure, &self.target.address) {
+            (Failure::Broken(_), Address::Tcp { host, port })
+                if self.target.tls.is_none()
                     && !self.has_replied
-                    && is_end(error)
                     && dial::speaks_tls(host, *port, deadline) =>
             {
+                let store = &self.target.shown;
                 Error::Misnamed(format!(
                     "cannot reach {store}: the server there wants TLS; with TLS the URL begins with rediss"
                 ))
             }
-            _ => unreachable(store, error),
-        })
+            _ => failure.into(),
+        }
     }
 }
 

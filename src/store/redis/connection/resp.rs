@@ -1,10 +1,11 @@
 //! Parses RESP2, which Redis speaks to clients that ask for nothing newer. The parser of the
 //! `redis` crate believes every length and buffers without limit; here a reply is bounded in memory
-//! and in depth. The time is bounded by the stream.
+//! and in depth.
 
-use crate::store::net::streams::{Channel, Inbox};
+use crate::clock::Moment;
+use crate::store::net;
+use crate::store::net::pipe::Pipe;
 use redis::Value;
-use std::io::{self, ErrorKind};
 use std::mem::size_of;
 
 /// Most memory for one reply. The largest real one lists some ten thousand waiters.
@@ -17,47 +18,35 @@ const DEPTH_MAX: usize = 8;
 /// Why there is no reply.
 #[derive(Debug)]
 pub enum Failure {
-    Io(io::Error),
+    Net(net::failure::Failure),
     /// It is longer than any real reply.
     TooLong,
     /// It is not RESP.
     NotRedis,
 }
 
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-pub fn read(inbox: &mut Inbox, channel: Channel<'_>) -> Result<Value, Failure> {
-    Reading { inbox, channel, room: REPLY_MAX, line: Vec::new() }.value(0)
+/// Reads the next reply, by `deadline`.
+pub fn read(pipe: &mut Pipe, deadline: Moment) -> Result<Value, Failure> {
+    Reading { pipe, deadline, room: REPLY_MAX }.value(0)
 }
 
 struct Reading<'a> {
-    inbox: &'a mut Inbox,
-    channel: Channel<'a>,
+    pipe: &'a mut Pipe,
+    deadline: Moment,
     /// Memory that the reply may still take.
     room: usize,
-    /// The last line that was read, without its end.
-    line: Vec<u8>,
 }
 
 impl Reading<'_> {
     fn value(&mut self, depth: usize) -> Result<Value, Failure> {
         self.take_room(size_of::<Value>())?;
-        let kind = self.byte()?;
-        if !b"+-:$*".contains(&kind) {
-            return Err(Failure::NotRedis);
-        }
-        self.read_line()?;
-        let line = &self.line;
+        let (kind, line) = self.line()?;
         match kind {
             b'+' if line == b"OK" => Ok(Value::Okay),
-            b'+' => String::from_utf8(line.clone()).map(Value::SimpleString).map_err(|_| Failure::NotRedis),
-            b'-' => error(line),
-            b':' => number(line).map(Value::Int),
-            _ => match (kind, usize::try_from(number(line)?)) {
+            b'+' => String::from_utf8(line).map(Value::SimpleString).map_err(|_| Failure::NotRedis),
+            b'-' => error(&line),
+            b':' => number(&line).map(Value::Int),
+            _ => match (kind, usize::try_from(number(&line)?)) {
                 // A negative length is nil.
                 (_, Err(_)) => Ok(Value::Nil),
                 (b'$', Ok(length)) => self.bytes(length).map(Value::BulkString),
@@ -75,46 +64,43 @@ impl Reading<'_> {
     }
 
     fn fill(&mut self) -> Result<(), Failure> {
-        if self.inbox.is_empty() {
-            self.inbox.fill(&mut self.channel)?;
-            if self.inbox.is_empty() {
-                return Err(Failure::Io(ErrorKind::UnexpectedEof.into()));
+        self.pipe.fill(self.deadline).map_err(Failure::Net)
+    }
+
+    /// Reads a line. Returns its first byte, and the rest without the end.
+    fn line(&mut self) -> Result<(u8, Vec<u8>), Failure> {
+        loop {
+            let rest = self.pipe.rest();
+            let kind = rest.first().copied();
+            if kind.is_some_and(|kind| !b"+-:$*".contains(&kind)) {
+                return Err(Failure::NotRedis);
             }
-        }
-        Ok(())
-    }
-
-    fn byte(&mut self) -> Result<u8, Failure> {
-        self.fill()?;
-        Ok(self.inbox.take(1)[0])
-    }
-
-    /// Reads the rest of a line.
-    fn read_line(&mut self) -> Result<(), Failure> {
-        self.line.clear();
-        while self.line.last() != Some(&b'\n') {
-            self.fill()?;
-            let part = self.inbox.take_line();
-            if self.line.len() + part.len() > LINE_MAX {
+            if let (Some(kind), Some(end)) = (kind, rest.iter().position(|byte| *byte == b'\n')) {
+                let line = rest[1..end].strip_suffix(b"\r").ok_or(Failure::NotRedis)?.to_vec();
+                self.pipe.take(end + 1);
+                self.take_room(line.len())?;
+                return Ok((kind, line));
+            }
+            if rest.len() > LINE_MAX {
                 return Err(Failure::TooLong);
             }
-            self.line.extend_from_slice(part);
+            self.fill()?;
         }
-        self.take_room(self.line.len())?;
-        if !self.line.ends_with(b"\r\n") {
-            return Err(Failure::NotRedis);
-        }
-        self.line.truncate(self.line.len() - 2);
-        Ok(())
     }
 
     /// Reads this many bytes, and the end of their line.
     fn bytes(&mut self, length: usize) -> Result<Vec<u8>, Failure> {
         self.take_room(length)?;
         let (mut bytes, whole) = (Vec::new(), length + 2);
-        while bytes.len() < whole {
+        loop {
+            let rest = self.pipe.rest();
+            let count = rest.len().min(whole - bytes.len());
+            bytes.extend_from_slice(&rest[..count]);
+            self.pipe.take(count);
+            if bytes.len() == whole {
+                break;
+            }
             self.fill()?;
-            bytes.extend_from_slice(self.inbox.take(whole - bytes.len()));
         }
         if !bytes.ends_with(b"\r\n") {
             return Err(Failure::NotRedis);

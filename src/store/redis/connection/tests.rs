@@ -6,7 +6,7 @@ use redis::cmd;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::{ServerConfig, ServerConnection};
 use std::error::Error as Any;
-use std::io::Read;
+use std::io::{self, Read, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::mpsc;
