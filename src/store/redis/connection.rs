@@ -32,14 +32,6 @@ pub enum Asking {
     Yes,
 }
 
-/// Whether a connection may be used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Usability {
-    Usable,
-    /// Not usable: a reply may still come that nobody waits for.
-    Spoiled,
-}
-
 /// A reply that comes before the one to the next command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Before {
@@ -60,7 +52,8 @@ pub struct Connection {
     aside: Vec<Value>,
     /// Whether the next command needs ASKING.
     pub asking: Asking,
-    state: Usability,
+    /// Whether a reply may still come that nobody waits for.
+    is_spoiled: bool,
     /// Whether the server has ever sent a reply.
     has_replied: bool,
 }
@@ -104,26 +97,13 @@ impl Connection {
             owed: VecDeque::new(),
             aside: Vec::new(),
             asking: Asking::No,
-            state: Usability::Usable,
+            is_spoiled: false,
             has_replied: false,
         })
     }
 
     pub const fn target(&self) -> &Target {
         &self.target
-    }
-
-    /// Whether replies are still to come before the one to the next command.
-    pub fn is_owed(&self) -> bool {
-        !self.owed.is_empty()
-    }
-
-    /// Waits for these replies until `deadline`.
-    pub fn settle(&mut self, deadline: Moment) -> Result<(), Error> {
-        while self.is_owed() {
-            self.settle_next(deadline)?;
-        }
-        Ok(())
     }
 
     /// Adds a command that is sent before the next one, in the same write. Its reply is in
@@ -139,12 +119,12 @@ impl Connection {
 
     /// Marks the connection as not usable.
     pub const fn spoil(&mut self) {
-        self.state = Usability::Spoiled;
+        self.is_spoiled = true;
     }
 
     /// Whether another command may be sent on it.
     pub fn is_usable(&self) -> bool {
-        self.state == Usability::Usable && self.asking == Asking::No && self.owed.is_empty()
+        !self.is_spoiled && self.asking == Asking::No && self.owed.is_empty()
     }
 
     /// The error for an error reply that was returned as a value.
@@ -161,9 +141,6 @@ impl Connection {
     /// The connection, if it is idle and still open: if the server closed it (its own `timeout`, a
     /// restart), that has arrived by now.
     pub fn if_good(mut self) -> Option<Self> {
-        while self.is_owed() && self.listen(Moment::now()).ok()? {
-            self.settle_next(Moment::now()).ok()?;
-        }
         matches!(self.listen(Moment::now()), Ok(false)).then_some(self)
     }
 
@@ -199,7 +176,9 @@ impl Connection {
 
     /// Waits for the next reply until `deadline`, whatever it says.
     pub fn reply(&mut self, deadline: Moment) -> Result<Value, Error> {
-        self.settle(deadline)?;
+        while !self.owed.is_empty() {
+            self.settle_next(deadline)?;
+        }
         self.parse(deadline)
     }
 
