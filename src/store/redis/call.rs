@@ -40,12 +40,9 @@ pub struct Caller {
     /// Whether the server is known to have the scripts. A WAIT behind a script that fails with
     /// NOSCRIPT would wait too long and in vain.
     knows_scripts: bool,
-    /// The last request may still be on its way, and this process may be gone when its NOSCRIPT
-    /// comes.
-    send_source_next: bool,
-    /// The server lacked a script. It was started or flushed a moment ago, so it will lack `leave`
-    /// as well.
-    lacked_script: bool,
+    /// Whether the server may lack `leave`: it has lacked a script, so it was started or flushed
+    /// meanwhile, or a request got no answer.
+    in_doubt: bool,
 }
 
 /// A script call.
@@ -53,26 +50,12 @@ struct Request<'a> {
     code: &'a Code,
     keys: Vec<String>,
     argument: String,
-    text: Text,
+    /// Whether the script's text is sent with the first request. If the answer comes too late,
+    /// nobody sends the text after a NOSCRIPT. Else it is sent only then: unanswered requests may
+    /// pile up at the server, so they are small.
+    by_text: bool,
     replicas: Replicas,
     limit: Limit,
-}
-
-/// When the script's text is sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Text {
-    /// Only after a NOSCRIPT. Unanswered requests may pile up at the server, so they are small.
-    IfWanted,
-    /// With the first request. If the answer comes too late, nobody sends the text after a
-    /// NOSCRIPT. A server that was stopped must be able to execute this `leave` behind an acquire
-    /// that nobody waits for any more.
-    AtOnce,
-}
-
-/// A server's answer.
-struct Said {
-    value: Value,
-    acknowledged: Result<(), Error>,
 }
 
 impl Caller {
@@ -83,8 +66,7 @@ impl Caller {
             shown: target.shown.clone(),
             acknowledge: Acknowledge::new(Replicas::None),
             knows_scripts: true,
-            send_source_next: false,
-            lacked_script: false,
+            in_doubt: false,
         }
     }
 
@@ -114,8 +96,8 @@ impl Caller {
     }
 
     fn run_once(&mut self, request: &Request<'_>, names: &[Name], deadline: Moment) -> Result<Reply, Error> {
-        let said = self.call(request, names, deadline)?;
-        Ok(Reply::new(said.value, &self.shown))
+        let (value, _) = self.call(request, names, deadline)?;
+        Ok(Reply::new(value, &self.shown))
     }
 
     /// Runs a script whose answer a hold depends on: sentinels are asked beside it which server is
@@ -142,10 +124,8 @@ impl Caller {
         argument: &impl Serialize,
         deadline: Moment,
     ) -> Result<Reply, Error> {
-        let in_doubt = self.send_source_next || self.lacked_script;
-        let text = if in_doubt { Text::AtOnce } else { Text::IfWanted };
         let replicas = self.acknowledge.replicas;
-        let request = Request { text, replicas, ..Request::new(code, names, argument)? };
+        let request = Request { by_text: self.in_doubt, replicas, ..Request::new(code, names, argument)? };
         if replicas == Replicas::None {
             return self.run_once(&request, names, deadline);
         }
@@ -174,9 +154,10 @@ impl Caller {
             request.replicas != Replicas::None && self.is_failing_over(began, answered, deadline);
         // A signal also ends the wait for the sentinels, so a failover may be unnoticed.
         let is_unchecked = request.replicas != Replicas::None && interrupt::is_raised();
-        let reply = Reply::new(said.value, &self.shown);
+        let (value, acknowledged) = said;
+        let reply = Reply::new(value, &self.shown);
         if DONE.contains(&reply.read::<Head>()?.outcome.as_str()) {
-            said.acknowledged?;
+            acknowledged?;
             if is_unchecked {
                 // The caller asks again.
                 return Err(Error::Unreachable(format!("{}: interrupted by a signal", self.shown)));
@@ -209,17 +190,22 @@ impl Caller {
         self.route.is_superseded(until)
     }
 
-    fn call(&mut self, request: &Request<'_>, names: &[Name], deadline: Moment) -> Result<Said, Error> {
+    /// Returns the script's reply, and whether enough replicas acknowledged.
+    fn call(
+        &mut self,
+        request: &Request<'_>,
+        names: &[Name],
+        deadline: Moment,
+    ) -> Result<(Value, Result<(), Error>), Error> {
         let Some(first) = names.first() else {
             return Err(Error::Unfit("there is no lock to ask for".into()));
         };
-        self.send_source_next = true;
-        let Self { route, acknowledge, knows_scripts, lacked_script, .. } = self;
+        let Self { route, acknowledge, knows_scripts, in_doubt, .. } = self;
         let ask = |connection: &mut Connection, deadline, replica_count| {
-            let by_text = request.text == Text::AtOnce || !*knows_scripts;
+            let by_text = request.by_text || !*knows_scripts;
             let mut said = request.send(acknowledge, connection, replica_count, by_text, deadline)?;
             if script::is_unknown(&said.0) {
-                *lacked_script = true;
+                *in_doubt = true;
                 said = request.send(acknowledge, connection, replica_count, true, deadline)?;
             }
             let (value, acknowledged) = said;
@@ -231,9 +217,9 @@ impl Caller {
             }
         };
         let exchanged = route.exchange(Whom::Lock(first), deadline, request.limit, ask);
-        let (value, acknowledged) = exchanged?;
-        (self.send_source_next, self.knows_scripts) = (false, true);
-        Ok(Said { value, acknowledged })
+        self.in_doubt |= exchanged.is_err();
+        self.knows_scripts |= exchanged.is_ok();
+        exchanged
     }
 }
 
@@ -255,7 +241,7 @@ impl<'a> Request<'a> {
             code,
             keys: code.keys(names),
             argument: json(&Prefixed { prefix, argument })?,
-            text: Text::IfWanted,
+            by_text: false,
             replicas: Replicas::None,
             limit: Limit::OpTimeout,
         })
