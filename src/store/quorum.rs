@@ -125,17 +125,13 @@ impl QuorumStore {
         }
     }
 
-    fn ask(&mut self, to: &[usize], call: &Call, deadline: Moment, stragglers: Duration) -> Answers {
-        self.ask_until(|_| true, to, call, deadline, stragglers)
-    }
-
-    fn ask_until(
+    fn ask(
         &mut self,
-        is_enough: impl Fn(&Answers) -> bool,
         to: &[usize],
         call: &Call,
         deadline: Moment,
         stragglers: Duration,
+        is_enough: impl Fn(&Answers) -> bool,
     ) -> Answers {
         let pending = self.masters.send(to, call, Order::Behind, deadline);
         let answers = self.masters.collect(pending, deadline, stragglers, is_enough);
@@ -145,12 +141,12 @@ impl QuorumStore {
 
     /// Asks all masters, and waits for slow ones as long as the result depends on them.
     fn decide(&mut self, call: &Call, deadline: Moment, is_decided: impl Fn(&Answers) -> bool) -> Answers {
-        self.ask_until(is_decided, &self.masters.everybody(), call, deadline, STRAGGLERS)
+        self.ask(&self.masters.everybody(), call, deadline, STRAGGLERS, is_decided)
     }
 
     /// Asks all masters, where there is no hurry.
     fn ask_all(&mut self, call: &Call, deadline: Moment) -> Answers {
-        self.ask(&self.masters.everybody(), call, deadline, STRAGGLERS_SEEN)
+        self.ask(&self.masters.everybody(), call, deadline, STRAGGLERS_SEEN, |_| true)
     }
 
     /// Reports what has changed about a master.
@@ -215,7 +211,7 @@ impl QuorumStore {
     fn win_back(&mut self, name: &Name, win: &WinBack<'_>, missing: &[usize], until: Reply) -> usize {
         let Ok(win) = self.call(&scripts::WIN_BACK, name, win) else { return 0 };
         match until {
-            Reply::Awaited(deadline) => self.ask(missing, &win, deadline, STRAGGLERS).count("won"),
+            Reply::Awaited(deadline) => self.ask(missing, &win, deadline, STRAGGLERS, |_| true).count("won"),
             Reply::Ignored(deadline) => {
                 drop(self.masters.send(missing, &win, Order::Behind, deadline));
                 0

@@ -130,8 +130,8 @@ impl QuorumStore {
         let first = self.call(&scripts::ACQUIRE, name, &this.argument(None))?;
         // A third of the time is left for phase two, or for giving back.
         let first_by = sent.after((deadline.left() * 2 / 3).min(ask.ttl / 2));
+        let answers = self.decide(&first, first_by, |_| true);
         let everybody = self.masters.everybody();
-        let answers = self.ask(&everybody, &first, first_by, STRAGGLERS);
         if let Some(error) = self.misfit(&answers) {
             self.take_back(this, &everybody);
             return Err(error);
