@@ -202,7 +202,9 @@ impl Route {
                 Ok((connection, value, more, next))
             });
             let next = match said {
-                Ok((connection, Value::ServerError(error), _, Next::Done)) => {
+                Ok((connection, Value::ServerError(error), _, next))
+                    if next == Next::Done || next == Next::Again && deadline.left() < AGAIN_PAUSE =>
+                {
                     return Err(refusal(&connection.target().shown, &error));
                 }
                 Ok((connection, value, more, Next::Done)) => {
@@ -213,11 +215,6 @@ impl Route {
                         self.connections.push(connection);
                     }
                     return Ok((value, more));
-                }
-                Ok((connection, Value::ServerError(error), _, Next::Again))
-                    if deadline.left() < AGAIN_PAUSE =>
-                {
-                    return Err(refusal(&connection.target().shown, &error));
                 }
                 Ok((connection, _, _, next)) => {
                     // The connection to a server that redirects is not needed again.
