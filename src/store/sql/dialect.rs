@@ -168,11 +168,6 @@ pub trait Dialect: Send + Sync {
     /// Deletes rows that are too old.
     fn clean_up(&self) -> Vec<String>;
 
-    /// Whether the server can notify a connection.
-    fn has_channels(&self) -> bool {
-        false
-    }
-
     /// Subscribes this connection to the token's notification channel, if there are channels.
     fn wake_channel(&self, _: &Token) -> Option<String> {
         None

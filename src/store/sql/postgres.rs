@@ -205,10 +205,6 @@ impl Dialect for Postgres {
         )]
     }
 
-    fn has_channels(&self) -> bool {
-        true
-    }
-
     fn wake_channel(&self, token: &Token) -> Option<String> {
         Some(format!("{NO_TABLE}LISTEN {}", channel(token)))
     }

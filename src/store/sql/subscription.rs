@@ -113,7 +113,7 @@ impl Tables {
         if let Some(left) = self.remembered_versions(names) {
             let asked = self.dialect.versions(&self.list_of(names));
             let answer = self.ask(&[asked], Again::Yes, self.soon().min(until))?.pop();
-            let versions = answer.unwrap_or_default().rows.into_iter().flatten().flatten();
+            let versions = answer.unwrap_or_default().rows.into_iter().flat_map(|row| row.0).flatten();
             if versions.eq(left.into_iter().map(|version| version.to_string().into_bytes())) {
                 return Ok(false);
             }
