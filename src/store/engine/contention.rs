@@ -6,10 +6,11 @@ use crate::store::Error;
 use crate::store::net::interrupt;
 use std::time::Duration;
 
-/// Base of the back-off after a write conflict. A back-off is a random time, at most twice this after
-/// the first conflict. The maximum doubles with each further conflict, up to the limits below.
+/// Base of the back-off after a write conflict; of a newcomer half its attempt, if that is longer. A
+/// back-off is a random time, at most twice this after the first conflict. The maximum doubles with
+/// each further conflict, up to the limits below.
 const BACK_OFF_FIRST: Duration = Duration::from_micros(500);
-/// Longest back-off of a caller that wants a lock; two attempts, if those take longer.
+/// Longest back-off of a caller that wants a lock; of a newcomer two attempts, if those take longer.
 const BACK_OFF_ACQUIRE: Duration = Duration::from_millis(500);
 /// Longest back-off of the only holder: short, because the lease is running out, or the grant lapses
 /// after [`crate::rules::CONFIRM_WITHIN`].
@@ -26,8 +27,10 @@ const CROWD_AFTER: u32 = 2;
 /// A caller that wants to change the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Contender {
-    /// It wants the lock, and has not been granted it.
+    /// It wants the lock, and has no place in the queue.
     Newcomer,
+    /// It wants the lock, and waits.
+    Waiter,
     /// It alone holds the lock.
     Alone,
     /// One of several holders, a waiter that leaves, or an operator.
@@ -39,8 +42,9 @@ impl Contender {
     fn bounds(self, attempt: Duration) -> (Duration, Duration) {
         match self {
             // Newcomers on a long line get out of each other's way only if their pauses are as long
-            // as their attempts.
+            // as their attempts. Waiters and holders go first.
             Self::Newcomer => (BACK_OFF_FIRST.max(attempt / 2), BACK_OFF_ACQUIRE.max(attempt * 2)),
+            Self::Waiter => (BACK_OFF_FIRST, BACK_OFF_ACQUIRE),
             Self::Alone => (BACK_OFF_FIRST, BACK_OFF_HOLD),
             Self::Other => (BACK_OFF_FIRST, BACK_OFF_SHARED),
         }

@@ -140,10 +140,12 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         let is_granted = me.is_some_and(|me| holders.clone().any(|token| token == me));
         if is_granted && holders.all(|token| Some(token) == me) {
             Contender::Alone
-        } else if wants.is_some() && !is_granted {
-            Contender::Newcomer
-        } else {
+        } else if wants.is_none() || is_granted {
             Contender::Other
+        } else if me.is_some_and(|me| self.is_named(me)) {
+            Contender::Waiter
+        } else {
+            Contender::Newcomer
         }
     }
 
