@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::time::Duration;
 
 /// Shortest time to wait for a sentinel's answer after the master's.
-const SENTINEL_WAIT: Duration = Duration::from_millis(10);
+const SENTINEL_WAIT: Duration = Duration::from_millis(1);
 /// The same with `--replicas`, where any single sentinel may know that the acknowledgements are
 /// worth nothing.
 const ALL_SENTINELS_WAIT: Duration = Duration::from_millis(100);

@@ -4,9 +4,9 @@
 //! A single sentinel is believed: sentinels agree before they name another master, and asking them
 //! in turn gets past one that was cut off together with the old master.
 //!
-//! The kernel may let a connect hang for long. So each sentinel is dialled and asked on a thread of
-//! its own, which may be left behind. The connections stay open, since a holder asks for as long as
-//! it holds.
+//! The kernel may let a connect hang for long. So a sentinel without a connection is dialled and
+//! asked on a thread that may be left behind, at most one for each sentinel. A connected sentinel
+//! is asked directly. The connections stay open, since a holder asks for as long as it holds.
 
 use super::connection::{Asking, Connection};
 use super::failure::refusal;
@@ -78,26 +78,29 @@ enum Asks {
 
 struct Sentinel {
     target: Target,
-    /// Questions to its thread, each with the time when it was asked; None before the first one.
-    questions: Option<Sender<(Asks, Moment)>>,
-    /// When it was asked, as long as it has not answered.
-    asked: Option<Moment>,
-    /// Whether it has answered the last question, so that it is connected.
-    is_linked: bool,
+    state: Contact,
+}
+
+enum Contact {
+    Idle(Option<Connection>),
+    /// Asked on its connection, at this time.
+    Asked(Connection, Moment),
+    /// A thread has dialled it and asked since this time.
+    Away(Moment),
 }
 
 /// The result of a thread.
 struct Reply {
     sentinel: usize,
-    said: Result<Found, Error>,
+    said: Result<(Connection, Found), Error>,
 }
 
 impl Sentinels {
     /// Sentinels, dialled when they are first asked. `master` has the credentials and options of
     /// the master; its address is ignored.
     pub fn new(sentinels: Vec<Target>, service: String, master: Target) -> Self {
-        let new = |target| Sentinel { target, questions: None, asked: None, is_linked: false };
-        let sentinels: Vec<Sentinel> = sentinels.into_iter().map(new).collect();
+        let sentinels: Vec<Sentinel> =
+            sentinels.into_iter().map(|target| Sentinel { target, state: Contact::Idle(None) }).collect();
         // Many clients start at the same time; they should not all ask the first sentinel.
         let turn = std::process::id() as usize % sentinels.len().max(1);
         let (left_to_ask, tried) = (sentinels.len(), Vec::new());
@@ -116,38 +119,94 @@ impl Sentinels {
         }
     }
 
-    /// Asks one sentinel, unless it has not answered the question before. A failure comes as a
-    /// reply.
+    /// Asks one sentinel. A failure is returned by the function that reads the answer.
     fn ask(&mut self, index: usize, asked: Moment) {
         let sentinel = &mut self.sentinels[index];
-        if sentinel.asked.is_some() {
+        let deadline = asked.after(sentinel.target.connect_timeout + sentinel.target.op_timeout);
+        let state = std::mem::replace(&mut sentinel.state, Contact::Away(asked));
+        let connection = match state {
+            Contact::Idle(connection) => connection.and_then(Connection::if_good),
+            // It was asked before and has not answered yet, or a thread is asking it.
+            busy => {
+                sentinel.state = busy;
+                return;
+            }
+        };
+        if let Some(mut connection) = connection
+            && connection.send(questions(&self.service, self.asks), deadline).is_ok()
+        {
+            sentinel.state = Contact::Asked(connection, asked);
             return;
         }
-        sentinel.asked = Some(asked);
-        let question = (self.asks, asked);
-        if sentinel.questions.as_ref().is_some_and(|thread| thread.send(question).is_ok()) {
-            return;
-        }
-        let (sender, questions) = channel();
-        // The thread has the other end.
-        let _ = sender.send(question);
-        sentinel.questions = Some(sender);
-        let (target, service) = (sentinel.target.clone(), self.service.clone());
-        let replies = self.replies.0.clone();
-        let work = move || answer_all(index, &target, &service, &questions, &replies);
-        if let Err(error) = thread::Builder::new().name("dlock-sentinel".into()).spawn(work) {
+        let (target, service, replies) =
+            (sentinel.target.clone(), self.service.clone(), self.replies.0.clone());
+        let asks = self.asks;
+        let dial = move || {
+            let said = Connection::dial(&target, deadline).and_then(|mut connection| {
+                connection.send(questions(&service, asks), deadline)?;
+                let found = answer(&mut connection, &service, asks, asked, deadline)?;
+                Ok((connection, found))
+            });
+            // The receiver is gone when the process is about to end.
+            let _ = replies.send(Reply { sentinel: index, said });
+        };
+        if let Err(error) = thread::Builder::new().name("dlock-sentinel".into()).spawn(dial) {
             let said = Err(Error::Unreachable(format!("cannot start a thread to ask a sentinel: {error}")));
             let _ = self.replies.0.send(Reply { sentinel: index, said });
         }
     }
 
-    /// The next reply of any sentinel, if it comes by `until`. The channel's own timeout does not
-    /// count while the machine is suspended, which would lose an attempt.
-    fn next_reply(&mut self, until: Moment) -> Option<Result<Found, Error>> {
-        let Reply { sentinel, said } = interrupt::receive(&self.replies.1, until)?;
-        let sentinel = &mut self.sentinels[sentinel];
-        (sentinel.asked, sentinel.is_linked) = (None, said.is_ok());
-        Some(said)
+    /// The answer of this sentinel, if it comes by `until`. Returns earlier if a thread brings the
+    /// answer of another one.
+    fn read_answer(&mut self, index: usize, until: Moment) -> Option<Result<Found, Error>> {
+        let sentinel = &mut self.sentinels[index];
+        match std::mem::replace(&mut sentinel.state, Contact::Idle(None)) {
+            Contact::Asked(mut connection, asked) => {
+                let said = match connection.listen(until) {
+                    Ok(false) => {
+                        sentinel.state = Contact::Asked(connection, asked);
+                        return None;
+                    }
+                    Ok(true) => {
+                        let deadline = until.max(Moment::now().after(SLICE));
+                        answer(&mut connection, &self.service, self.asks, asked, deadline)
+                    }
+                    Err(error) => Err(error),
+                };
+                if said.is_ok() {
+                    sentinel.state = Contact::Idle(Some(connection));
+                }
+                Some(said)
+            }
+            away @ Contact::Away(_) => {
+                sentinel.state = away;
+                loop {
+                    // The channel's own timeout does not count while the machine is suspended,
+                    // which would lose an attempt.
+                    match interrupt::receive(&self.replies.1, until) {
+                        Some(reply) => {
+                            let whose = reply.sentinel;
+                            let said = self.open(reply);
+                            if said.is_ok() || whose == index {
+                                return Some(said);
+                            }
+                        }
+                        None => return None,
+                    }
+                }
+            }
+            idle @ Contact::Idle(_) => {
+                sentinel.state = idle;
+                None
+            }
+        }
+    }
+
+    fn open(&mut self, Reply { sentinel, said }: Reply) -> Result<Found, Error> {
+        let (connection, said) =
+            said.map_or_else(|error| (None, Err(error)), |(connection, found)| (Some(connection), Ok(found)));
+        self.sentinels[sentinel].state = Contact::Idle(connection);
+        said
     }
 
     /// Asks the sentinels in turn until one names a master. A sentinel that does not answer costs
@@ -155,27 +214,27 @@ impl Sentinels {
     fn discover(&mut self, deadline: Moment) -> Result<Found, Error> {
         let count = self.sentinels.len();
         let mut worst: Option<Error> = None;
-        // Earlier answers may be about the master before.
-        while self.next_reply(Moment::now()).is_some() {}
-        for asked in 1..=count {
+        for asked in 0..count {
             let index = self.turn;
             self.turn = (self.turn + 1) % count;
+            self.drop_unanswered(index);
             self.ask(index, Moment::now());
-            let is_last = asked == count;
-            let untried = u32::try_from(1 + count - asked).unwrap_or(u32::MAX);
-            let slice = if is_last { deadline.left() } else { SLICE.min(deadline.left() / untried) };
-            let until = Moment::now().after(slice);
-            let is_awaited = |sentinels: &[Sentinel]| match is_last {
-                true => sentinels.iter().any(|sentinel| sentinel.asked.is_some()),
-                false => sentinels[index].asked.is_some(),
-            };
-            while is_awaited(&self.sentinels)
-                && let Some(said) = self.next_reply(until)
-            {
-                match said {
-                    Ok(found) => return Ok(found),
-                    Err(error) => worst = Some(worse(worst, error)),
-                }
+            let untried = u32::try_from(count - asked).unwrap_or(u32::MAX);
+            let slice = if untried == 1 { deadline.left() } else { SLICE.min(deadline.left() / untried) };
+            match self.read_answer(index, Moment::now().after(slice)) {
+                Some(Ok(found)) => return Ok(found),
+                Some(Err(error)) => worst = Some(worse(worst, error)),
+                None => self.drop_unanswered(index),
+            }
+        }
+        // Sentinels that threads are asking may still answer.
+        while let Some(index) =
+            self.sentinels.iter().position(|sentinel| matches!(sentinel.state, Contact::Away(_)))
+        {
+            match self.read_answer(index, deadline) {
+                Some(Ok(found)) => return Ok(found),
+                Some(Err(error)) => worst = Some(worse(worst, error)),
+                None => break,
             }
         }
         let shown = &self.master.shown;
@@ -186,6 +245,14 @@ impl Sentinels {
             Some(error) => error.map(|text| format!("{shown}: {text}")),
             None => Error::Unreachable(format!("cannot reach {shown}: no sentinel answers in time")),
         })
+    }
+
+    /// Drops a connection without an answer: the answer would come late, to another question.
+    fn drop_unanswered(&mut self, index: usize) {
+        let state = &mut self.sentinels[index].state;
+        if matches!(state, Contact::Asked(..)) {
+            *state = Contact::Idle(None);
+        }
     }
 
     fn group(&self) -> Option<Group> {
@@ -275,40 +342,51 @@ impl Topology for Sentinels {
     }
 
     fn ask_beside(&mut self) {
-        self.round = Moment::now();
-        let count = self.sentinels.len();
         if self.asks == Asks::Group {
             if let Some(group) = self.found.as_mut().and_then(|found| found.group.as_mut()) {
                 group.fails_over = false;
             }
-            (0..count).for_each(|index| self.ask(index, self.round));
+            self.round = Moment::now();
+            for index in 0..self.sentinels.len() {
+                self.drop_unanswered(index);
+                self.ask(index, self.round);
+            }
             return;
+        }
+        let count = self.sentinels.len();
+        let index = self.turn;
+        let linked = |sentinel: &Sentinel| matches!(sentinel.state, Contact::Idle(Some(_)));
+        let order = || (0..count).map(move |step| (index + step) % count);
+        for index in order() {
+            self.drop_unanswered(index);
         }
         // Ask one that is connected and so will answer, and one without a connection, for the next
         // time.
-        let turn = self.turn;
-        let find = |sentinels: &[Sentinel], is_linked| {
-            (0..count)
-                .map(|step| (turn + step) % count)
-                .find(|index| sentinels[*index].asked.is_none() && sentinels[*index].is_linked == is_linked)
-        };
-        let (sure, other) = (find(&self.sentinels, true), find(&self.sentinels, false));
-        self.turn = (sure.or(other).unwrap_or(turn) + 1) % count.max(1);
+        let sure = order().find(|index| linked(&self.sentinels[*index]));
+        let other = order().find(|index| matches!(self.sentinels[*index].state, Contact::Idle(None)));
+        self.turn = (sure.or(other).unwrap_or(index) + 1) % count.max(1);
         for index in sure.into_iter().chain(other) {
-            self.ask(index, self.round);
+            self.ask(index, Moment::now());
         }
     }
 
     fn is_superseded(&mut self, until: Moment) -> bool {
         let mut superseded = false;
+        for index in 0..self.sentinels.len() {
+            if matches!(self.sentinels[index].state, Contact::Asked(..))
+                && let Some(said) = self.read_answer(index, until)
+            {
+                superseded |= self.note(said);
+            }
+        }
         loop {
             // A sentinel that hangs since an earlier round is not waited for again.
-            let is_expected = |sentinel: &Sentinel| {
-                let is_sure = self.asks == Asks::Group || sentinel.is_linked;
-                is_sure && sentinel.asked.is_some_and(|asked| asked >= self.round)
-            };
-            let waits = self.sentinels.iter().any(is_expected);
-            let Some(said) = self.next_reply(if waits { until } else { Moment::now() }) else { break };
+            let is_expected =
+                |sentinel: &Sentinel| matches!(sentinel.state, Contact::Away(asked) if asked >= self.round);
+            let waits = self.asks == Asks::Group && self.sentinels.iter().any(is_expected);
+            let until = if waits { until } else { Moment::now() };
+            let Some(reply) = interrupt::receive(&self.replies.1, until) else { break };
+            let said = self.open(reply);
             superseded |= self.note(said);
         }
         superseded
@@ -340,7 +418,7 @@ impl Topology for Sentinels {
     }
 }
 
-fn questions_of(service: &str, asks: Asks) -> Vec<Cmd> {
+fn questions(service: &str, asks: Asks) -> Vec<Cmd> {
     let asked: &[&str] = match asks {
         Asks::Address => &["GET-MASTER-ADDR-BY-NAME"],
         Asks::Group => &["GET-MASTER-ADDR-BY-NAME", "MASTER"],
@@ -348,33 +426,7 @@ fn questions_of(service: &str, asks: Asks) -> Vec<Cmd> {
     asked.iter().map(|what| cmd("SENTINEL").arg(*what).arg(service).take()).collect()
 }
 
-/// Asks a sentinel each of these questions, on a connection that is kept while it is good.
-fn answer_all(
-    sentinel: usize,
-    target: &Target,
-    service: &str,
-    questions: &Receiver<(Asks, Moment)>,
-    replies: &Sender<Reply>,
-) {
-    let mut kept: Option<Connection> = None;
-    for (asks, asked) in questions {
-        let deadline = asked.after(target.connect_timeout + target.op_timeout);
-        let connection = match kept.take().and_then(Connection::if_good) {
-            Some(connection) => Ok(connection),
-            None => Connection::dial(target, deadline),
-        };
-        let said = connection.and_then(|mut connection| {
-            connection.send(questions_of(service, asks), deadline)?;
-            let found = answer(&mut connection, service, asks, asked, deadline)?;
-            kept = Some(connection);
-            Ok(found)
-        });
-        // The receiver is gone when the process is about to end.
-        let _ = replies.send(Reply { sentinel, said });
-    }
-}
-
-/// Reads a sentinel's answer to these questions.
+/// Reads a sentinel's answer to [`questions`].
 fn answer(
     connection: &mut Connection,
     service: &str,
