@@ -35,8 +35,8 @@ pub mod stores;
 
 use obtain::{Progress, Step};
 
-/// How long a waiter pauses after a failure before it asks again; longer if the failure took longer
-/// (`obtain::pause`).
+/// How long a waiter pauses after a failure before it asks again. While the store stays slow, the
+/// pause grows (`obtain::pause`).
 pub const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
 /// Pause before a failed release is retried.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);

@@ -58,6 +58,8 @@ pub struct Progress {
     was_queued: bool,
     /// Whether an outage was reported.
     troubled: bool,
+    /// Failures in a row that each took longer than [`RIDE_OUT_PAUSE`].
+    slow: u32,
     /// Grants that came too late to be used.
     late_grants: u32,
     /// When to ask how long runs usually take.
@@ -76,6 +78,7 @@ impl Progress {
             blocker: None,
             was_queued: false,
             troubled: false,
+            slow: 0,
             late_grants: 0,
             estimate_at: began.after(ESTIMATE_AFTER),
             usual: None,
@@ -157,15 +160,17 @@ impl Progress {
     }
 }
 
-/// How long to pause before a store is asked again, after a failure that took this long.
+/// How long to pause before a store is asked again, after `slow` failures in a row that took too
+/// long.
 ///
-/// - The pause is as long, so that a crowd does not keep a busy store from getting on.
-/// - A store that refuses connections is asked soon: it is often gone only for a moment, and a waiter
-///   that sends nothing for 5 s loses its place.
+/// - The pause grows, so that a crowd does not keep a busy store from getting on.
+/// - A store that refuses connections does not count as slow and is asked soon: it is often gone
+///   only for a moment, and a waiter that sends nothing for 5 s loses its place.
 /// - The pause ends well within a lease (`ttl`): if the answer to a grant was lost, the waiter asks
 ///   again before that lease ends.
-fn pause(took: Duration, ttl: Duration, until: Until) -> Duration {
-    let pause = took.min(HEARTBEAT).min(ttl / 4).max(RIDE_OUT_PAUSE);
+fn pause(slow: u32, ttl: Duration, until: Until) -> Duration {
+    let longest = HEARTBEAT.min(ttl / 4).max(RIDE_OUT_PAUSE);
+    let pause = (RIDE_OUT_PAUSE * 2u32.pow(slow.saturating_sub(1).min(3))).min(longest);
     match until {
         Until::At(end) => pause.min(end.left().max(RIDE_OUT_PAUSE)),
         Until::No | Until::Forever => pause,
@@ -226,6 +231,7 @@ impl Obtaining<'_> {
     }
 
     fn queued(&mut self, mut waiting: Waiting) -> Step {
+        self.progress.slow = 0;
         if std::mem::take(&mut self.progress.troubled) {
             (self.report)(Report::Recovered);
         }
@@ -260,11 +266,12 @@ impl Obtaining<'_> {
                 _ => self.fail(error),
             };
         }
-        let took = Moment::now().since(sent);
+        let is_slow = Moment::now().since(sent) > RIDE_OUT_PAUSE;
+        self.progress.slow = if is_slow { self.progress.slow.saturating_add(1) } else { 0 };
         if !std::mem::replace(&mut self.progress.troubled, true) {
             (self.report)(Report::Trouble { error, until: sent });
         }
-        let pause = pause(took, self.request.ask.ttl, self.request.until);
+        let pause = pause(self.progress.slow, self.request.ask.ttl, self.request.until);
         self.then(Next::Retry(Moment::now().after(pause)))
     }
 
@@ -340,13 +347,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slow_store_is_asked_less_often() {
+    fn pauses_grow_while_a_store_stays_slow() {
         let pauses = |ttl, until| {
-            [0, 200, 500, 1000, 3000]
-                .map(|took| pause(Duration::from_millis(took), Duration::from_secs(ttl), until).as_millis())
+            [0, 1, 2, 3, 4, u32::MAX].map(|slow| pause(slow, Duration::from_secs(ttl), until).as_millis())
         };
-        assert_eq!(pauses(30, Until::Forever), [300, 300, 500, 1000, 1600]);
-        assert_eq!(pauses(3, Until::Forever), [300, 300, 500, 750, 750], "well within a lease of 3 s");
-        assert_eq!(pauses(30, Until::At(Moment::now())), [300; 5], "who gives up soon asks once more first");
+        assert_eq!(pauses(30, Until::Forever), [300, 300, 600, 1200, 1600, 1600]);
+        assert_eq!(pauses(3, Until::Forever), [300, 300, 600, 750, 750, 750], "well within a lease of 3 s");
+        assert_eq!(pauses(30, Until::At(Moment::now())), [300; 6], "who gives up soon asks once more first");
     }
 }
