@@ -41,6 +41,7 @@ mod subscription;
 
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
+use crate::rules::HEARTBEAT;
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, Leases, Purpose, Reading, Snapshot, Wake, Watching, Written,
@@ -62,8 +63,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use subscription::{RequestSubscription, Watches};
 
-/// Pause after a failed watch.
-const WATCH_RETRY: Duration = Duration::from_millis(250);
+/// First pause after a failed watch. It doubles with each further failure, up to [`HEARTBEAT`].
+const WATCH_RETRY: Duration = Duration::from_millis(25);
 
 /// A store in an etcd cluster.
 pub type EtcdStore = Engine<Keys>;
@@ -92,6 +93,8 @@ pub struct Keys {
     /// Revision of this process's last write, which the caller's watch ignores.
     wrote: u64,
     watches: Option<Watches>,
+    /// Watches that have failed in a row.
+    failed_watches: u32,
 }
 
 impl Clone for Keys {
@@ -112,6 +115,7 @@ impl Keys {
             seen: 0,
             wrote: 0,
             watches: None,
+            failed_watches: 0,
         }
     }
 
@@ -215,9 +219,12 @@ impl Coordinator for Keys {
         let heard = self.listen(token, watches, until);
         // A broken watch does not end the place in the queue. The next request shows whether
         // members answer.
+        let failed = if heard.is_ok() { 0 } else { self.failed_watches.saturating_add(1) };
+        let failed_watches = std::mem::replace(&mut self.failed_watches, failed);
         Ok(heard.map(Wake::from).unwrap_or_else(|_| {
             self.client.next_member();
-            interrupt::sleep_until(Moment::now().after(WATCH_RETRY).min(until));
+            let pause = (WATCH_RETRY * 2u32.pow(failed_watches.min(6))).min(HEARTBEAT);
+            interrupt::sleep_until(Moment::now().after(pause).min(until));
             Wake::Woken
         }))
     }
