@@ -264,8 +264,11 @@ impl Directory {
     /// Gives a new file to the group that shares the directory.
     pub(super) fn adopt(&self, file: &OwnedFd) -> Result<(), Errno> {
         let Some(group) = self.group else { return Ok(()) };
-        // Before the mode, so that no other group than the directory's can read it for a moment.
-        fchown(file, None, Some(Gid::from_raw(group)))?;
+        // Before the mode, so that no other group than the directory's can read it for a moment. Where
+        // the group is not mapped, as in a container, the file has it already, and nobody can give it.
+        if fstat(file)?.st_gid != group {
+            fchown(file, None, Some(Gid::from_raw(group)))?;
+        }
         fchmod(file, self.mode())
     }
 
