@@ -12,9 +12,10 @@ use crate::rules::{
 };
 use crate::store::net::interrupt;
 use crate::store::redis::reply::Refusals;
-use crate::store::redis::{RedisStore, Target, argument};
+use crate::store::redis::{RedisStore, argument};
 use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use std::collections::BTreeSet;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
@@ -301,27 +302,27 @@ impl Store for QuorumStore {
 
     /// A lock that no majority has is free, so nothing is missing if a majority answers.
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
-        let failed = |why: &str| Err(Error::Unreachable(why.into()));
-        let lists: Vec<_> = thread::scope(|scope| {
-            let ask = |target: &Target| {
-                let mut store = RedisStore::new(target.clone());
-                thread::Builder::new().spawn_scoped(scope, move || store.find(prefix, which))
-            };
-            let asked: Vec<_> = self.masters.targets.iter().map(ask).collect();
-            let heard = asked.into_iter().map(|list| match list {
-                Ok(list) => list.join().unwrap_or_else(|_| failed("a thread has failed")),
-                Err(error) => failed(&format!("cannot start a thread: {error}")),
-            });
-            heard.collect()
-        });
+        let (said, lists) = channel();
+        for target in &self.masters.targets {
+            let (mut store, prefix, list) =
+                (RedisStore::new(target.clone()), prefix.to_owned(), said.clone());
+            // The receiver is gone after an interrupt.
+            let ask = move || drop(list.send(store.find(&prefix, which)));
+            if let Err(error) = thread::Builder::new().name("dlock-list".into()).spawn(ask) {
+                let _ = said.send(Err(Error::Unreachable(format!("cannot start a thread: {error}"))));
+            }
+        }
+        drop(said);
         let (mut names, mut answered, mut reasons) = (BTreeSet::new(), 0, Vec::new());
-        for list in lists {
-            match list {
-                Ok(found) => {
+        for _ in &self.masters.targets {
+            // Each thread bounds its own requests.
+            match interrupt::receive(&lists, Moment::from_boot(Duration::MAX)) {
+                Some(Ok(found)) => {
                     answered += 1;
                     names.extend(found.names);
                 }
-                Err(error) => reasons.push(error),
+                Some(Err(error)) => reasons.push(error),
+                None => reasons.push(Error::Unreachable("interrupted, or a thread has failed".into())),
             }
         }
         if answered >= self.masters.majority() {
