@@ -65,6 +65,8 @@ pub struct Engine<C: Coordinator> {
     is_woken: bool,
     /// Whether this process has cleaned up, which it does once, after its first acquire.
     has_cleaned_up: bool,
+    /// The token whose release a read has shown to be right, and that has not succeeded yet.
+    left: Option<Token>,
     watched: Watched<C::Watch>,
 }
 
@@ -99,6 +101,7 @@ impl<C: Coordinator> Engine<C> {
             heard: None,
             is_woken: false,
             has_cleaned_up: false,
+            left: None,
             ahead: 0,
             watched: Watched::default(),
         }

@@ -11,6 +11,7 @@ use crate::rules::{
     Requested, Revoke, Revoked, Time,
 };
 use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -103,11 +104,20 @@ impl<C: Coordinator> Store for Engine<C> {
         self.coordinator.endurance()
     }
 
+    /// Once a read has shown that the token held the lock, or had given it back, the answer is never
+    /// [`Left::NotHeld`]: a reply may have been lost, and a crowd that leaves at the same time drops
+    /// the tombstone that says so.
     fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {
         let token = &self.coordinator.stored(token);
+        let has_left = Cell::new(self.left.as_ref() == Some(token));
         let left = self.transact(names, Some(token), None, None, deadline, |transaction| {
-            transaction.table.leave(transaction.now, names, token, end)
-        })?;
+            let left = transaction.table.leave(transaction.now, names, token, end);
+            let is_known =
+                has_left.replace(has_left.get() || matches!(left, Left::Released { .. } | Left::Already));
+            if left == Left::NotHeld && is_known { Left::Already } else { left }
+        });
+        self.left = (left.is_err() && has_left.get()).then(|| token.clone());
+        let left = left?;
         self.end_liveness(token, deadline);
         Ok(left)
     }
