@@ -136,7 +136,8 @@ struct Acquiring<'a> {
 }
 
 impl Acquiring<'_> {
-    /// Asks for the lock, and unbinds it from this process. A signal ends that early, with an error.
+    /// Asks for the lock, and unbinds it from this process. After a signal it returns an error, which
+    /// is not shown.
     fn obtain(&self, store: &mut dyn Store) -> Result<Obtained, Error> {
         let Self { context, request, messages, .. } = self;
         if request.until != Until::No {

@@ -1,6 +1,6 @@
-//! `dlock watch`: prints what happens to the locks from now on. The main thread reads and prints (see
-//! [`look`]), until it fails. Other threads end the process on a signal, or when the reader is gone:
-//! at once, whatever the store does.
+//! `dlock watch`: prints what happens to the locks from now on. The main thread reads and prints
+//! ([`look`]), until it fails. Other threads end the process on a signal, or when the reader is
+//! gone: at once, whatever the store does.
 
 use super::context::Context;
 use super::key_operands::KeyOperands;
@@ -69,7 +69,7 @@ fn end_with_reader() {
         match poll(&mut [PollFd::from_borrowed_fd(stdout(), PollFlags::empty())], None) {
             Ok(_) => return end(),
             Err(Errno::INTR) => {}
-            // The next event then finds out.
+            // The next line that is printed then fails.
             Err(_) => return,
         }
     }

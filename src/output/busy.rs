@@ -223,7 +223,7 @@ fn blocker_text(blocker: &Blocker, asked: Mode) -> String {
     }
 }
 
-/// Says who waits already, if the record of that waiter is known.
+/// Names the waiter that is already in the queue, if its record is known.
 fn earlier(blocker: &Blocker) -> String {
     match &blocker.before {
         Some(first) => format!("{} already waits for it ({})", who(first), quoted_command(first)),

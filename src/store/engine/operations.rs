@@ -105,8 +105,8 @@ impl<C: Coordinator> Store for Engine<C> {
     }
 
     /// Once a read has shown that the token held the lock, or had given it back, the answer is never
-    /// [`Left::NotHeld`]: a reply may have been lost, and a crowd that leaves at the same time drops
-    /// the tombstone that says so.
+    /// [`Left::NotHeld`]. The reply to the write may be lost, and a crowd that leaves at the same time
+    /// may drop the tombstone of this token.
     fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {
         let token = &self.coordinator.stored(token);
         let has_left = Cell::new(self.left.as_ref() == Some(token));
