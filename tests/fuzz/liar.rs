@@ -91,6 +91,7 @@ fn relay(
             Lie::Slowly(bytes) => {
                 for byte in bytes {
                     client.write_all(&[byte]).ok()?;
+                    // Slower than any limit of a reply.
                     sleep(Duration::from_secs(1));
                 }
             }

@@ -69,6 +69,7 @@ fn answer(mut stream: TcpStream, dice: &mut Dice, port: u16) -> Option<()> {
             1 => {
                 for byte in b"$5\r\nhello\r\n" {
                     stream.write_all(&[*byte]).ok()?;
+                    // Slower than any limit of a reply.
                     sleep(Duration::from_secs(1));
                 }
             }

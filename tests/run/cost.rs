@@ -250,6 +250,7 @@ fn a_holder_sleeps_between_renewals() {
             sleep(Duration::from_millis(300));
             before == std::mem::replace(&mut before, all())
         });
+        // The time in which nothing may wake: no condition says that nothing happened.
         sleep(Duration::from_secs(2));
         assert_eq!(all(), before, "times that something woke");
         world.write("over", "");

@@ -63,7 +63,8 @@ fn a_long_queue_keeps_its_connections() {
         said.split_whitespace().last().and_then(|count| count.parse().ok()).expect("a number")
     };
     let before = connections();
-    // Each sends a heartbeat at least twice, and sleeps anew. A slow machine only makes this weaker.
+    // The time in which connections are counted: no condition says that none was made. Each waiter sends a
+    // heartbeat at least twice, and sleeps anew. A slow machine only makes this weaker.
     sleep(Duration::from_secs(5));
     let made = connections() - before;
     assert!(made < 8, "{made} new connections");

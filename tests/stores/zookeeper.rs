@@ -245,6 +245,7 @@ fn cost_of_a_turn(world: &World, server: &ZooKeeper, key: &str, waiters: usize) 
     let crowd: Vec<_> = (0..waiters).map(run).collect();
     wait_within(OUTAGE, "all wait", || (world.waiters(key) == waiters).then_some(()));
     let (began, before) = (Instant::now(), server.requests());
+    // The time in which requests are counted.
     sleep(Duration::from_secs(5));
     let idle = (server.requests() - before) as f64 / began.elapsed().as_secs_f64();
     println!("{waiters} wait: {idle:.1} requests a second");

@@ -66,10 +66,11 @@ impl<'w> Machine<'w> {
             .collect()
     }
 
-    /// Copies a file into the machine; all users may read and run it.
+    /// Copies a file into the machine; all users may read and run it. A process there sees the old
+    /// file or all of the new one: an empty configuration, for one, means another store.
     pub fn copy(&self, from: &Path, to: &str) {
         let file = File::open(from).expect("a file");
-        let line = format!("mkdir -p $(dirname {to}) && cat > {to} && chmod 755 {to}");
+        let line = format!("mkdir -p $(dirname {to}) && cat > {to}~ && chmod 755 {to}~ && mv {to}~ {to}");
         printed(&line, &self.command(&line).stdin(file).output().expect("nsenter"));
     }
 

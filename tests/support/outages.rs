@@ -51,6 +51,7 @@ pub fn storm_through_outages(
         let _end = EndOfAll(&one_has_ended);
         // In this thread, because a server may end with the thread that started it.
         while !is_over() {
+            // The time between two outages, in which the crowd takes the lock.
             sleep(Duration::from_secs(2));
             outage();
             outages += 1;

@@ -129,6 +129,7 @@ fn an_outage_that_makes_all_waiters_stale_keeps_the_order() {
     let jobs = (0..6).map(|number| format!("echo {number} >> log"));
     let waiters = world.queue("k", &["-w", "-t", "1m"], jobs);
     world.redis_mut().kill();
+    // The length of the outage: a waiter is stale after five seconds of silence, and no server shows that.
     sleep(Duration::from_secs(7));
     world.redis_mut().restart();
     world.write("go", "");

@@ -8,7 +8,7 @@ use crate::support::members::{
 };
 use crate::support::outages::storm_through_outages;
 use crate::support::storm::is_soak;
-use crate::support::wait::wait_within;
+use crate::support::wait::{wait_until, wait_within};
 use rustix::process::Signal;
 use std::thread::sleep;
 use std::time::Duration;
@@ -69,13 +69,14 @@ fn servers_that_all_are_gone_for_good_end_the_job_in_time() {
 #[test]
 fn half_a_session_without_servers_disturbs_no_job() {
     let (world, mut server) = own_server(&[]);
-    // A JVM takes its time to start on a busy machine.
-    let holder = world.run("k", &["-t", "60s"], JOB).any_stderr().spawn();
+    // A JVM takes its time to start on a busy machine: a renewal fails a quarter of the lease after
+    // the last one, and the outage may last for half of it.
+    let holder = world.run("k", &["-t", "40s"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
-    let waiter = world.run("k", &["-t", "60s", "-w"], "echo next >> log").any_stderr().spawn();
+    let waiter = world.run("k", &["-t", "40s", "-w"], "echo next >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     server.kill();
-    sleep(Duration::from_secs(8));
+    wait_until("a renewal failed", || holder.messages().contains("cannot renew"));
     server.run();
     world.write("go", "");
     holder.finish();
@@ -122,6 +123,7 @@ fn a_storm_through_outages_of_servers_breaks_no_exclusion() {
     let mut outage = outages_of(&mut ensemble);
     storm_through_outages(&world, 6, grants, &WISHES, || {
         outage();
+        // The time between two outages, as above.
         sleep(Duration::from_secs(8));
     });
     drop(outage);
