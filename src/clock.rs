@@ -3,6 +3,10 @@
 //! suspended, as the store's clock does. Wall-clock time is only shown to people, and comes from
 //! the store.
 
+mod namespace;
+
+pub use namespace::Namespace;
+
 use rustix::io::Errno;
 use rustix::thread::clock_nanosleep_absolute;
 use rustix::time::{
@@ -14,8 +18,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// A point on this machine's CLOCK_BOOTTIME, as the time since boot. Cannot be compared between
-/// machines or boots.
+/// A point on this process's CLOCK_BOOTTIME, as the time since boot. Cannot be compared between
+/// machines or boots, nor, without a [`Namespace`], between processes that dlock did not fork.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Moment(Duration);
 

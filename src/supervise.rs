@@ -263,6 +263,7 @@ impl Guard {
                 let foreign = target.map(|target| Foreign::new(target, [caller, procfs::own_pid()]));
                 guard::run(
                     guard::Setup {
+        let forked_at = Moment::now();
                         argv,
                         bond: plan.bond,
                         group: plan.group,
@@ -274,6 +275,7 @@ impl Guard {
                         spare: plan.spare,
                         leftovers: plan.leftovers,
                         tree: ProcessTree::new(vec![caller], foreign, limits),
+                        forked_at,
                         keep: plan.keep,
                         mask: inherited.mask,
                         child_ignored: inherited.ignored_child,

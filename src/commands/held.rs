@@ -4,6 +4,7 @@
 //! ([`Store::prove`](crate::store::Store::prove)). commands/run/parent_hold.rs does that for a
 //! run, commands/hold_ref.rs for the other commands.
 
+use crate::clock::Namespace;
 use crate::config::Settings;
 use crate::config::access::Access;
 use crate::error::Error;
@@ -48,7 +49,7 @@ pub struct Held {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldProcess {
     pub pid: i32,
-    /// In clock ticks since boot.
+    /// In clock ticks since boot, the same in every time namespace.
     pub started: u64,
 }
 
@@ -56,7 +57,11 @@ impl HoldProcess {
     /// This process.
     pub fn own() -> Option<Self> {
         let pid = rustix::process::getpid().as_raw_pid();
-        Some(Self { pid, started: Pin::new(pid).ok()?.started()? })
+        Some(Self { pid, started: Self::started(&Pin::new(pid).ok()?)? })
+    }
+
+    fn started(pin: &Pin) -> Option<u64> {
+        Some(Namespace::of_process().unwrap_or_default().machine_ticks(pin.started()?))
     }
 
     /// Finds the process, if it still exists and is a dlock of this user: it will be sent a signal,
@@ -69,7 +74,9 @@ impl HoldProcess {
             Some((file(format!("/proc/{process}"))?.uid(), program.dev(), program.ino()))
         });
         // Checked last: until here the number was this process's.
-        (theirs.is_some() && theirs == own && pin.started() == Some(self.started)).then_some(pin)
+        // An offset with a part of a tick is rounded.
+        let is_same = |started: u64| started.abs_diff(self.started) <= 1;
+        (theirs.is_some() && theirs == own && Self::started(&pin).is_some_and(is_same)).then_some(pin)
     }
 }
 

@@ -32,7 +32,7 @@ use crate::store::engine::coordinator::{
 };
 use crate::store::engine::stored_lock::{Change, StoredLock};
 use crate::store::{Error, Listener, Subscription};
-use boot::{Boot, time};
+use boot::Boot;
 use directory::{Directory, FileName, FileRole};
 use draft::{Draft, OldFile};
 use liveness::{LifeFile, Watch, look_for};
@@ -128,7 +128,7 @@ impl Files {
         offset: u64,
     ) -> Result<Option<Draft<'d>>, Error> {
         let mut kept = change.after;
-        let now = time(offset);
+        let now = self.boot.time(offset);
         let garbled = |error: serde_json::Error| {
             Error::Garbled(format!("{}: a record cannot be written as JSON: {error}", directory.shown()))
         };
@@ -220,7 +220,7 @@ impl Coordinator for Files {
         }
         let offset = records.iter().map(|record| record.offset).max().unwrap_or(self.boot.offset);
         records.iter_mut().for_each(|record| record.lift(offset));
-        let now = time(offset);
+        let now = self.boot.time(offset);
         records.iter_mut().for_each(|record| record.catch_up(&self.directory, now, reading));
         let locks = records.into_iter().map(|record| record.kept).collect();
         Ok(Snapshot { locks, now, seen: Seen { offset, files } })
@@ -244,7 +244,7 @@ impl Coordinator for Files {
     }
 
     fn keep_alive(&mut self, sign: &KeepAlive<'_>, _: Moment) -> Result<bool, Error> {
-        Ok(self.life_of(sign.token).is_some_and(|life| life.publish(sign.until)))
+        Ok(self.life_of(sign.token).is_some_and(|life| life.publish(self.boot.machine_time(sign.until))))
     }
 
     fn watch(&mut self, token: &Token, _: Moment) -> Watching<Watch> {

@@ -210,6 +210,8 @@ pub struct Disk {
     pub locks: Result<(), String>,
     /// Whether a FIFO reports the death of its reader.
     pub fifos: Result<(), String>,
+    /// Whether the time namespace of this process is known.
+    pub clock: Result<(), String>,
 }
 
 /// Measures round trips. Returns their durations, fastest first, and the offset of the server's

@@ -35,6 +35,8 @@ pub(super) struct Setup {
     /// `None` if it has no id here: its leader is outside this PID namespace.
     pub caller_group: Option<Pid>,
     pub caller: i32,
+    /// Read by the caller.
+    pub forked_at: Moment,
     pub grace: Duration,
     pub max_run: Option<Duration>,
     pub on_lost: OnLost,
@@ -111,6 +113,11 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         // If the caller's group has no id here, CMD could not rejoin it, so the guard stays in it.
         if setup.group == Group::Own || setup.caller_group.is_some() {
             rustix::process::setpgid(None, None)?;
+        // It is in another time namespace than dlock, if unshare(2) was called and dlock then
+        // executed (older kernels): with a clock that is behind it would stop the job too late.
+        if Moment::now() < setup.forked_at {
+            return Err(io::Error::other("the guard's clock is behind that of dlock"));
+        }
         }
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         rustix::thread::set_name(GUARD_NAME)?;

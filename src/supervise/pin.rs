@@ -68,7 +68,8 @@ impl Pin {
         sys::kill(self.pid, 0).is_ok() || self.has_ended()
     }
 
-    /// When it was started, in clock ticks since boot. Together with the number this identifies it.
+    /// When it was started, in clock ticks since boot, by the clock of this process's time namespace.
+    /// Together with the number this identifies it.
     pub fn started(&self) -> Option<u64> {
         // The process had not been reaped when the entry was read, so the entry is its own.
         read_entry(self.pid).map(|entry| entry.started).filter(|_| !self.has_ended())

@@ -85,7 +85,7 @@ fn a_fit_store(backend: Backend) {
             "clock",
             "rights",
         ],
-        Backend::File => &["store", "file system", "mode", "file locks", "FIFOs"],
+        Backend::File => &["store", "file system", "mode", "file locks", "FIFOs", "clock"],
         #[cfg(feature = "mysql")]
         Backend::Mysql => WAKING,
         #[cfg(feature = "postgres")]

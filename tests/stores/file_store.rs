@@ -1,6 +1,8 @@
 //! The store in a directory, as it is used: other users, limits, a process stopped at the wrong
 //! moment, and many clients at once.
 
+mod time_namespaces;
+
 use crate::support::dlock::{BINARY, finish_all};
 use crate::support::proc;
 use crate::support::storm::Dice;

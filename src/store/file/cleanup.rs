@@ -6,7 +6,6 @@
 use crate::lock::Token;
 use crate::rules::HISTORY_KEPT;
 use crate::store::engine::coordinator::Purpose;
-use crate::store::file::boot::time;
 use crate::store::file::directory::{CLEANED_UP, FileName, FileRole};
 use crate::store::file::draft;
 use crate::store::file::mutex::Mutex;
@@ -86,7 +85,7 @@ impl Files {
     fn named(&self) -> Option<BTreeSet<FileName>> {
         let records = self.records().ok()?.into_iter().collect::<Result<Vec<_>, _>>().ok()?;
         let tokens = records.iter().flat_map(|RecordFile { kept, offset, .. }| {
-            let now = time(*offset);
+            let now = self.boot.time(*offset);
             let is_forgotten = move |token: &Token| {
                 kept.record.waiters.get(token).is_some_and(|waiter| waiter.forget.is_strictly_past(now))
                     && !kept.record.holds.contains_key(token)

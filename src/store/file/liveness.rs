@@ -8,7 +8,7 @@
 //! - A process that has it open for writing sees POLLERR as soon as the last reader is gone: the
 //!   owner has died.
 //! - A byte written to it wakes its owner.
-//! - Its access time, in CLOCK_BOOTTIME, is the deadline that the owner publishes: the end of a
+//! - Its access time, in the machine's CLOCK_BOOTTIME, is the deadline that the owner publishes: the end of a
 //!   holder's lease, or the time when a waiter becomes stale. So a renewal or a heartbeat changes
 //!   nothing that another process changes: it needs no mutex, no record and no space on the disk.
 //!   Only the owner sets it: the kernel would do so when a FIFO is read, but the owner reads with
@@ -87,10 +87,10 @@ impl LifeFile {
         self.fifo.as_raw_fd()
     }
 
-    /// Publishes the owner's deadline. Returns whether others can read it.
-    pub(super) fn publish(&self, until: Moment) -> bool {
+    /// Publishes the owner's deadline, as time since boot. Returns whether others can read it.
+    pub(super) fn publish(&self, until: Duration) -> bool {
         // Every file system keeps milliseconds, except those that keep whole seconds.
-        let until = Duration::from_millis(millis(until.since_boot()));
+        let until = Duration::from_millis(millis(until));
         let Ok(last_access) = Timespec::try_from(until) else { return false };
         let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let said = futimens(&self.fifo, &Timestamps { last_access, last_modification: omit });

@@ -4,7 +4,7 @@
 use super::directory::{Directory, FileName, FileRole};
 use super::liveness::{LifeFile, look_for};
 use super::mutex::Mutex;
-use crate::clock::Moment;
+use crate::clock::{Moment, Namespace};
 use crate::lock::Token;
 use crate::store::Error;
 use crate::store::engine::coordinator::Watching;
@@ -46,6 +46,7 @@ fn disk(path: &Path, shown: &str) -> Result<Disk, Error> {
         mode,
         locks: locks(&directory, &token),
         fifos: fifos(&directory, &token),
+        clock: Namespace::of_process().map(|_| ()).map_err(|error| error.to_string()),
     })
 }
 
@@ -67,7 +68,7 @@ fn locks(directory: &Arc<Directory>, token: &Token) -> Result<(), String> {
 fn fifos(directory: &Directory, token: &Token) -> Result<(), String> {
     let life = LifeFile::begin(directory, token).map_err(|error| error.to_string())?;
     let during = look_for(directory, token);
-    let is_heard = life.publish(Moment::now());
+    let is_heard = life.publish(Moment::now().since_boot());
     drop(life);
     let after = look_for(directory, token);
     directory.remove(&FileName::of(token.secret(), FileRole::Life)).map_err(|errno| errno.to_string())?;

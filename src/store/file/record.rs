@@ -3,10 +3,9 @@
 //! [`crate::store::engine::stored_lock`] has. Reads and checks it, and adds what holders and waiters have
 //! published in their life files. [`super::draft`] writes it.
 //!
-//! Time is CLOCK_BOOTTIME plus an offset that is fixed when the record begins. It never steps, and
-//! reads like microseconds since 1970. (Containers share this clock unless they have a time
-//! namespace of their own; those must not share a directory.) Records have different offsets if the
-//! wall clock was set between their beginnings. An operation on several such records shifts them to
+//! Time is the machine's CLOCK_BOOTTIME plus an offset that is fixed when the record begins. It
+//! never steps, and reads like microseconds since 1970. Records have different offsets if the wall
+//! clock was set between their beginnings. An operation on several such records shifts them to
 //! one time: see [`RecordFile::lift`]. After another boot no holder or waiter can be alive: both
 //! are dropped, and fence and log stay.
 //!
@@ -24,7 +23,7 @@ use crate::store::Error;
 use crate::store::engine::bounds::{Number, check_number, each_number};
 use crate::store::engine::coordinator::{Purpose, Reading};
 use crate::store::engine::stored_lock::StoredLock;
-use crate::store::file::boot::{Boot, due, time};
+use crate::store::file::boot::{Boot, due};
 use crate::store::file::directory::{Directory, FileName, FileRole};
 use crate::store::file::draft::{OldFile, RECORD_MOST, last_ends};
 use crate::store::file::liveness::{Published, published};
@@ -164,7 +163,7 @@ impl RecordFile {
         if header.boot != boot.id {
             record.begin_boot(boot);
         }
-        record.kept.forget_history(used, time(record.offset));
+        record.kept.forget_history(used, boot.time(record.offset));
         Ok(record)
     }
 
@@ -186,7 +185,7 @@ impl RecordFile {
     /// Drops the processes of an earlier boot.
     fn begin_boot(&mut self, boot: &Boot) {
         self.offset = boot.offset;
-        let now = time(self.offset);
+        let now = boot.time(self.offset);
         let StoredLock { record, tracked, .. } = &mut self.kept;
         tracked.clear();
         record.waiters.clear();

@@ -31,11 +31,22 @@ fn of_disk(disk: &Disk) -> Vec<Finding> {
         Ok(()) => ok(check, good),
         Err(why) => bad(check, why.clone(), "name a directory on another file system"),
     };
+    let clock = match &disk.clock {
+        Ok(()) => ok("clock", "the time of this process is the machine's, or its offset is known"),
+        Err(why) => warn(
+            "clock",
+            format!(
+                "the time namespace of this process is unknown ({why}); dlock takes it for the machine's"
+            ),
+            "let /proc/self/timens_offsets be read; without that, a process in another time namespace must not use this directory",
+        ),
+    };
     vec![
         ok("file system", format!("{}, of this machine", disk.file_system)),
         // A directory that all may write is refused before this.
         ok("mode", format!("{mode:04o}, {whose}")),
         tried("file locks", &disk.locks, "a second lock of the same file is refused"),
         tried("FIFOs", &disk.fifos, "dlock sees when a reader ends"),
+        clock,
     ]
 }

@@ -168,13 +168,14 @@ fn settings_and_failover() {
 
 #[test]
 fn directories() {
-    let disk = Disk { file_system: "ext4".into(), mode: 0o2770, locks: Ok(()), fifos: Ok(()) };
+    let disk = Disk { file_system: "ext4".into(), mode: 0o2770, locks: Ok(()), fifos: Ok(()), clock: Ok(()) };
     let broken = || Err("no".to_owned());
-    let cases: [(Disk, &[(&str, Verdict)]); 4] = [
+    let cases: [(Disk, &[(&str, Verdict)]); 5] = [
         (disk.clone(), &[]),
         (Disk { mode: 0o700, ..disk.clone() }, &[]),
         (Disk { locks: broken(), ..disk.clone() }, &[("file locks", Verdict::Bad)]),
-        (Disk { fifos: broken(), ..disk }, &[("FIFOs", Verdict::Bad)]),
+        (Disk { fifos: broken(), ..disk.clone() }, &[("FIFOs", Verdict::Bad)]),
+        (Disk { clock: broken(), ..disk }, &[("clock", Verdict::Warn)]),
     ];
     let survey = |found| Survey::Directory(Directory { path: "/locks".into(), found });
     for (disk, expected) in cases {

@@ -118,7 +118,7 @@ impl<'a> Sides<'a> {
 
     fn now(&self) -> Time {
         set_fixed(self.clock);
-        time(OFFSET)
+        Time(OFFSET + u64::try_from(self.clock.as_micros()).unwrap_or(0))
     }
 
     fn store(&self) -> Result<FileStore> {

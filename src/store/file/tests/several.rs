@@ -290,7 +290,7 @@ fn records_with_different_offsets_agree_on_one_time() -> Result<()> {
     let files = place.store()?.coordinator;
     let file = FileName::of(a.as_str(), FileRole::Record);
     let mut record = RecordFile::read(&files.directory, &file, None, Purpose::Look, &files.boot)?;
-    let now = time(record.offset);
+    let now = files.boot.time(record.offset);
     let lease = |record: &RecordFile| record.kept.record.inspect(&a, now).holders[0].lease;
     let before = lease(&record);
     assert!(before > an_hour);
