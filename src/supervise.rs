@@ -13,6 +13,7 @@
 //! - If the guard is killed, dlock (a subreaper too) adopts the job and stops it.
 //! - If the guard is stopped or hangs, and the KILL is overdue, dlock kills the guard, adopts the
 //!   job and stops it. If the job has ended, dlock finds that out by itself.
+//! - If the guard was stopped just before it started CMD, and TERM is due, CMD does not start.
 //! - If both are killed at the same moment, the job runs on, and nothing of dlock is left to stop
 //!   it.
 
@@ -67,7 +68,8 @@ const GUARD_NAME: &CStr = c"dlock-guard";
 /// hung.
 const OVERDUE: Duration = Duration::from_millis(5);
 /// Longest time without progress for a guard that is killing (it counts each process that it
-/// signals), and longest delay before a stopped guard reports that its job has ended.
+/// signals), if [`adopt::patience`] is not shorter; and longest delay before a stopped guard
+/// reports that its job has ended.
 const STALLED: Duration = Duration::from_millis(250);
 
 /// What to do when CMD has ended by itself and other processes of the job are still alive.
@@ -106,6 +108,8 @@ pub struct Plan {
     /// If the job takes long to kill, TERM may come before its limit, but no earlier than this long
     /// before the KILL.
     pub spare: Duration,
+    /// Time from the KILL by the limits until the job must be dead.
+    pub margin: Duration,
     /// What to do with the processes that CMD leaves behind.
     pub leftovers: Leftovers,
     /// Descriptors that the guard keeps open besides 2 and its own. It closes all others once CMD
@@ -212,6 +216,8 @@ pub struct Guard {
     armed: Moment,
     beats: u64,
     grace: Duration,
+    /// Longest time without progress for a guard that is killing.
+    patience: Duration,
     on_lost: OnLost,
     leftovers: Leftovers,
     /// Children of dlock that are not part of the job.
@@ -257,25 +263,25 @@ impl Guard {
         let foreign_children = if sys::has_children() { procfs::own_children() } else { Vec::new() };
         let caller = rustix::process::getpid().as_raw_pid();
         let caller_group = Pid::from_raw(sys::own_group());
+        let forked_at = Moment::now();
         match sys::fork()? {
             Fork::Child => {
                 drop(link);
                 let foreign = target.map(|target| Foreign::new(target, [caller, procfs::own_pid()]));
                 guard::run(
                     guard::Setup {
-        let forked_at = Moment::now();
                         argv,
                         bond: plan.bond,
                         group: plan.group,
                         caller_group,
                         caller,
+                        forked_at,
                         grace: plan.grace,
                         max_run: plan.max_run,
                         on_lost: plan.on_lost,
                         spare: plan.spare,
                         leftovers: plan.leftovers,
                         tree: ProcessTree::new(vec![caller], foreign, limits),
-                        forked_at,
                         keep: plan.keep,
                         mask: inherited.mask,
                         child_ignored: inherited.ignored_child,
@@ -294,6 +300,7 @@ impl Guard {
                 armed: Moment::from_boot(Duration::MAX),
                 beats: 0,
                 grace: plan.grace,
+                patience: adopt::patience(plan.margin),
                 on_lost: plan.on_lost,
                 leftovers: plan.leftovers,
                 foreign_children,
@@ -335,11 +342,9 @@ impl Guard {
     /// Starts CMD within these limits, with these variables set or unset.
     pub fn start(&mut self, env: &[(OsString, Option<OsString>)], limits: Limits) -> io::Result<()> {
         self.limits.set(limits);
-        // Arm the timer before the start: what can fail must fail while nothing runs. If the KILL
-        // is due already, the guard will not start CMD, and its silence does not mean that it
-        // hangs.
+        // Arm the timer before the start: what can fail must fail while nothing runs.
         if self.on_lost == OnLost::Stop {
-            self.arm(limits.kill_at.after(OVERDUE).max(Moment::now().after(STALLED)))?;
+            self.arm(limits.kill_at.after(OVERDUE))?;
         }
         let bytes = |text: &OsString| text.as_bytes().to_vec();
         let mut part = Vec::new();
@@ -442,14 +447,11 @@ impl Guard {
     }
 
     /// Ends the guard when the job has ended and the lock has been given back.
-    pub fn dismiss(self) {
-        if !self.reaped {
-            // The guard has nothing left to do. KILL also ends a stopped guard, without waiting for
-            // it to wake and read an order. It has not been reaped, so the id is its own. It must
-            // be reaped here: the init of a container may never do it.
-            let _ = sys::kill(self.pid, libc::SIGKILL);
-            sys::wait_for(self.pid);
-        }
+    pub fn dismiss(mut self) {
+        // The guard has nothing left to do. KILL also ends a stopped guard, without waiting for it
+        // to wake and read an order. It must be reaped here: the init of a container may never do
+        // it.
+        self.end_guard();
     }
 
     /// Leaves the rest to the guard: it stops the job, if there is one, and calls `on_orphaned`.

@@ -177,19 +177,17 @@ pub fn fork() -> io::Result<Fork> {
 /// Starts a child that runs `become_it` to execute another program. `become_it` returns only on
 /// failure. This process sleeps until the child has executed or ended. The child shares its memory,
 /// so nothing is copied; descriptors, mask and dispositions are the child's own. Returns the
-/// child's id, and the errno if `become_it` failed: then the child is about to end. `slack` is what
-/// the C library may need for exec on the child's stack, in bytes.
-pub fn spawn<F: FnOnce() -> io::Error>(slack: usize, become_it: F) -> io::Result<(c_int, Option<c_int>)> {
-    struct Task<F> {
+/// child's id, and what `become_it` returned if it failed: then the child is about to end. `slack`
+/// is what the C library may need for exec on the child's stack, in bytes.
+pub fn spawn<F: FnOnce() -> E, E>(slack: usize, become_it: F) -> io::Result<(c_int, Option<E>)> {
+    struct Task<F, E> {
         run: Option<F>,
-        failed: Option<c_int>,
+        failed: Option<E>,
     }
-    extern "C" fn enter<F: FnOnce() -> io::Error>(task: *mut c_void) -> c_int {
+    extern "C" fn enter<F: FnOnce() -> E, E>(task: *mut c_void) -> c_int {
         // SAFETY: it points to the task below, whose owner sleeps until the child is gone.
-        let task = unsafe { &mut *task.cast::<Task<F>>() };
-        if let Some(run) = task.run.take() {
-            task.failed = Some(run().raw_os_error().unwrap_or(libc::EINVAL));
-        }
+        let task = unsafe { &mut *task.cast::<Task<F, E>>() };
+        task.failed = task.run.take().map(|run| run());
         exit_now(127)
     }
     debug_assert!(is_single_threaded(), "a child that shares the memory needs a process of one thread");
@@ -203,7 +201,7 @@ pub fn spawn<F: FnOnce() -> io::Error>(slack: usize, become_it: F) -> io::Result
     // thread, so nothing else runs in this memory meanwhile.
     let pid = unsafe {
         let top = stack.as_mut_ptr().add(stack.capacity());
-        libc::clone(enter::<F>, top.cast(), flags, (&raw mut task).cast())
+        libc::clone(enter::<F, E>, top.cast(), flags, (&raw mut task).cast())
     };
     if pid == -1 { Err(io::Error::last_os_error()) } else { Ok((pid, task.failed)) }
 }

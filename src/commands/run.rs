@@ -133,7 +133,8 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
 
     let messages = Messages::new(context, &keys, run.mode, Under::Own, subject);
     let schedule = Schedule::new(run.ttl, run.grace, context.settings.op_timeout);
-    let plan = Plan { spare: schedule.spare(), bond: work.bond(), ..plan(run, keep) };
+    let plan =
+        Plan { spare: schedule.spare(), margin: schedule.margin(), bond: work.bond(), ..plan(run, keep) };
     let group = plan.group;
     let owner = work.owner(run);
     let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &owner, &messages);
@@ -221,6 +222,7 @@ fn plan(run: &Run, keep: Vec<RawFd>) -> Plan {
         max_run: run.max_run,
         on_lost: run.on_lost,
         spare: Duration::ZERO,
+        margin: Duration::MAX,
         leftovers: match run.keep_for {
             KeepFor::Command => Leftovers::Leave,
             KeepFor::Tree => Leftovers::Await,

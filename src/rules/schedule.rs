@@ -36,7 +36,12 @@ impl Schedule {
 
     /// When the job gets KILL, so that it is dead at the deadline.
     pub fn kill_at(&self, sent: Moment) -> Moment {
-        self.deadline(sent).before((self.ttl / 50).max(Duration::from_millis(20)))
+        self.deadline(sent).before(self.margin())
+    }
+
+    /// The time from KILL to the deadline.
+    pub fn margin(&self) -> Duration {
+        (self.ttl / 50).max(Duration::from_millis(20))
     }
 
     /// When the job gets TERM: earlier than the deadline by the grace, or by a fifth of the ttl if
@@ -48,7 +53,7 @@ impl Schedule {
     /// How much earlier than [`Schedule::kill_at`] the killing may begin without an outage of half
     /// the ttl disturbing the job.
     pub fn spare(&self) -> Duration {
-        (self.ttl / 5).saturating_sub((self.ttl / 50).max(Duration::from_millis(20)))
+        (self.ttl / 5).saturating_sub(self.margin())
     }
 
     /// When a job gets KILL if its lock was found lost at `now`, and the last success was sent at

@@ -6,7 +6,7 @@ use super::foreign::Foreign;
 use super::process_tree::{ProcessTree, Sweep};
 use super::procfs::{self, Source};
 use super::stop::Stop;
-use super::{Ended, Event, Guard, Leftovers, OVERDUE, STALLED, StopReason, WatchedBy};
+use super::{Ended, Event, Guard, Leftovers, NotStarted, OVERDUE, STALLED, StopReason, WatchedBy};
 use crate::clock::Moment;
 use crate::exit::OnLost;
 use crate::sys::{self, Waited};
@@ -17,6 +17,13 @@ use std::time::Duration;
 /// Pause between two checks of an adopted job. Unlike the guard, dlock is not woken by the end of
 /// each process.
 const CHECK_EVERY: Duration = Duration::from_millis(5);
+
+/// Longest time without progress for a guard that is killing, if the job must be dead `margin` after
+/// the KILL. The guard may be stopped in the middle of it: then the rest of the margin is for dlock
+/// to kill what is left.
+pub(super) fn patience(margin: Duration) -> Duration {
+    STALLED.min(margin / 3)
+}
 
 #[derive(Debug)]
 pub(super) struct Adopted {
@@ -45,7 +52,7 @@ impl Guard {
         match self.silence()? {
             Silence::Right => Ok(None),
             // A renewal that comes in between does not undo this.
-            Silence::Hung => self.adopt(StopReason::LeaseRanOut).map(Some),
+            Silence::Hung => self.replace_hung().map(Some),
             Silence::Late => self.report_end().map(Some),
         }
     }
@@ -67,7 +74,7 @@ impl Guard {
             if std::mem::replace(&mut self.beats, beats) == beats {
                 return Ok(Silence::Hung);
             }
-            self.arm(soon)?;
+            self.arm(Moment::now().after(self.patience))?;
         } else {
             self.arm(if stopped { soon.min(due) } else { due })?;
         }
@@ -94,6 +101,18 @@ impl Guard {
         }
     }
 
+    /// Acts in place of a guard that has not killed the job in time, or has not started it.
+    fn replace_hung(&mut self) -> io::Result<Event> {
+        self.end_guard();
+        // TERM is due, so a child that has not recorded its id by now does not become CMD.
+        if self.limits.cmd().is_none() && self.limits.get().term_at.passed() {
+            self.watch = WatchedBy::Gone;
+            self.timer.set(None)?;
+            return Ok(Event::NotStarted(NotStarted::TooLate));
+        }
+        self.adopt(StopReason::LeaseRanOut)
+    }
+
     /// Reports the end of the job in place of a stopped guard.
     fn report_end(&mut self) -> io::Result<Event> {
         self.end_guard();
@@ -108,12 +127,13 @@ impl Guard {
         Ok(Event::Ended { status: self.status.or(status), reason: self.stopping })
     }
 
-    /// Kills the guard. Its children become children of dlock.
-    fn end_guard(&mut self) {
-        // The guard has not been reaped, so the id is its own.
-        let _ = sys::kill(self.pid, libc::SIGKILL);
-        sys::wait_for(self.pid);
-        self.reaped = true;
+    /// Kills and reaps the guard. Its children become children of dlock.
+    pub(super) fn end_guard(&mut self) {
+        if !std::mem::replace(&mut self.reaped, true) {
+            // The id is its own until it is reaped.
+            let _ = sys::kill(self.pid, libc::SIGKILL);
+            sys::wait_for(self.pid);
+        }
     }
 
     /// Adopts the job of a guard that is gone or hung, and stops it, or goes on with a stop that
@@ -189,5 +209,89 @@ impl Guard {
         let event = adopted.pending.pop_front();
         self.arm(wake)?;
         Ok(event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Timer;
+    use crate::clock::simulated::{self, Clock};
+    use crate::supervise::limits::{Limits, LimitsSender};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::cell::Cell;
+    use std::os::fd::OwnedFd;
+    use std::rc::Rc;
+
+    struct Hand(Cell<Moment>);
+
+    impl Clock for Hand {
+        fn now(&self) -> Moment {
+            self.0.get()
+        }
+
+        fn sleep_until(&self, at: Moment) {
+            self.0.set(at);
+        }
+    }
+
+    /// A handle on a guard that does nothing: this process stands for it. Returns the other end of
+    /// its socket, too.
+    fn idle_guard(margin: Duration) -> io::Result<(Guard, OwnedFd)> {
+        let (link, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let guard = Guard {
+            pid: procfs::own_pid(),
+            reaped: false,
+            link,
+            limits: LimitsSender::new()?,
+            timer: Timer::new()?,
+            armed: Moment::from_boot(Duration::MAX),
+            beats: 0,
+            grace: Duration::ZERO,
+            patience: patience(margin),
+            on_lost: OnLost::Stop,
+            leftovers: Leftovers::Leave,
+            foreign_children: Vec::new(),
+            guard_stuck: false,
+            target: None,
+            kill_by: None,
+            status: None,
+            stopping: None,
+            watch: WatchedBy::Guard,
+        };
+        Ok((guard, far))
+    }
+
+    const NOW: Moment = Moment::from_boot(Duration::from_secs(100));
+
+    #[test]
+    fn a_guard_stopped_within_its_kill_is_replaced_within_the_margin() -> io::Result<()> {
+        let clock = Rc::new(Hand(Cell::new(NOW)));
+        simulated::set(Rc::clone(&clock) as Rc<dyn Clock>);
+        for margin in [20, 40, 160, 600, 72_000].map(Duration::from_millis) {
+            clock.0.set(NOW);
+            let (mut guard, _far) = idle_guard(margin)?;
+            let kill_at = NOW.after(Duration::from_secs(1));
+            guard.start(&[], Limits { term_at: kill_at, kill_at })?;
+            assert_eq!(guard.silence()?, Silence::Right, "the KILL is not due");
+            clock.0.set(guard.armed);
+            guard.limits.beat();
+            assert_eq!(guard.silence()?, Silence::Right, "it has begun");
+            clock.0.set(guard.armed);
+            assert_eq!(guard.silence()?, Silence::Hung, "it has made no progress since");
+            assert!(Moment::now().since(kill_at) < margin * 2 / 3, "margin {margin:?}: {:?}", guard.armed);
+        }
+        Ok(())
+    }
+
+    /// A grant that was confirmed late.
+    #[test]
+    fn a_guard_stopped_after_a_late_start_is_replaced_within_the_margin() -> io::Result<()> {
+        simulated::set(Rc::new(Hand(Cell::new(NOW))));
+        let (mut guard, _far) = idle_guard(Duration::from_millis(20))?;
+        let kill_at = NOW.after(Duration::from_millis(80));
+        guard.start(&[], Limits { term_at: NOW.after(Duration::from_millis(1)), kill_at })?;
+        assert_eq!(guard.armed, kill_at.after(OVERDUE));
+        Ok(())
     }
 }

@@ -50,6 +50,13 @@ pub(super) struct Setup {
     pub limits: LimitsSender,
 }
 
+impl Setup {
+    /// Whether TERM is due, so that CMD must not start any more.
+    fn is_too_late(&self) -> bool {
+        self.on_lost == OnLost::Stop && self.limits.get().term_at.passed()
+    }
+}
+
 /// Runs the guard in this process. Never returns.
 pub(super) fn run(setup: Setup, on_orphaned: impl FnMut(Orphaned)) -> ! {
     // A panic must end the guard: if it unwound further, this process would go on as a second
@@ -106,6 +113,11 @@ struct Cmd {
 
 impl<F: FnMut(Orphaned)> GuardProcess<F> {
     fn new(setup: Setup, on_orphaned: F) -> io::Result<Self> {
+        // It is in another time namespace than dlock, if unshare(2) was called and dlock then
+        // executed (older kernels): with a clock that is behind it would stop the job too late.
+        if Moment::now() < setup.forked_at {
+            return Err(io::Error::other("the guard's clock is behind that of dlock"));
+        }
         // Blocked, not ignored: an ignored signal stays ignored across exec, so CMD would inherit
         // it. Blocking also keeps the terminal from stopping a background process that writes to
         // it.
@@ -113,11 +125,6 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         // If the caller's group has no id here, CMD could not rejoin it, so the guard stays in it.
         if setup.group == Group::Own || setup.caller_group.is_some() {
             rustix::process::setpgid(None, None)?;
-        // It is in another time namespace than dlock, if unshare(2) was called and dlock then
-        // executed (older kernels): with a clock that is behind it would stop the job too late.
-        if Moment::now() < setup.forked_at {
-            return Err(io::Error::other("the guard's clock is behind that of dlock"));
-        }
         }
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         rustix::thread::set_name(GUARD_NAME)?;

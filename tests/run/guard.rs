@@ -1,6 +1,7 @@
 //! dlock or its guard is killed or stopped: the whole job is dead before another run gets the lock.
 //! After a kill the next waiter gets the lock at once, not when the lease ends.
 
+mod late_starts;
 mod processes;
 mod waiters;
 

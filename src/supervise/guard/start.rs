@@ -8,6 +8,8 @@ use crate::supervise::procfs::own_pid;
 use crate::supervise::protocol::Change;
 use crate::supervise::{Event, Group, NotStarted, Orphaned};
 use crate::sys::{self, Disposition, Fork};
+use rustix::io::retry_on_intr;
+use rustix::pipe::{PipeFlags, pipe_with};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -17,53 +19,59 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         if self.cmd.is_some() {
             return Ok(());
         }
-        let now = Moment::now();
-        if self.obeys_limits() && self.setup.limits.get().term_at <= now {
+        let since = Moment::now();
+        if self.setup.is_too_late() {
             self.send_event(&Event::NotStarted(NotStarted::TooLate));
             return Ok(());
         }
         let (pid, failed) = match &self.setup.bond {
-            Some(bond) => {
-                let pid = self.start_watcher(bond)?;
-                if bond.is_detached {
-                    bond::leave_stderr()?;
-                }
-                (pid, None)
-            }
+            Some(bond) => self.start_watcher(bond)?,
             None => self.start_cmd()?,
         };
-        if let Some(errno) = failed {
+        if let Some(why) = failed {
             sys::wait_for(pid);
             self.setup.limits.set_cmd(0);
-            self.send_event(&Event::NotStarted(NotStarted::Errno(errno)));
+            self.send_event(&Event::NotStarted(why));
             return Ok(());
         }
+        if self.setup.bond.as_ref().is_some_and(|bond| bond.is_detached) {
+            bond::leave_stderr()?;
+        }
         self.cmd = Some(Cmd { pid, status: None, was_stopped: false });
-        self.state = JobState::Running { since: now };
+        self.state = JobState::Running { since };
         self.no_child = false;
         self.close_the_rest();
         Ok(())
     }
 
-    /// Returns CMD's id, and the errno if it could not be executed.
-    fn start_cmd(&mut self) -> io::Result<(i32, Option<i32>)> {
+    /// Returns CMD's id, and why it was not executed.
+    fn start_cmd(&mut self) -> io::Result<(i32, Option<NotStarted>)> {
         let changes = std::mem::take(&mut self.changes);
         // Room for a second argv: the C library builds that on the stack for a script that exec
         // hands to /bin/sh.
         let slack = (self.setup.argv.len() + 8) * size_of::<usize>();
-        sys::spawn(slack, || {
-            // CMD notes its id itself, first of all: if the guard is stopped here, dlock still
-            // knows which process to look for.
-            self.setup.limits.set_cmd(own_pid());
-            become_cmd(&self.setup, changes)
-        })
+        sys::spawn(slack, || become_cmd(&self.setup, changes))
     }
 
-    fn start_watcher(&self, bond: &Bond) -> io::Result<i32> {
+    /// Returns the watcher's id, and why it does not watch.
+    fn start_watcher(&self, bond: &Bond) -> io::Result<(i32, Option<NotStarted>)> {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         match sys::fork()? {
-            Fork::Parent(pid) => Ok(pid),
+            Fork::Parent(pid) => {
+                drop(writer);
+                // Returns when the watcher has looked at the limits.
+                let _ = retry_on_intr(|| rustix::io::read(&reader, &mut [0u8]));
+                let watches = self.setup.limits.cmd() == Some(pid);
+                Ok((pid, (!watches).then_some(NotStarted::TooLate)))
+            }
             Fork::Child => {
+                drop(reader);
+                // As before exec: the lock must not be called held now.
+                if self.setup.is_too_late() {
+                    sys::exit_now(0);
+                }
                 self.setup.limits.set_cmd(own_pid());
+                drop(writer);
                 // Like CMD, it must be in the terminal's group to read from it.
                 let _ = join_group(&self.setup);
                 bond.watch()
@@ -91,15 +99,16 @@ fn join_group(setup: &Setup) -> rustix::io::Result<()> {
 }
 
 /// Executes CMD as dlock's caller would have started it. Returns only on failure.
-fn become_cmd(setup: &Setup, changes: Vec<Change>) -> io::Error {
+fn become_cmd(setup: &Setup, changes: Vec<Change>) -> NotStarted {
+    let failed = |error: io::Error| NotStarted::Errno(error.raw_os_error().unwrap_or(libc::EINVAL));
     if let Err(error) = join_group(setup) {
-        return error.into();
+        return failed(error.into());
     }
     let without: Vec<Vec<u8>> = changes.iter().map(|(name, _)| name.clone()).collect();
     let with = changes.into_iter().filter_map(|(name, value)| Some(CString::new([name, value?].join(&b'='))));
     let with: Vec<CString> = match with.collect() {
         Ok(with) => with,
-        Err(error) => return io::Error::from(error),
+        Err(error) => return failed(error.into()),
     };
     for signal in sys::OF_WRITES.into_iter().filter(|signal| !sys::was_ignored(*signal)) {
         sys::dispose(signal, Disposition::Default);
@@ -109,5 +118,12 @@ fn become_cmd(setup: &Setup, changes: Vec<Change>) -> io::Error {
     }
     sys::close(sys::closed_at_start());
     sys::set_mask(setup.mask);
-    sys::exec(&setup.argv, &without, &with)
+    // The guard may have been stopped since its own look, and dlock with it.
+    if setup.is_too_late() {
+        return NotStarted::TooLate;
+    }
+    // CMD records its id itself: if the guard is stopped here, dlock still knows which process to
+    // look for.
+    setup.limits.set_cmd(own_pid());
+    failed(sys::exec(&setup.argv, &without, &with))
 }
