@@ -1,14 +1,18 @@
 //! Calls of the kernel and the C library that rustix does not offer, or offers with types too
 //! narrow for dlock (a real-time signal has no name, and must still be relayed). All unsafe code of
-//! dlock is here, in small wrappers that are safe to call and decide nothing.
+//! dlock is here, in small wrappers that decide nothing. They are safe to call but for one,
+//! [`close_all_but`].
 
 #![expect(unsafe_code, reason = "fork, exec and signals have no safe interface; the walls are kept here")]
 
+mod start;
+
+pub use start::{Fork, close_all_but, exec, fork, spawn};
+
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -151,63 +155,6 @@ pub fn signalfd(signals: SignalSet) -> io::Result<OwnedFd> {
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }
-}
-
-/// The two sides of a [`fork`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fork {
-    /// The caller; with the id of the new process.
-    Parent(c_int),
-    /// The new process.
-    Child,
-}
-
-/// Forks. The caller must be the only thread: a mutex that another thread holds would stay locked
-/// in the child for ever.
-pub fn fork() -> io::Result<Fork> {
-    debug_assert!(is_single_threaded(), "fork needs a process of one thread");
-    // SAFETY: with one thread the child is a full copy, in which any code may run.
-    match unsafe { libc::fork() } {
-        -1 => Err(io::Error::last_os_error()),
-        0 => Ok(Fork::Child),
-        pid => Ok(Fork::Parent(pid)),
-    }
-}
-
-/// Starts a child that runs `become_it` to execute another program. `become_it` returns only on
-/// failure. This process sleeps until the child has executed or ended. The child shares its memory,
-/// so nothing is copied; descriptors, mask and dispositions are the child's own. Returns the
-/// child's id, and what `become_it` returned if it failed: then the child is about to end. `slack`
-/// is what the C library may need for exec on the child's stack, in bytes.
-pub fn spawn<F: FnOnce() -> E, E>(slack: usize, become_it: F) -> io::Result<(c_int, Option<E>)> {
-    struct Task<F, E> {
-        run: Option<F>,
-        failed: Option<E>,
-    }
-    extern "C" fn enter<F: FnOnce() -> E, E>(task: *mut c_void) -> c_int {
-        // SAFETY: it points to the task below, whose owner sleeps until the child is gone.
-        let task = unsafe { &mut *task.cast::<Task<F, E>>() };
-        task.failed = task.run.take().map(|run| run());
-        exit_now(127)
-    }
-    debug_assert!(is_single_threaded(), "a child that shares the memory needs a process of one thread");
-    let mut task = Task { run: Some(become_it), failed: None };
-    // Not written to before the child runs, so that the kernel maps only the pages that are needed.
-    let mut stack: Vec<u128> = Vec::with_capacity((256 * 1024 + slack) / size_of::<u128>());
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the child has its own stack, which grows down from the end of the vector (on every
-    // architecture that Rust's std supports) and is aligned to 16 bytes. Task and stack outlive the
-    // child's use of them, for clone returns when it has executed or ended. There is no other
-    // thread, so nothing else runs in this memory meanwhile.
-    let pid = unsafe {
-        let top = stack.as_mut_ptr().add(stack.capacity());
-        libc::clone(enter::<F, E>, top.cast(), flags, (&raw mut task).cast())
-    };
-    if pid == -1 { Err(io::Error::last_os_error()) } else { Ok((pid, task.failed)) }
-}
-
-fn is_single_threaded() -> bool {
-    std::fs::read_dir("/proc/self/task").map_or(true, |tasks| tasks.count() == 1)
 }
 
 /// Ends the process at once: no destructors, and no flushing of what the other side of a fork
@@ -360,39 +307,6 @@ pub fn stop_by(signal: c_int) {
     }
 }
 
-/// Closes these descriptors, also those that Rust does not know of.
-pub fn close(fds: impl Iterator<Item = RawFd>) {
-    for fd in fds {
-        // SAFETY: called in a process whose owners of these descriptors do not use them any more.
-        unsafe { libc::close(fd) };
-    }
-}
-
-/// Closes every descriptor except these. The owners of the others must not use or drop them.
-pub fn close_all_but(keep: &mut [RawFd]) {
-    keep.sort_unstable();
-    let mut from = 0;
-    for &fd in &*keep {
-        close_range(from, fd - 1);
-        from = fd + 1;
-    }
-    close_range(from, RawFd::MAX);
-}
-
-fn close_range(first: RawFd, last: RawFd) {
-    if first > last {
-        return;
-    }
-    // SAFETY: the caller of close_all_but promises that nothing uses them any more.
-    if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0 {
-        return;
-    }
-    // Linux before 5.9.
-    let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let open: Vec<RawFd> = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    close(open.into_iter().filter(|fd| (first..=last).contains(fd)));
-}
-
 /// Living children of [`spawn_separate`]. Their own code waits for them, so [`reap`] does not.
 static SEPARATE: Mutex<BTreeSet<c_int>> = Mutex::new(BTreeSet::new());
 
@@ -472,59 +386,6 @@ pub fn kill_all_separate() {
 fn group_of(child: &Child) -> c_int {
     // The kernel has no larger ids.
     c_int::try_from(child.id()).unwrap_or(c_int::MAX)
-}
-
-/// Executes another program: `argv[0]` is looked up in PATH, and a script without `#!` runs by
-/// /bin/sh. The environment is this process's, byte for byte, without the variables named in
-/// `without`, and with the `NAME=value` entries of `with`. Returns only on failure.
-pub fn exec(argv: &[CString], without: &[Vec<u8>], with: &[CString]) -> io::Error {
-    unsafe extern "C" {
-        static environ: *const *const c_char;
-    }
-    let mut env = Vec::new();
-    // SAFETY: environ is null or an array of C strings ending in null. Nothing changes it: this is
-    // the only thread, and dlock never sets a variable of its own.
-    unsafe {
-        let mut at = environ;
-        while !at.is_null() && !(*at).is_null() {
-            let entry = CStr::from_ptr(*at).to_bytes();
-            let name = entry.split(|&byte| byte == b'=').next().unwrap_or(entry);
-            if !without.iter().any(|gone| gone == name) {
-                env.push(*at);
-            }
-            at = at.add(1);
-        }
-    }
-    env.extend(with.iter().map(|entry| entry.as_ptr()));
-    env.push(std::ptr::null());
-    let file = argv.first().map_or(c"", CString::as_c_str);
-    let mut args: Vec<_> = argv.iter().map(|arg| arg.as_ptr()).collect();
-    args.push(std::ptr::null());
-    // SAFETY: both arrays end in null and hold C strings that outlive the call.
-    unsafe { libc::execvpe(file.as_ptr(), args.as_ptr(), env.as_ptr()) };
-    let error = io::Error::last_os_error();
-    if error.raw_os_error() != Some(libc::ENOEXEC) {
-        return error;
-    }
-    // glibc has tried that already; musl has not.
-    let (Some(script), [_, rest @ ..]) = (find_in_path(file), &*args) else { return error };
-    let args = [&[c"/bin/sh".as_ptr(), script.as_ptr()], rest].concat();
-    // SAFETY: as above.
-    unsafe { libc::execve(c"/bin/sh".as_ptr(), args.as_ptr(), env.as_ptr()) };
-    error
-}
-
-/// The first executable file of that name in PATH; the name itself if it has a slash.
-fn find_in_path(file: &CStr) -> Option<CString> {
-    let name = OsStr::from_bytes(file.to_bytes());
-    if file.to_bytes().contains(&b'/') {
-        return Some(file.to_owned());
-    }
-    let path = std::env::var_os("PATH")?;
-    let mut places =
-        std::env::split_paths(&path).map(|place| place.join(name)).filter(|place| place.is_file());
-    let place = places.find(|place| rustix::fs::access(place, rustix::fs::Access::EXEC_OK).is_ok())?;
-    CString::new(place.into_os_string().into_vec()).ok()
 }
 
 /// Numbers that this process shares with those it forks from now on; all zero at first. Never

@@ -155,7 +155,11 @@ impl<'a> Watcher<'a> {
         let timer = Timer::new()?;
         let mut keep = vec![0, 1, 2, bond.words.as_raw_fd(), asked.as_raw_fd(), timer.as_fd().as_raw_fd()];
         keep.extend(bond.process.as_ref().map(Pin::raw_fd));
-        sys::close_all_but(&mut keep);
+        // SAFETY: the watcher uses no other descriptor, and its process ends without dropping one.
+        #[expect(unsafe_code, reason = "only the watcher knows which descriptors it uses")]
+        unsafe {
+            sys::close_all_but(&mut keep);
+        }
         Ok(Self {
             bond,
             asked,

@@ -66,7 +66,12 @@ pub fn detach(keep: Option<&Pin>, work: impl FnOnce() -> u8) -> io::Result<Detac
                 let _ = reader.into_raw_fd();
                 let mut fds = vec![0, 1, 2];
                 fds.extend(keep.map(Pin::raw_fd));
-                sys::close_all_but(&mut fds);
+                // SAFETY: what this process has inherited otherwise is neither used nor dropped: it
+                // ends by `exit_now`, and `work` opens what it needs.
+                #[expect(unsafe_code, reason = "only this process knows which descriptors it uses")]
+                unsafe {
+                    sys::close_all_but(&mut fds);
+                }
                 if getppid() == Some(caller) { Ok(()) } else { Err(io::Error::from(io::ErrorKind::NotFound)) }
             };
             // A panic must end this process here, too.

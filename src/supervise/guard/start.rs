@@ -47,10 +47,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
     /// Returns CMD's id, and why it was not executed.
     fn start_cmd(&mut self) -> io::Result<(i32, Option<NotStarted>)> {
         let changes = std::mem::take(&mut self.changes);
-        // Room for a second argv: the C library builds that on the stack for a script that exec
-        // hands to /bin/sh.
-        let slack = (self.setup.argv.len() + 8) * size_of::<usize>();
-        sys::spawn(slack, || become_cmd(&self.setup, changes))
+        sys::spawn(&self.setup.argv, || become_cmd(&self.setup, changes))
     }
 
     /// Returns the watcher's id, and why it does not watch.
@@ -86,7 +83,11 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             vec![2, self.setup.link.as_raw_fd(), self.children.as_raw_fd(), self.timer.as_fd().as_raw_fd()];
         keep.extend(&self.setup.keep);
         keep.extend(self.setup.bond.as_ref().and_then(|bond| bond.process.as_ref()).map(Pin::raw_fd));
-        sys::close_all_but(&mut keep);
+        // SAFETY: the guard uses no other descriptor, and drops nothing: see `run`.
+        #[expect(unsafe_code, reason = "only the guard knows which descriptors it uses")]
+        unsafe {
+            sys::close_all_but(&mut keep);
+        }
     }
 }
 
@@ -116,7 +117,6 @@ fn become_cmd(setup: &Setup, changes: Vec<Change>) -> NotStarted {
     if setup.child_ignored {
         sys::dispose(libc::SIGCHLD, Disposition::Ignore);
     }
-    sys::close(sys::closed_at_start());
     sys::set_mask(setup.mask);
     // The guard may have been stopped since its own look, and dlock with it.
     if setup.is_too_late() {
