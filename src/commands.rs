@@ -10,6 +10,7 @@ use crate::supervise;
 use crate::sys;
 use context::Context;
 use std::ffi::OsString;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 pub mod acquire;
@@ -55,6 +56,10 @@ pub fn execute(arguments: &[OsString]) -> Exit {
     let evaluated = usage::is_evaluated(words());
     let mut printer = Printer::early(usage::log_format(words()));
     let exit = match usage::parse(words()) {
+        Ok(Parsed::Print(_)) if evaluated && !std::io::stdout().is_terminal() => Err(Error::Usage(
+            "with --export a shell would run this text as code; leave --export out to read it".into(),
+        )
+        .into()),
         Ok(Parsed::Print(text)) => output::print(&text).map(|()| Exit::Ok).map_err(Into::into),
         Ok(Parsed::Complete(question)) => complete::complete(&question).map_err(Into::into),
         Ok(Parsed::Command(cli)) => {
@@ -70,8 +75,8 @@ pub fn execute(arguments: &[OsString]) -> Exit {
     });
     sys::kill_all_separate();
     if evaluated && exit != Exit::Ok {
-        // The shell evaluates this in place of variables. With `set -e` it then stops.
-        let _said = output::print(&format!("(exit {})\n", exit.code()));
+        // The shell evaluates this in place of variables, and ends.
+        let _said = output::print(&format!("exit {}\n", exit.code()));
     }
     exit
 }

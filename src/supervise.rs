@@ -44,6 +44,11 @@ pub use tty::{Group, group};
 
 pub use crate::sys::{die_of, stop_by};
 
+/// Whether this process descends from another one.
+pub fn is_ancestor(pid: i32) -> bool {
+    procfs::is_below(procfs::own_pid(), pid)
+}
+
 use crate::clock::{Moment, Timer};
 use crate::exit::{Ended, OnLost};
 use crate::sys::{self, Fork};

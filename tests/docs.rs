@@ -1,6 +1,7 @@
 //! The examples and claims of the documents, run as they are written.
 //!
 //! - fence_example: the example of a fence in docs/guarantees.md
+//! - forms: the lines by which a script takes a lock, and stops without it
 //! - generated: man/ and completions/ are up to date with src/cli
 //! - hold_recipes: the programs of docs/hold.md
 //! - observability: the Prometheus rules and the dashboard in packaging/
@@ -13,6 +14,7 @@
 //! - upgrade: records that released versions wrote
 
 pub mod fence_example;
+pub mod forms;
 pub mod generated;
 pub mod hold_recipes;
 pub mod observability;

@@ -1,6 +1,6 @@
 //! The options of `dlock acquire` and their help.
 
-use super::after::after;
+use super::after::{EXPORT, after};
 use super::duration;
 use super::options::How;
 use clap::Args;
@@ -9,14 +9,13 @@ use std::time::Duration;
 const AFTER: &str = "\
 Examples:
   # In a script that cannot be wrapped in 'dlock run':
-  v=$(dlock acquire --export -k import -t 10m) || exit
-  eval \"$v\"
+  lock=$(dlock acquire --export -k import -t 10m) || exit; eval \"$lock\"
   trap 'dlock release import' EXIT
   trap 'exit 129' HUP; trap 'exit 130' INT; trap 'exit 143' TERM
 
   # Keep the token in a file, for other programs; -w waits its turn:
-  dlock acquire -k import -t 10m -w > token
-  dlock renew import -t 10m --token-file token
+  dlock acquire -k import -t 10m -w > token || exit
+  dlock renew import -t 10m --token-file token || exit
   dlock release import --token-file token
 
   # For programs:
@@ -30,14 +29,10 @@ right before a step that matters says whether the lock is still held. Use
 The holder, as 'dlock status' shows it, is the process that started dlock.
 Of the defaults for 'run' in a configuration file only max-lease applies.";
 
-const EXPORT: &str = "
-  With --export, a dlock that fails with status N prints (exit N), so that
-  eval \"$(dlock acquire --export -k KEY)\" fails with the same status.";
-
 /// `dlock acquire`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "dlock acquire -k KEY [OPTIONS]\n       eval \"$(dlock acquire --export -k KEY [OPTIONS])\"",
+    override_usage = "dlock acquire -k KEY [OPTIONS]\n       lock=$(dlock acquire --export -k KEY [OPTIONS]) || exit; eval \"$lock\"",
     allow_negative_numbers = true,
     after_long_help = after(AFTER, &[
         (0, "the lock is acquired, and what was asked for is printed"),

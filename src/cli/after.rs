@@ -11,6 +11,13 @@ const USUAL: [(u8, &str); 4] = [
     (78, "a configuration file, variable or URL is invalid"),
 ];
 
+/// What `--export` prints without the lock.
+pub const EXPORT: &str = "
+  With --export, a dlock that ends with status N and without the lock prints
+  'exit N', which ends the shell that evaluates it. A dlock that is missing or
+  killed prints nothing: then '|| exit' ends the script. 'local lock=$(...)' and
+  'export lock=$(...)' hide the status, and so the script would go on.";
+
 /// The text and a table of the exit statuses by number: the command's own, and the usual ones that
 /// it does not describe itself.
 pub fn after(text: &str, own: &[(u8, &str)]) -> String {

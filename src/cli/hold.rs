@@ -1,6 +1,6 @@
 //! The options of `dlock hold` and their help.
 
-use super::after::after;
+use super::after::{EXPORT, after};
 use super::options::{How, Keep};
 use super::run::Run;
 use clap::{Args, ValueHint};
@@ -10,10 +10,15 @@ use std::time::Duration;
 const AFTER: &str = "\
 Examples:
   # The rest of this script runs under the lock (flock: exec 9>f; flock 9):
-  eval \"$(dlock hold -k deploy --pid $$ --background --export)\" || exit
+  dlock hold -k deploy --pid $$ --background || exit
+
+  # The same, for a script in which 'dlock check' or another dlock is called:
+  lock=$(dlock hold -k deploy --pid $$ --background --export) || exit
+  eval \"$lock\"
 
   # A daemon that is started elsewhere, for as long as it lives:
-  dlock hold -k leader --pid \"$(cat /run/daemon.pid)\" --background
+  pid=$(cat /run/daemon.pid)
+  dlock hold -k leader --pid \"$pid\" --background || kill \"$pid\"
 
   # A program in any language, by a pipe: the lock is given back when it closes
   # dlock's stdin, or ends:
@@ -33,14 +38,10 @@ closed.
 INT, TERM and HUP give the lock back, too. 'hold' cannot keep a lock while the
 host reboots, because it needs a running process: use 'dlock acquire -t 20m'.";
 
-const EXPORT: &str = "
-  With --export, a dlock that fails with status N prints (exit N), so that eval
-  fails with the same status.";
-
 /// `dlock hold`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "dlock hold -k KEY [OPTIONS]\n       dlock hold -k KEY --pid PID [OPTIONS]\n       eval \"$(dlock hold -k KEY --pid $$ --background --export [OPTIONS])\"",
+    override_usage = "dlock hold -k KEY [OPTIONS]\n       dlock hold -k KEY --pid PID [OPTIONS]\n       dlock hold -k KEY --pid $$ --background [OPTIONS] || exit",
     allow_negative_numbers = true,
     after_long_help = after(AFTER, &[
         (0, "the process or stdin has ended, and the lock is given back; with

@@ -9,11 +9,11 @@ use std::path::PathBuf;
 
 const AFTER: &str = "\
 Examples:
-  # After eval \"$(dlock acquire --export -k import -t 10m)\", between two steps:
+  # Between two steps of a script that has run 'dlock acquire --export':
   dlock renew import || exit
 
   # A token that was kept in a file:
-  dlock renew import -t 10m --token-file token
+  dlock renew import -t 10m --token-file token || exit
 
 Without -t the lease is made as long as it was when it was acquired, if
 DLOCK_HELD says how long that was, else 30s. It is never made shorter. If a

@@ -79,13 +79,11 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Parsed, St
 }
 
 /// Whether a shell will evaluate the output, also if the command line is invalid otherwise:
-/// `--export`, and what looks like it.
+/// `--export`, and what looks like it. After `run` such a word may be the job's, whose output this is.
 pub fn is_evaluated(arguments: impl IntoIterator<Item = OsString>) -> bool {
     let words = leading::moved(arguments.into_iter().take_while(|word| word != "--").collect());
     let words = words.get(1..).unwrap_or_default();
-    let first = words.first().and_then(|word| word.to_str()).unwrap_or_default();
-    let is_other = !["acquire", "hold"].contains(&first) && COMMANDS.split(", ").any(|known| known == first);
-    !is_other
+    words.first().is_none_or(|word| word != "run")
         && words.iter().any(|word| word == "--export" || word.as_encoded_bytes().starts_with(b"--export="))
 }
 

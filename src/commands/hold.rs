@@ -3,6 +3,7 @@
 //! hold itself is a run: commands/run/session.rs, with what differs in commands/run/hold.rs.
 
 use super::context::Context;
+use super::foreground::Signals;
 use super::job_env::Changes;
 use super::run::report::RunReport;
 use super::run::{Holding, Voice, Work, guarded};
@@ -14,11 +15,18 @@ use crate::output::acquired::{lines, shell};
 use crate::output::busy::listed;
 use crate::output::{self, Event, Kind, Printer, What};
 use crate::shell::word;
+use crate::store::net::interrupt;
 use crate::supervise::{self, NoPin, Pin};
 use crate::sys;
+use rustix::event::PollFlags;
 use std::fs::{File, OpenOptions};
-use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
+use std::ops::ControlFlow;
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::time::Duration;
+
+/// Longer than any wait for the lock.
+const WHOLE_WAIT: Duration = Duration::from_secs(1 << 32);
 
 pub fn hold(common: &Common, flags: &cli::hold::Hold, printer: &mut Printer) -> anyhow::Result<Exit> {
     let process = flags.pid.map(pinned).transpose()?;
@@ -67,7 +75,7 @@ fn hold_lock(context: &Context, run: &Run, process: Option<Pin>, voice: Voice) -
         // The job of a hold is the watcher, so this is the watcher's status.
         Exit::Job(0) => Ok(Exit::Ok),
         Exit::Job(supervise::NOT_PRINTED) => {
-            Err(Error::Output(std::io::Error::other("the lock is given back")).into())
+            Err(Error::Output(io::Error::other("the lock is given back")).into())
         }
         exit => Ok(exit),
     }
@@ -107,8 +115,15 @@ fn in_background(
         }
         exit.code()
     });
-    let child = child.map_err(cannot_make_process)?;
-    let Ok(changes) = serde_json::from_slice::<Changes>(&child.printed) else {
+    let mut child = child.map_err(cannot_make_process)?;
+    let printed = match printed(&mut child.stdout)? {
+        ControlFlow::Break(signal) => {
+            child.tell_to_end();
+            return Ok(Exit::Signal(signal));
+        }
+        ControlFlow::Continue(printed) => printed,
+    };
+    let Ok(changes) = serde_json::from_slice::<Changes>(&printed) else {
         return Ok(match child.status() {
             // The process that the lock is for ended before the grant.
             Some(Ended::Code(0)) => Exit::Busy(run.busy),
@@ -127,21 +142,39 @@ fn in_background(
         child.end();
         return Err(error.into());
     }
-    context.printer.say(
-        Kind::Done,
-        What::Granted,
-        &format!(
-            "{} in {} is held until process {pid} ends{}",
-            listed(&run.keys),
-            context.settings.store,
-            match &*run.keys {
-                [key, ..] if flags.export =>
-                    format!(", or 'dlock release {}' gives it back", word(key.as_str())),
-                _ => String::new(),
-            }
-        ),
-    );
+    let release = match &*run.keys {
+        [key, ..] if flags.export => format!(", or 'dlock release {}' gives it back", word(key.as_str())),
+        _ => String::new(),
+    };
+    let (keys, store) = (listed(&run.keys), &context.settings.store);
+    let text = format!("{keys} in {store} is held until process {pid} ends{release}");
+    context.printer.say(Kind::Done, What::Granted, &text);
     Ok(Exit::Ok)
+}
+
+/// Reads a pipe to its end, or until a signal comes. After the end no signal ends this process before
+/// it has told the caller of the hold.
+fn printed(pipe: &mut File) -> anyhow::Result<ControlFlow<i32, Vec<u8>>> {
+    let signals = Signals::take()?;
+    let mut printed = Vec::new();
+    let read = signals.or(|| Interruptible(pipe).read_to_end(&mut printed))?;
+    Ok(match read {
+        ControlFlow::Break(signal) => ControlFlow::Break(signal),
+        ControlFlow::Continue(read) => {
+            read.map_err(cannot_make_process)?;
+            ControlFlow::Continue(printed)
+        }
+    })
+}
+
+/// A pipe; an interrupt ends the wait for it.
+struct Interruptible<'a>(&'a mut File);
+
+impl Read for Interruptible<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        interrupt::wait(&*self.0, PollFlags::IN, WHOLE_WAIT)?;
+        self.0.read(buffer)
+    }
 }
 
 fn open_to_append(path: &std::path::Path) -> Result<File, Error> {
@@ -158,11 +191,11 @@ fn open_to_append(path: &std::path::Path) -> Result<File, Error> {
         }
         Ok(file)
     };
-    open().map_err(|error: std::io::Error| {
+    open().map_err(|error: io::Error| {
         Error::Config(format!("cannot write to {}: {error}; nothing is held", path.display()))
     })
 }
 
-fn cannot_make_process(error: std::io::Error) -> Error {
+fn cannot_make_process(error: io::Error) -> Error {
     Error::Internal(format!("cannot start a process that holds the lock: {error}; nothing is held"))
 }

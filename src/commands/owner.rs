@@ -1,6 +1,8 @@
 //! Describes this process for the store: host, process, user and command.
 
 use crate::lock::{By, Owner, shorten};
+use crate::rules::Holder;
+use crate::supervise;
 use rustix::process::{geteuid, getpid, getppid, getuid};
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,7 +16,7 @@ const COMMAND_MAX: usize = 200;
 /// The owner of a hold of this process.
 pub fn owner(command: String, reason: Option<String>) -> Owner {
     Owner {
-        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        host: host(),
         pid: getpid().as_raw_pid().cast_unsigned(),
         user: user(),
         command,
@@ -46,6 +48,20 @@ pub fn held_for(pid: Option<i32>, label: Option<String>, reason: Option<String>)
         || std::fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().into());
     let command = label.or_else(|| if is_own { command_line_of(pid) } else { name() }).unwrap_or_default();
     Owner { pid, by: By::Hold, ..owner(command, reason) }
+}
+
+/// Whether a holder is a `dlock hold` for a process that this one descends from, as far as its record
+/// says: another container may have the same host name. `acquire` does not count. The process that
+/// called it may be a cron daemon or an init, from which many processes descend.
+pub fn is_around(holder: Option<&Holder>) -> bool {
+    holder.is_some_and(|Holder { owner, confirmed, .. }| {
+        let is_hold = owner.by == By::Hold && *confirmed;
+        is_hold && owner.host == host() && supervise::is_ancestor(owner.pid.cast_signed())
+    })
+}
+
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 fn command_line_of(pid: u32) -> Option<String> {

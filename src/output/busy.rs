@@ -142,7 +142,7 @@ impl Asked {
     }
 
     /// The key at this position, its store, and the other keys of the request.
-    fn at(&self, at: usize) -> String {
+    pub fn at(&self, at: usize) -> String {
         let key = self.key_of(at);
         let others: Vec<Key> = self.keys.iter().filter(|other| *other != key).cloned().collect();
         let together = match others[..] {

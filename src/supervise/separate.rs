@@ -45,13 +45,12 @@ pub fn in_separate_process(work: impl FnOnce() -> Vec<u8>) -> io::Result<Vec<u8>
 #[derive(Debug)]
 pub struct Detached {
     pid: i32,
-    /// What it wrote to stdout before it gave that up or ended.
-    pub printed: Vec<u8>,
+    /// What it writes to stdout, until it gives that up or ends.
+    pub stdout: File,
 }
 
 /// Runs `work` in a process with its own session, which keeps only the caller's stderr and `keep`.
-/// Returns when that process has given up stdout. Until it calls [`leave_caller`], it gets TERM
-/// when this process ends.
+/// Until it calls [`leave_caller`], that process gets TERM when this one ends.
 pub fn detach(keep: Option<&Pin>, work: impl FnOnce() -> u8) -> io::Result<Detached> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
     let caller = getpid();
@@ -81,9 +80,7 @@ pub fn detach(keep: Option<&Pin>, work: impl FnOnce() -> u8) -> io::Result<Detac
         }
         Fork::Parent(pid) => {
             drop(writer);
-            let mut printed = Vec::new();
-            File::from(reader).read_to_end(&mut printed)?;
-            Ok(Detached { pid, printed })
+            Ok(Detached { pid, stdout: File::from(reader) })
         }
     }
 }
@@ -104,10 +101,14 @@ impl Detached {
         }
     }
 
+    /// Sends TERM. The process must not have been reaped.
+    pub fn tell_to_end(&self) {
+        let _ = sys::kill(self.pid, libc::SIGTERM);
+    }
+
     /// Sends TERM, and waits until the process ends.
     pub fn end(&self) {
-        // The process has not been reaped, so the id is its own.
-        let _ = sys::kill(self.pid, libc::SIGTERM);
+        self.tell_to_end();
         sys::wait_for(self.pid);
     }
 }

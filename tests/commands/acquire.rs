@@ -117,16 +117,25 @@ fn an_eval_stops_a_script_that_does_not_get_the_lock(backend: Backend) {
         for (options, status) in
             [("-k k", 75), ("-k k -E 9", 9), ("-k k -w 0.1", 75), ("-k k --jsno", 64), ("", 64)]
         {
-            let text = format!("set -e; eval \"$(dlock acquire --export {options})\"; echo on");
+            let text = format!("eval \"$(dlock acquire --export {options})\"; echo on");
             script(&world, shell, &text).status(status).any_stderr().run();
-            let text = format!("v=$(dlock acquire --export {options}) || exit; eval \"$v\"; echo on");
+            let text = format!("lock=$(dlock acquire --export {options}) || exit; eval \"$lock\"; echo on");
             script(&world, shell, &text).status(status).any_stderr().run();
         }
-        for wrong in ["-x acquire --export -k k", "acquier --export -k k", "acquire --export=yes -k k"] {
-            let text = format!("set -e; eval \"$(dlock {wrong})\"; echo on");
+        for wrong in [
+            "-x acquire --export -k k",
+            "acquier --export -k k",
+            "acquire --export=yes -k k",
+            "acquire --export -k k --help",
+            "--version --export",
+            "renew k --export",
+            "hold -k free --background --export",
+            "hold -k free --pid $$ --background --export -E 0",
+        ] {
+            let text = format!("eval \"$(dlock {wrong})\"; echo on");
             script(&world, shell, &text).status(64).any_stderr().run();
         }
-        let text = format!("set -e; eval \"$(dlock acquire --export -k k {unreachable})\"; echo on");
+        let text = format!("eval \"$(dlock acquire --export -k k {unreachable})\"; echo on");
         script(&world, shell, &text).status(69).any_stderr().run();
         let text = format!("set -eu; eval \"$(dlock acquire --export -k free-{shell})\"; echo on");
         script(&world, shell, &text).stdout("on\n").any_stderr().run();
@@ -143,10 +152,10 @@ fn any_key_reaches_the_script_unchanged(backend: Backend) {
             continue;
         }
         world.write("key", key);
-        let text = "v=$(dlock acquire -q --export \"--key=$(cat key)\" -k second -n 2) || exit; eval \"$v\"
+        let text = "lock=$(dlock acquire -q --export \"--key=$(cat key)\" -k second -n 2) || exit; eval \"$lock\"
             printf '%s|%s|%s|%s\\n' \"$DLOCK_KEY\" \"$DLOCK_KEYS\" \"$DLOCK_SLOT\" \"${#DLOCK_TOKEN}\"
             dlock check -- \"$DLOCK_KEY\" && dlock check second && dlock release -q -- \"$DLOCK_KEY\"
-            eval \"$(dlock acquire -q --export -k plain)\"; echo \"$DLOCK_KEYS|${DLOCK_SLOT-unset}\"; dlock release -q plain";
+            lock=$(dlock acquire -q --export -k plain) || exit; eval \"$lock\"; echo \"$DLOCK_KEYS|${DLOCK_SLOT-unset}\"; dlock release -q plain";
         let said = format!("{key}|{key}\nsecond|0|32\nplain|unset\n");
         script(&world, shell, text).stdout(&said).run();
         assert!(!world.path("pwned").exists(), "{shell}: {key}");
@@ -156,7 +165,7 @@ fn any_key_reaches_the_script_unchanged(backend: Backend) {
 
 fn a_run_in_the_script_has_its_lock(backend: Backend) {
     let world = World::new(backend);
-    let text = "eval \"$(dlock acquire -q --export -k k)\"; dlock run -k k -- echo inside; dlock check k && echo held
+    let text = "lock=$(dlock acquire -q --export -k k) || exit; eval \"$lock\"; dlock run -k k -- echo inside; dlock check k && echo held
         dlock release -q k; dlock run -k k -- echo again; dlock check k; echo $?";
     let like = "dlock: k in .* is not held any more.*\n";
     script(&world, "sh", text).stdout("inside\nheld\nagain\n79\n").stderr_like(like).run();
@@ -243,7 +252,7 @@ fn every_mode_and_several_keys(backend: Backend) {
 fn it_waits_its_turn(backend: Backend) {
     let world = World::new(backend);
     let holder = hold(&world, "k", &[]);
-    let text = "eval \"$(dlock acquire -q --export -k k -w)\"; echo first >> log; until [ -e go ]; do sleep 0.02; done
+    let text = "lock=$(dlock acquire -q --export -k k -w) || exit; eval \"$lock\"; echo first >> log; until [ -e go ]; do sleep 0.02; done
         dlock release -q k";
     let first = script(&world, "sh", text).spawn();
     world.wait_for_waiters("k", 1);
@@ -274,7 +283,7 @@ fn a_signal_leaves_the_queue(backend: Backend) {
         let within = if matches!(backend, Backend::Redis | Backend::File) { 4 } else { 60 };
         wait_within(Duration::from_secs(within), "nobody waits", || (world.waiters("k") == 0).then_some(()));
     }
-    let waiter = world.dlock(["acquire", "--export", "-k", "k", "-w"]).stdout("(exit 143)\n").dies_of(15);
+    let waiter = world.dlock(["acquire", "--export", "-k", "k", "-w"]).stdout("exit 143\n").dies_of(15);
     let waiter = waiter.spawn();
     world.wait_for_waiters("k", 1);
     waiter.signal(Signal::TERM);
@@ -317,7 +326,8 @@ fn it_does_not_wait_for_itself(backend: Backend) {
     let like = "dlock: this process itself holds k in .* wait for itself; this job runs under it already.*\n\
                 dlock: k in .* is busy: held by .*; this process itself runs under it\n";
     said.status(75).stderr_like(like).run();
-    let text = "eval \"$(dlock acquire -q --export -k own)\"; dlock acquire -k own -w 10m";
+    let text =
+        "lock=$(dlock acquire -q --export -k own) || exit; eval \"$lock\"; dlock acquire -k own -w 10m";
     let like = "dlock: this process itself holds own .* wait for itself; 'dlock release own' gives it back\n";
     script(&world, "sh", text).status(64).stderr_like(like).run();
     inside(&["-n", "1"], "-n 1 -w", "64");
@@ -347,7 +357,8 @@ fn a_hold_whose_token_cannot_be_printed_is_released(backend: Backend) {
 
 fn a_min_hold_outlasts_the_release(backend: Backend) {
     let world = World::new(backend);
-    let text = "eval \"$(dlock acquire -q --export -k k --min-hold 1h)\"; dlock release -v k";
+    let text =
+        "lock=$(dlock acquire -q --export -k k --min-hold 1h) || exit; eval \"$lock\"; dlock release -v k";
     script(&world, "sh", text).stderr_like("dlock: .*--min-hold keeps it.*\n").run();
     assert_eq!(world.state("k"), "cooling");
 }

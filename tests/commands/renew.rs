@@ -85,7 +85,7 @@ fn the_hold_of_a_run_is_not_renewed(backend: Backend) {
     let status: serde_json::Value = serde_json::from_str(&world.read("status")).expect("JSON");
     assert!(status[0]["holders"][0]["lease_ms"].as_u64().expect("a lease") <= 30_000, "{status}");
     // The lock that the script acquired comes before the lock of the surrounding run.
-    let job = "eval \"$($D acquire -q --export -k inner -t 1m)\"; $D renew -v";
+    let job = "lock=$($D acquire -q --export -k inner -t 1m) || exit; eval \"$lock\"; $D renew -v";
     let run = world.run("k2", &[], job).env("D", BINARY);
     run.stderr_like("dlock: inner in .* is renewed .*\n").run();
 }

@@ -10,11 +10,15 @@ use std::process::{Child, Command};
 
 /// The first fenced block of a language after a heading.
 fn recipe(heading: &str, language: &str) -> &'static str {
+    recipes(heading, language)[0]
+}
+
+fn recipes(heading: &str, language: &str) -> Vec<&'static str> {
     let page = include_str!("../../docs/hold.md");
     let section = page.split("\n## ").find(|section| section.starts_with(heading)).expect("a heading");
     let fence = format!("```{language}\n");
-    let block = section.split(&fence).nth(1).expect("a block");
-    block.split("```").next().expect("its end")
+    let blocks = section.split(&fence).skip(1).filter_map(|block| block.split("```").next());
+    blocks.collect()
 }
 
 /// A world with dlock in PATH, and with two steps that log that they run and wait for a file.
@@ -73,9 +77,13 @@ fn works(world: &World, key: &str, last: &str, start: impl Fn() -> Child) {
 
 #[test]
 fn a_shell_script() {
-    let world = world();
-    world.script("import", &recipe("Shell scripts", "sh").replace("-w 10m ", ""));
-    works(&world, "import", "load", || start(&world, "./import", &[]));
+    let scripts = recipes("Shell scripts", "sh");
+    assert_eq!(scripts.len(), 2, "without and with the variables of the hold");
+    for script in scripts {
+        let world = world();
+        world.script("import", &script.replace("-w 10m ", ""));
+        works(&world, "import", "load", || start(&world, "./import", &[]));
+    }
 }
 
 #[test]
@@ -157,7 +165,9 @@ fn a_job_of_gitlab() {
     let world = world();
     let lines = recipe("GitLab", "yaml").lines().filter_map(|line| line.trim_start().strip_prefix("- "));
     let job: String = lines.map(|line| format!("{line}\n")).collect();
-    world.write("job", &format!("set -e\nCI_JOB_URL=https://example.com/1\n{}", job.replace("-w 10m ", "")));
+    // The runner has the lines evaluated at the end of a pipe.
+    let job = format!("CI_JOB_URL=https://example.com/1\n{}", job.replace("-w 10m ", ""));
+    world.write("job", &format!("set -eo pipefail\n: | eval '{job}'\nexit 0\n"));
     works(&world, "deploy-production", "deploy.sh", || start(&world, "bash", &["job"]));
 }
 

@@ -19,8 +19,8 @@ fn every_example_is_understood() {
     fs::create_dir(world.path("bin")).expect("a directory");
     symlink(BINARY, world.path("bin/dlock")).expect("a link");
     world.write("token", "00000000000000000000000000000000");
-    // The files that these lines name are missing here; `hold_recipes` runs these lines.
-    let is_elsewhere = |line: &str| line.contains("daemon.pid") || line.contains("reboot-token");
+    // The file and the process that these lines name are missing here; `hold_recipes` runs these lines.
+    let is_elsewhere = |line: &str| line.contains("$pid") || line.contains("reboot-token");
     for (place, line) in examples.into_iter().filter(|(_, line)| !is_elsewhere(line)) {
         let mut shell = world.command("/bin/sh");
         shell.args(["-c", &line]).env_clear().env("PATH", world.path("bin")).env("HOME", world.path(""));
@@ -279,8 +279,9 @@ fn every_example_in_the_help_is_understood() {
         let examples =
             examples.map(|line| format!("{}\n", line.trim_start_matches("  "))).collect::<String>();
         for example in examples.split("\n\n").filter(|example| example.contains("dlock ")) {
-            // --watch needs a terminal, daemon.pid a process; both have other tests.
-            let is_run = |line: &&str| !line.contains("--watch") && !line.contains("daemon.pid");
+            // --watch needs a terminal, $pid a process; both have other tests.
+            let is_run =
+                |line: &&str| !line.contains("--watch") && !line.contains("pid=") && !line.contains("$pid");
             let example = example.lines().filter(is_run).collect::<Vec<_>>();
             world.write("token", "00000000000000000000000000000000");
             let mut shell = world.command("/bin/sh");

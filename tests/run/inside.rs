@@ -45,7 +45,8 @@ fn a_job_finds_its_lock_if_a_flag_named_the_store(backend: Backend) {
 
 fn a_script_finds_the_lock_that_it_acquired(backend: Backend) {
     let world = World::new(backend);
-    let text = "eval \"$(dlock acquire --store $U --prefix \"it's \" --export -k k -t 10m)\"
+    let text =
+        "lock=$(dlock acquire --store $U --prefix \"it's \" --export -k k -t 10m) || exit; eval \"$lock\"
         dlock check && dlock check k && dlock renew && dlock run -k k -- echo nested && dlock release k
         dlock check k; echo $?";
     let like = "dlock: k in .* is not held any more.*\n";
@@ -55,7 +56,7 @@ fn a_script_finds_the_lock_that_it_acquired(backend: Backend) {
 /// DLOCK_HELD names the store of the lock, even if the variables name another one.
 fn a_held_key_is_found_in_its_own_store(backend: Backend) {
     let world = World::new(backend);
-    let text = "eval \"$(dlock acquire --store $U --prefix p: --export -k k -t 10m)\"
+    let text = "lock=$(dlock acquire --store $U --prefix p: --export -k k -t 10m) || exit; eval \"$lock\"
         export DLOCK_STORE=redis://127.0.0.1:1; unset DLOCK_PREFIX
         dlock check && dlock check k && dlock renew k -t 20m && dlock renew || exit
         dlock check k --store file:$PWD/other; echo $?

@@ -140,7 +140,7 @@ fn a_user_with_its_node_alone_can_do_all() {
     world.write("go", "");
     holder.finish();
     waiter.finish();
-    let text = r#"eval "$("$0" acquire -q --export -k script)"; "$0" renew script && "$0" release -q script"#;
+    let text = r#"lock=$("$0" acquire -q --export -k script) || exit; eval "$lock"; "$0" renew script && "$0" release -q script"#;
     ours(world.dlock([""; 0]).under(&["sh", "-c", text])).any_stdout().any_stderr().run();
     for (user, password) in [("dlock", "wrong"), ("else", "s3cret")] {
         let run = as_user(world.run("k", &[], "echo ran >> log"), &url, user, password);

@@ -5,6 +5,7 @@
 use super::parent_hold::ParentHold;
 use crate::clock::Moment;
 use crate::commands::context::Context;
+use crate::commands::owner;
 use crate::error::Error;
 use crate::exit::{Ended, Exit, OnLost};
 use crate::lock::{Key, Mode};
@@ -34,6 +35,8 @@ pub struct Messages<'a> {
     trouble: RefCell<Option<String>>,
     /// How the lock was lost, if `--quiet` suppressed the message.
     unsaid: RefCell<Option<String>>,
+    /// The message about a hold around this process was printed.
+    has_said_around: Cell<bool>,
 }
 
 /// What the lock is for, as messages name it.
@@ -77,7 +80,8 @@ impl<'a> Messages<'a> {
         let live = RefCell::new(Line::new(&context.printer, since));
         let job = Cell::new(of.job);
         let (trouble, unsaid) = (RefCell::default(), RefCell::default());
-        Self { context, asked, under, live, job, of, since, trouble, unsaid }
+        let has_said_around = Cell::default();
+        Self { context, asked, under, live, job, of, since, trouble, unsaid, has_said_around }
     }
 
     fn say<'b>(&self, kind: Kind, event: impl Into<Event<'b>>, text: &str) {
@@ -109,6 +113,19 @@ impl<'a> Messages<'a> {
     /// Called with each answer of the store while dlock waits. Prints the line about waiting when
     /// it is time.
     pub fn waiting(&self, waiting: Waiting) {
+        if let Some(holder) = &waiting.blocker.holder
+            && owner::is_around(Some(holder))
+            && !self.has_said_around.replace(true)
+        {
+            let text = format!(
+                "{} is held for process {}, which this one descends from: neither goes on if that waits for this; \
+                 a 'dlock run' inside needs the variables that 'dlock hold --export' prints",
+                self.asked.at(waiting.blocker.at),
+                holder.owner.pid
+            );
+            let key = self.asked.key_of(waiting.blocker.at).as_str();
+            self.say(Kind::Warning, Event::from(What::Waiting).about(key).held_by(Some(holder)), &text);
+        }
         self.live.borrow_mut().waits(busy::line(self.asked.clone(), waiting, self.since));
     }
 
@@ -141,6 +158,8 @@ impl<'a> Messages<'a> {
 
     /// The lock was not obtained. `so` says what that means for the command, if there is one.
     pub fn busy(&self, blocker: &Blocker, tried: Tried, so: &str, status: u8) {
+        let is_inside = tried == Tried::Once && owner::is_around(blocker.holder.as_ref());
+        let tried = if is_inside { Tried::Inside } else { tried };
         let key = self.asked.key_of(blocker.at).as_str();
         let event = Event::from(What::Busy).about(key).held_by(blocker.holder.as_ref());
         let by = blocker.paused.as_ref().map(|pause| &pause.by).or(blocker.before.as_ref());

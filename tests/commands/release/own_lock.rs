@@ -32,19 +32,20 @@ fn a_token_releases_its_own_hold_only(backend: Backend) {
 
 fn a_script_releases_the_lock_that_it_acquired(backend: Backend) {
     let world = World::new(backend);
-    let job = "eval \"$($D acquire -q --export -k k -k l)\"; $D release k -v; $D release l -v; $D release k";
+    let job = "lock=$($D acquire -q --export -k k -k l) || exit; eval \"$lock\"; $D release k -v; $D release l -v; $D release k";
     let sh = world.dlock([""; 0]).under(&["sh", "-c", job]).env("D", BINARY);
     sh.stderr_like("dlock: k and l in .* is given back\ndlock: k and l in .* was already given back\n").run();
     assert_eq!((world.state("k").as_str(), world.state("l").as_str()), ("free", "free"));
     // The same inside a run that shares the key.
-    let job = "eval \"$($D acquire -q --export -k k -s)\"; $D release -q k; $D release -v k; echo $?";
+    let job = "lock=$($D acquire -q --export -k k -s) || exit; eval \"$lock\"; $D release -q k; $D release -v k; echo $?";
     let run = world.run("k", &["-s"], job).env("D", BINARY).stdout("0\n");
     run.stderr_like("dlock: k in .* was already given back\n").run();
 }
 
 fn a_script_that_lost_its_lock_asks_nobody_else(backend: Backend) {
     let world = World::new(backend);
-    let acquire = "eval \"$($D acquire -q --export -k k -t 500ms)\"; echo \"$DLOCK_HELD\" > held";
+    let acquire =
+        "lock=$($D acquire -q --export -k k -t 500ms) || exit; eval \"$lock\"; echo \"$DLOCK_HELD\" > held";
     world.dlock([""; 0]).under(&["sh", "-c", acquire]).env("D", BINARY).run();
     world.wait_for_state("k", "free");
     let other = world.run("k", &[], HOLD).spawn();

@@ -3,6 +3,7 @@
 use crate::support::dlock::BINARY;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
 use std::io::{BufReader, Read as _};
 use std::process::Stdio;
 
@@ -12,7 +13,7 @@ on_every_store!(a_script_holds_a_lock_in_the_background);
 fn a_script_holds_a_lock_in_the_background(backend: Backend) {
     let world = World::new(backend);
     let script = r#"
-        eval "$("$DLOCK" hold -k k -t 10m --pid $$ --background --export --env-file env)" || exit
+        lock=$("$DLOCK" hold -k k -t 10m --pid $$ --background --export --env-file env) || exit; eval "$lock"
         [ "$DLOCK_KEY" = k ] || exit 10
         "$DLOCK" check || exit 11
         "$DLOCK" renew || exit 12
@@ -24,7 +25,7 @@ fn a_script_holds_a_lock_in_the_background(backend: Backend) {
         "$DLOCK" release k || exit 18
         (unset DLOCK_HELD; "$DLOCK" run -k k -- true) || exit 19
         "$DLOCK" check 2> /dev/null; [ $? = 79 ] || exit 20
-        eval "$("$DLOCK" hold -k k -t 10m --pid $$ --background --export)" || exit 21
+        lock=$("$DLOCK" hold -k k -t 10m --pid $$ --background --export) || exit 21; eval "$lock"
         out=$("$DLOCK" hold -k more --pid $$ --background -v 2>&1 3>&1) || exit 22
         case $out in *"got more in"*"more in"*"is held until process $$ ends"*) ;; *) echo "$out"; exit 23 ;; esac
         echo held >> log
@@ -51,6 +52,62 @@ fn a_script_holds_a_lock_in_the_background(backend: Backend) {
     assert_eq!(world.log(), ["inside", "deep", "held", "next"]);
 }
 
+/// A signal while dlock waits is the status of the script that evaluates what it prints, and leaves
+/// the queue.
+#[test]
+fn a_signal_while_it_waits_prints_its_status() {
+    let world = World::without_redis();
+    let holder = world.run("k", &[], "until [ -e go ]; do sleep 0.02; done").spawn();
+    world.wait_for_state("k", "held");
+    let pid = std::process::id().to_string();
+    for (signal, number) in [(Signal::TERM, 15), (Signal::INT, 2), (Signal::HUP, 1), (Signal::QUIT, 3)] {
+        let waiter = world.dlock(["hold", "-k", "k", "-w", "--pid", &pid, "--background", "--export"]);
+        let waiter = waiter.stdout(&format!("exit {}\n", 128 + number)).dies_of(number).spawn();
+        world.wait_for_waiters("k", 1);
+        waiter.signal(signal);
+        waiter.finish();
+        wait_until("nobody waits", || world.waiters("k") == 0);
+    }
+    world.write("go", "");
+    holder.finish();
+}
+
+/// A run in the script that waits for the script's hold, because it has not got the variables, says
+/// so.
+#[test]
+fn a_run_inside_that_waits_for_its_own_script_says_so() {
+    let world = World::without_redis();
+    let script = r#"
+        "$DLOCK" hold -k k --pid $$ --background || exit
+        "$DLOCK" run -k k -- true
+        "$DLOCK" run -k k -w 1 -- true
+        "$DLOCK" acquire -q -k k -w 1
+        lock=$("$DLOCK" acquire --export -k l) || exit
+        "$DLOCK" run -q -k l -w 1 -- true
+        exit 0
+    "#;
+    let mut command = world.command("sh");
+    command.args(["-c", script]).env("DLOCK", BINARY).env("DLOCK_STORE", world.url());
+    let output = command.output().expect("sh");
+    let said = String::from_utf8(output.stderr).expect("text");
+    let [once, warning, busy, acquiring] = said.lines().collect::<Vec<_>>()[..] else { panic!("{said}") };
+    assert!(once.ends_with("; this process itself runs under it"), "{said}");
+    assert!(warning.contains("k in ") && warning.contains("is held for process "), "{said}");
+    assert!(busy.contains("was busy for all of --wait"), "{said}");
+    assert!(acquiring.contains("k in ") && acquiring.contains(", which this one descends from: "), "{said}");
+    // The same record, seen from elsewhere.
+    let script =
+        r#""$DLOCK" hold -k k --pid $$ --background && echo up > up && until [ -e go ]; do sleep 0.02; done"#;
+    let mut command = world.command("sh");
+    command.args(["-c", script]).env("DLOCK", BINARY).env("DLOCK_STORE", world.url());
+    let mut holder = command.spawn().expect("sh");
+    wait_until("it is held", || world.path("up").exists());
+    let output = world.run("k", &["-w", "1"], "true").status(75).any_stderr().run();
+    assert!(!output.stderr.contains("descends"), "{}", output.stderr);
+    world.write("go", "");
+    assert!(holder.wait().expect("our child").success());
+}
+
 /// DLOCK_HELD may be forged: if the process that it names is no dlock, it gets no signal. And if
 /// the last line of an env file has no newline, that line is kept.
 #[test]
@@ -59,7 +116,7 @@ fn a_foreign_process_named_by_dlock_held_gets_no_signal() {
     world.write("env", "A=1");
     let script = r#"
         sleep 1000 & victim=$!
-        eval "$("$DLOCK" hold -k k -t 10m --pid $$ --background --export --env-file env)" || exit
+        lock=$("$DLOCK" hold -k k -t 10m --pid $$ --background --export --env-file env) || exit; eval "$lock"
         started=$(sed 's/.*) //' /proc/$victim/stat | cut -d ' ' -f 20)
         DLOCK_HELD=$(printf %s "$DLOCK_HELD" |
             sed "s/\"pid\":[0-9]*,\"started\":[0-9]*/\"pid\":$victim,\"started\":$started/")
@@ -86,7 +143,7 @@ fn a_config_file_does_not_let_a_script_go_on_without_the_lock() {
     world
         .dlock(words)
         .env("DLOCK_CONFIG", world.path("dlock.toml").display().to_string())
-        .stdout("(exit 78)\n")
+        .stdout("exit 78\n")
         .status(78)
         .stderr_like(said)
         .run();
