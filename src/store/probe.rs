@@ -3,6 +3,7 @@
 
 use crate::clock::Moment;
 use crate::store::Error;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -37,9 +38,9 @@ pub struct Ensemble {
     /// Durations of up to 50 requests, fastest first, and the offset of the leader's clock from
     /// this machine's; or why no server answered.
     pub answers: Result<(Vec<Duration>, Option<Offset>), Error>,
-    /// Whether nodes like those of a lock could be created, read and deleted. None if dlock has no
-    /// nodes there yet.
-    pub tried: Result<Option<()>, Error>,
+    /// Whether nodes like those of a lock could be created, read and deleted, and which other users
+    /// may do so. None if dlock has no nodes there yet.
+    pub tried: Result<Option<BTreeSet<String>>, Error>,
 }
 
 /// A server of an ensemble.

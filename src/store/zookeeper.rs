@@ -42,6 +42,7 @@ mod remembered;
 mod session;
 mod stamp;
 mod subscription;
+mod trust;
 mod wait;
 mod wire;
 mod write;
@@ -64,6 +65,7 @@ use remembered::Left;
 use session::Session;
 use stamp::Stamp;
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -94,15 +96,15 @@ pub struct Znodes {
     must_sync: bool,
     /// What the last write left of locks that this process holds alone and that nobody waits for.
     remembered: Option<Left>,
-    /// Whether wake-ups need requests of their own: this user may write to locks, but not to all
-    /// session nodes.
-    wakes_apart: bool,
+    /// Whether the access lists of the nodes have been tested.
+    is_tested: bool,
 }
 
 impl Clone for Znodes {
     /// A clone begins its own session, because a session belongs to the process that began it.
     fn clone(&self) -> Self {
-        Self { mine: self.mine.clone(), ..Self::over(Arc::clone(&self.session.target)) }
+        let (mine, is_tested) = (self.mine.clone(), self.is_tested);
+        Self { mine, is_tested, ..Self::over(Arc::clone(&self.session.target)) }
     }
 }
 
@@ -115,7 +117,7 @@ impl Znodes {
             stamp: None,
             must_sync: false,
             remembered: None,
-            wakes_apart: false,
+            is_tested: false,
         }
     }
 
@@ -247,8 +249,13 @@ impl Coordinator for Znodes {
     }
 
     fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error> {
+        let untested = self.untested(&BTreeSet::new());
         let asks = [Ask::Sync(self.base()), Ask::List(self.locks())];
-        let names = match self.ask(&asks, deadline)?.pop() {
+        let asks: Vec<Ask> = asks.into_iter().chain(untested.iter().cloned().map(Ask::Acl)).collect();
+        let mut answers = self.ask(&asks, deadline)?;
+        let lists = answers.split_off(answers.len().min(2));
+        self.test(&untested, &lists)?;
+        let names = match answers.pop() {
             Some(Err(code)) if code != Code::NO_NODE => return Err(self.refused(code)),
             answer => answer.and_then(Result::ok).unwrap_or_default().names,
         };

@@ -3,6 +3,7 @@
 
 mod lost_servers;
 mod sessions;
+mod strangers;
 
 use crate::support::ask::exclusive;
 use crate::support::certificates::Authority;
@@ -152,19 +153,6 @@ fn a_user_with_its_node_alone_can_do_all() {
 
 fn as_user<'w>(dlock: Dlock<'w>, url: &str, user: &str, password: &str) -> Dlock<'w> {
     dlock.env("DLOCK_STORE", url).env("DLOCK_USERNAME", user).env("DLOCK_PASSWORD", password)
-}
-
-/// A lock created without a login is open to everybody, but the session node of a holder with a
-/// login belongs to that holder.
-#[test]
-fn a_user_who_may_not_wake_a_holder_still_writes() {
-    let (world, _server) = own_server(&[]);
-    world.run("k", &[], "true").run();
-    let url = world.url().replace("//", "//app:s3cret@");
-    let job = world.run("k", &["--store", &url, "-t", "4s"], JOB).status(79).any_stderr().spawn();
-    world.wait_for_lines("up", 1);
-    world.dlock(["release", "-y", "k"]).any_stdout().any_stderr().run();
-    job.finish();
 }
 
 /// Over TLS: which servers are trusted, and which clients get in.

@@ -192,14 +192,33 @@ impl ZooKeeper {
 
     /// Runs a command in ZooKeeper's own client.
     pub fn command(&self, arguments: &[&str]) -> String {
-        let output = Command::new("java")
+        self.shell(arguments, "")
+    }
+
+    /// Runs lines of ZooKeeper's own client in one session. Returns what it printed.
+    pub fn script(&self, lines: &str) -> String {
+        self.shell(&[], lines)
+    }
+
+    fn shell(&self, arguments: &[&str], lines: &str) -> String {
+        let mut java = Command::new("java")
             .args(["-Xmx64m", "-XX:TieredStopAtLevel=1", "-cp"])
             .arg(format!("{}:/usr/share/java/commons-cli.jar", jars()))
             .args(["org.apache.zookeeper.ZooKeeperMain", "-server", &format!("127.0.0.1:{}", self.port)])
             .args(arguments)
             .env("LC_ALL", "C")
-            .output();
-        String::from_utf8_lossy(&output.expect("java").stdout).into_owned()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("java");
+        java.stdin.take().expect("a pipe").write_all(lines.as_bytes()).expect("it reads");
+        String::from_utf8_lossy(&java.wait_with_output().expect("java").stdout).into_owned()
+    }
+
+    /// Creates a persistent node that everybody may change, without a login. Returns the code.
+    pub fn create_open(&self, path: &str) -> i32 {
+        self.ask(1, &[&text(path)[..], &text(""), &OPEN].concat()).0
     }
 
     /// The nodes below a world's node, each with its path.
@@ -229,9 +248,7 @@ impl ZooKeeper {
         let length = u32::try_from(data.len()).expect("a length").to_be_bytes();
         let body = [&path[..], &length, data].concat();
         if self.ask(5, &[&body[..], &[255; 4]].concat()).0 == NO_NODE {
-            // A persistent node that everybody may change.
-            let anybody = [&[0, 0, 0, 1, 0, 0, 0, 31][..], &text("world"), &text("anyone"), &[0; 4]].concat();
-            assert_eq!(self.ask(1, &[&body[..], &anybody].concat()).0, 0, "{node} is made");
+            assert_eq!(self.ask(1, &[&body[..], &OPEN].concat()).0, 0, "{node} is made");
         }
     }
 
@@ -375,6 +392,9 @@ fn jars() -> String {
 
 /// ZooKeeper's code for a missing node.
 const NO_NODE: i32 = -101;
+
+/// The end of a request that creates a persistent node with all rights for world:anyone.
+const OPEN: [u8; 31] = *b"\0\0\0\x01\0\0\0\x1f\0\0\0\x05world\0\0\0\x06anyone\0\0\0\0";
 
 /// A text with its length in front.
 fn text(text: &str) -> Vec<u8> {

@@ -34,6 +34,8 @@ pub enum Ask {
     Get(String),
     /// Lists the names of a node's children.
     List(String),
+    /// Reads the access list of a node.
+    Acl(String),
     /// Watches for a node's end, and not for writes to it: a watch of children, of which an
     /// ephemeral node has none.
     WatchEnd(String),
@@ -55,6 +57,8 @@ pub struct Answer {
     pub data: Vec<u8>,
     /// Names of the node's children.
     pub names: Vec<String>,
+    /// Access list of the node.
+    pub acl: Vec<Grant>,
     /// Time of the write, as in [`Stat::mtime`]. None after a read, and after a transaction that
     /// only creates or deletes.
     pub written: Option<u64>,
@@ -72,6 +76,15 @@ pub struct Stat {
     pub version: i32,
     /// Session of an ephemeral node; 0 for none.
     pub owner: i64,
+}
+
+/// An entry of an access list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    pub rights: i32,
+    /// The kind of identity: `world`, `ip`, `digest`, …
+    pub scheme: String,
+    pub id: String,
 }
 
 /// ZooKeeper's error code for a request that was not done.
@@ -183,6 +196,7 @@ impl Ask {
             Self::Look(_) | Self::Watch(_) => 3,
             Self::Get(_) => 4,
             Self::Set { .. } => 5,
+            Self::Acl(_) => 6,
             Self::Sync(_) => 9,
             Self::Ping => 11,
             Self::List(_) | Self::WatchEnd(_) => 12,
@@ -227,7 +241,7 @@ impl Ask {
                 writer.bytes(path.as_bytes());
                 writer.flag(true);
             }
-            Self::Sync(path) => writer.bytes(path.as_bytes()),
+            Self::Sync(path) | Self::Acl(path) => writer.bytes(path.as_bytes()),
             Self::All(parts) => {
                 for part in parts {
                     writer.int(part.kind());

@@ -37,11 +37,16 @@ impl Znodes {
         format!("{}/lives/{}", self.base(), node::hash(token))
     }
 
+    /// The nodes above all locks.
+    pub(super) fn above_locks(&self) -> [String; 4] {
+        [self.base(), self.locks(), format!("{}/lives", self.base()), self.clock()]
+    }
+
     /// Creates the nodes above all locks. Existing ones stay as they are.
     pub(super) fn make_base(&mut self, deadline: Moment) -> Result<(), Error> {
         let base = self.base();
         let above = base.match_indices('/').skip(1).map(|(at, _)| base[..at].to_owned());
-        let paths = above.chain([base.clone(), self.locks(), format!("{base}/lives"), self.clock()]);
+        let paths = above.chain(self.above_locks());
         let asks: Vec<Ask> = paths.map(|path| Ask::Create { path, data: Vec::new() }).collect();
         let answers = self.ask(&asks, deadline)?;
         // A node above may exist although this user may not create it. Only the last one must be

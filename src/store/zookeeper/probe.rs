@@ -8,6 +8,7 @@ use crate::clock::Moment;
 use crate::lock::Token;
 use crate::store::Error;
 use crate::store::probe::{Ensemble, Member, Offset, measure, offset};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 impl ZooKeeperStore {
@@ -45,14 +46,17 @@ impl Znodes {
         Ok((round_trips, clock))
     }
 
-    fn tried(&mut self, deadline: Moment) -> Result<Option<()>, Error> {
+    /// Tries what locks need. Returns the other users that may change the nodes.
+    fn tried(&mut self, deadline: Moment) -> Result<Option<BTreeSet<String>>, Error> {
         let token = Token::random()
             .map_err(|error| Error::Unavailable(format!("the system gave no random bytes: {error}")))?;
         let path = self.lock_path(&format!("dlock.probe:{}", token.secret()));
         let below = format!("{path}/e00");
-        let asks = [
+        let above = self.above_locks();
+        let mut asks = vec![
             Ask::Create { path: path.clone(), data: Vec::new() },
             Ask::Create { path: below.clone(), data: Vec::new() },
+            Ask::Acl(path.clone()),
             Ask::List(path.clone()),
             Ask::Get(path.clone()),
             Ask::Set { path: path.clone(), data: Vec::new(), version: Some(0) },
@@ -65,11 +69,18 @@ impl Znodes {
             Ask::Delete(self.life_path(&token)),
             Ask::touch(self.clock()),
         ];
-        let answers = self.ask_once(&asks, deadline)?;
+        let count = asks.len();
+        asks.extend(above.iter().cloned().map(Ask::Acl));
+        let mut answers = self.ask_once(&asks, deadline)?;
+        let lists = answers.split_off(count.min(answers.len()));
         if answers.iter().all(|answer| matches!(answer, Err(Code::NO_NODE))) {
             return Ok(None);
         }
+        if self.session.target.user.is_some() {
+            self.test(&above, &lists)?;
+        }
         let refused = answers.iter().find_map(|answer| answer.as_ref().err());
-        refused.map_or(Ok(Some(())), |code| Err(self.refused(*code)))
+        let own = answers.iter().flatten().flat_map(|answer| answer.acl.iter().cloned()).collect::<Vec<_>>();
+        refused.map_or_else(|| Ok(Some(self.others(&lists, &own))), |code| Err(self.refused(*code)))
     }
 }

@@ -42,9 +42,14 @@ impl Znodes {
     pub(super) fn try_to_read(&mut self, reading: &Reading<'_>) -> Result<Option<Snapshot<Seen>>, Error> {
         let began = Moment::now();
         let stamps = !self.has_good_stamp(began);
-        let (asks, first) = self.asks(reading, stamps);
+        let (mut asks, first) = self.asks(reading, stamps);
+        let untested = self.untested(reading.names);
+        let count = asks.len();
+        asks.extend(untested.iter().cloned().map(Ask::Acl));
         let mut answers = self.ask(&asks, reading.deadline)?;
-        if stamps && answers.first() == Some(&Err(Code::NO_NODE)) {
+        let lists = answers.split_off(count.min(answers.len()));
+        let has_base = self.test(&untested, &lists)?;
+        if !has_base || (stamps && answers.first() == Some(&Err(Code::NO_NODE))) {
             self.make_base(reading.deadline)?;
             return Ok(None);
         }

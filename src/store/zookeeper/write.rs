@@ -38,9 +38,8 @@ impl Znodes {
         }
         // The same transaction wakes the waiters whose sessions are known to live. If one has ended
         // since, nothing is written, and the next waiter is chosen again.
-        let (with_it, after): (Vec<&Token>, Vec<_>) = (batch.woken.iter())
-            .partition(|token| seen.lives.get(*token) == Some(&true) && !self.wakes_apart);
-        let wakes_with_it = !with_it.is_empty();
+        let (with_it, after): (Vec<&Token>, Vec<_>) =
+            batch.woken.iter().partition(|token| seen.lives.get(*token) == Some(&true));
         let wake = |token: &Token| Ask::touch(self.life_path(token));
         all.extend(with_it.into_iter().map(wake));
         let all = Ask::All(all);
@@ -71,11 +70,6 @@ impl Znodes {
                 if code == Code::NO_NODE && has_new {
                     self.make_base(batch.deadline)?;
                 }
-                Ok(Written::Conflict)
-            }
-            // The lock may be open to everybody, and a waiter's session node to its owner only.
-            Some(Err(Code::NO_AUTH)) if wakes_with_it => {
-                self.wakes_apart = true;
                 Ok(Written::Conflict)
             }
             Some(Err(code)) => Err(self.refused(code)),

@@ -27,7 +27,7 @@ pub(super) fn of_ensemble(ensemble: &Ensemble, criteria: &Criteria) -> Vec<Findi
         }
     }
     findings.push(match &ensemble.tried {
-        Ok(Some(())) => ok("rights", "all that locks need; tested with temporary nodes, now removed"),
+        Ok(Some(_)) => ok("rights", "all that locks need; tested with temporary nodes, now removed"),
         Ok(None) => warn(
             "rights",
             "there are no nodes of dlock yet, so nothing was tested; the first run makes them, if its user may",
@@ -35,6 +35,17 @@ pub(super) fn of_ensemble(ensemble: &Ensemble, criteria: &Criteria) -> Vec<Findi
         ),
         Err(error) => bad("rights", error.to_string(), "docs/stores.md has the nodes and the rights"),
     });
+    if let Ok(Some(others)) = &ensemble.tried
+        && !others.is_empty()
+    {
+        let others = others.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        findings.push(warn(
+            "rights",
+            format!("{others} may change dlock's nodes, too, and so end or replace any lock"),
+            "if that is not meant, give them to dlock's user alone, by zkCli.sh: addauth digest USER:PASSWORD, then \
+             setAcl -R CHROOT/dlock auth::cdrwa",
+        ));
+    }
     findings
 }
 

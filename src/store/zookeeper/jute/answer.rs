@@ -1,6 +1,6 @@
 //! Parses a server's answers. No length in them is trusted.
 
-use super::{Answer, Ask, CREATED, Code, Head, REFUSED, Stat, Welcome};
+use super::{Answer, Ask, CREATED, Code, Grant, Head, REFUSED, Stat, Welcome};
 
 /// Most children of a node. In memory, a short name takes ten times its size in the message.
 const NAMES_MOST: usize = 1 << 18;
@@ -36,6 +36,7 @@ impl Ask {
                 answer.names = reader.names()?;
                 answer.stat = reader.stat()?;
             }
+            Self::Acl(_) => answer.acl = reader.acl()?,
             Self::All(parts) => return transaction(parts, reader),
             Self::Delete(_)
             | Self::Check { .. }
@@ -110,6 +111,16 @@ impl<'a> Reader<'a> {
             return None;
         }
         (0..count).map(|_| self.text()).collect()
+    }
+
+    fn acl(&mut self) -> Option<Vec<Grant>> {
+        let count = usize::try_from(self.int()?.max(0)).ok()?;
+        // Each entry takes at least twelve bytes.
+        if count > self.0.len() / 12 {
+            return None;
+        }
+        let mut next = || Some(Grant { rights: self.int()?, scheme: self.text()?, id: self.text()? });
+        (0..count).map(|_| next()).collect()
     }
 
     fn stat(&mut self) -> Option<Stat> {
