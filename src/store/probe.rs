@@ -188,6 +188,8 @@ pub struct Rights {
     pub commands: Vec<String>,
     /// Keys that the user may not access, as a pattern.
     pub keys: Option<String>,
+    /// Set if the user may touch the locks of other prefixes: the patterns of its own.
+    pub beyond: Option<String>,
     /// Another refusal: it is a replica, out of memory, …
     pub refused: Option<String>,
 }

@@ -167,12 +167,20 @@ fn rights() {
         assert_eq!(verdict(&found, "info"), "warn", "INFO is not needed for locks");
         found.iter().filter(|(check, ..)| check == "rights").map(|(.., one)| advice(one)).collect::<Vec<_>>()
     };
-    let all = ["~dlock*", "+@read", "+@write", "+@scripting", "+time", "-info"];
+    let all = ["~dlock:*", "~dlock.*:{*}:dlock:*", "+@read", "+@write", "+@scripting", "+time", "-info"];
     assert_eq!(as_user(&all), [""]);
     let fewer = [&all[..], &["-zrevrange", "-scan", "-blpop"]].concat();
     assert_eq!(as_user(&fewer), ["give it +zrevrange +blpop +scan (ACL SETUSER)"]);
-    let advice = as_user(&[&["~other*"][..], &all[1..]].concat());
-    assert!(advice[0].contains("~dlock*"), "{advice:?}");
+    let tight = "~dlock:* ~dlock.*:{*}:dlock:*";
+    let advice = as_user(&[&["~other*"][..], &all[2..]].concat());
+    assert_eq!(advice, [format!("give it {tight} (ACL SETUSER; docs/stores.md has the line)")]);
+    for wide in [&["~*"][..], &["~dlock*"], &["~dlock:*", "~dlock.*"]] {
+        let advice = as_user(&[wide, &all[2..]].concat());
+        assert!(
+            advice[0].is_empty() && advice[1].contains(&format!("give it resetkeys {tight} ")),
+            "{advice:?}"
+        );
+    }
     assert_eq!(world.redis().keys(), [""; 0]);
 }
 

@@ -3,13 +3,14 @@
 
 use crate::support::cluster::Cluster;
 use crate::support::dlock::{Dlock, End};
+use crate::support::masters::{self, Masters};
 use crate::support::redis::Redis;
 use crate::support::replicated;
 use crate::support::sentinel::{self, Sentinel, admit_watchers};
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World};
 use rustix::process::Signal;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -230,6 +231,7 @@ fn keys_that_are_missing_are_named() {
         &["~other*"][..],
         &["~dlock:*"],
         &["~dlock.*"],
+        &["~dlock:*", "~dlock.*:{dlock:*}:other:*"],
         // All keys that a script declares, not those derived in it.
         &[
             "~dlock:*",
@@ -252,6 +254,160 @@ fn keys_that_are_missing_are_named() {
         assert!(said.contains("~dlock") && said.contains(&world.url()), "{patterns:?}: {said}");
     }
     assert_eq!(world.log(), [""; 0]);
+}
+
+/// Gives a user the documented line for this prefix.
+fn admit_team(server: &Redis, user: &str, prefix: &str, further: &[&str]) {
+    let words = line().into_iter().map(|word| match &*word {
+        "dlock" => user.to_owned(),
+        word if word.starts_with('~') => word.replace("dlock:", prefix),
+        _ => word,
+    });
+    let words: Vec<String> = words.chain(further.iter().map(ToString::to_string)).collect();
+    server.ask::<()>(&words.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+fn as_team<'w>(team: &str, dlock: Dlock<'w>) -> Dlock<'w> {
+    let dlock = dlock.env("DLOCK_USERNAME", team).env("DLOCK_PASSWORD", "hush");
+    dlock.env("DLOCK_PREFIX", format!("{team}:"))
+}
+
+/// Two teams, each with a prefix and the documented line for it. Each command works on the team's
+/// own locks; none reads or changes those of the other team.
+#[test]
+fn teams_cannot_touch_each_others_locks() {
+    let world = World::new(Backend::Redis);
+    for team in ["a", "b"] {
+        admit_team(world.redis(), team, &format!("{team}:"), &[]);
+    }
+    let keys = ["k", "{tag}k"];
+    for team in ["a", "b"] {
+        every_command(&world, team, &keys);
+    }
+    let denied: Vec<redis::Value> = world.redis().ask(&["ACL", "LOG"]);
+    assert!(denied.is_empty(), "the server refused nothing: {denied:?}");
+    let before = snapshot(&world);
+    let all: Vec<String> = world.redis().ask(&["KEYS", "*"]);
+    let theirs = all.iter().filter(|key| key.contains("a:")).collect::<Vec<_>>();
+    assert!(theirs.len() > 20, "{theirs:?}");
+
+    // No key of the other team can be read, whatever command asks.
+    let mut other = redis::Client::open(format!("redis://b:hush@127.0.0.1:{}", world.redis().port()))
+        .and_then(|client| client.get_connection())
+        .expect("a connection");
+    for key in theirs {
+        let said = redis::cmd("EXISTS").arg(key).query::<i64>(&mut other).expect_err("refused");
+        assert_eq!(said.code(), Some("NOPERM"), "{key}");
+    }
+    let attempts: [&[&str]; 14] = [
+        &["run", "-k", "k", "--", "true"],
+        &["run", "-k", "held", "-w", "100ms", "--", "true"],
+        &["hold", "-k", "k", "--pid", "1"],
+        &["acquire", "-k", "{tag}k"],
+        &["status", "held"],
+        &["history", "k"],
+        &["history", "--refused", "held"],
+        &["watch", "held"],
+        &["wait", "-w", "100ms", "held"],
+        &["pause", "k", "--for", "1h", "--reason", "r"],
+        &["resume", "paused"],
+        &["forget", "k"],
+        &["release", "held", "-y"],
+        &["release", "held", "--force", "--now", "-y"],
+    ];
+    for words in attempts {
+        let said = as_team("b", world.dlock(words)).env("DLOCK_PREFIX", "a:").status(77).any_stderr().run();
+        assert!(said.stderr.contains("~PREFIX* ~dlock.*:{*}:PREFIX*"), "{words:?}: {}", said.stderr);
+        assert_eq!(said.stdout, "", "{words:?}");
+    }
+    let shown = as_team("b", world.dlock(["status", "--all", "--json"])).any_stdout().run().stdout;
+    assert!(shown.contains("held") && !shown.contains("a:"), "{shown}");
+    assert_eq!(snapshot(&world), before, "the other team's locks are as they were");
+    for team in ["a", "b"] {
+        let doctor = as_team(team, world.dlock(["doctor"])).any_stdout().any_stderr().run().stdout;
+        assert!(doctor.contains("all that locks need") && !doctor.contains("other prefixes"), "{doctor}");
+    }
+}
+
+/// The same in a cluster and with several masters, where `doctor` also notices a user with too many
+/// rights, whose question a server may answer by a redirection.
+#[test]
+fn teams_in_a_cluster_and_on_several_masters() {
+    let (world, masters) = Masters::aged(3).apart();
+    let nodes = Cluster::start(&world, 2);
+    let of_cluster = (nodes.url(&[0]), nodes.masters.iter().collect::<Vec<_>>());
+    let ports: Vec<u16> = masters.iter().map(Redis::port).collect();
+    for (url, servers) in [of_cluster, (masters::url(&ports), masters.iter().collect())] {
+        let further = ["+cluster|slots", "+asking"];
+        for server in &servers {
+            admit_team(server, "a", "a:", &further);
+            admit_team(server, "b", "b:", &further);
+        }
+        let dlock = |team, words: &[&str]| as_team(team, world.dlock(words)).env("DLOCK_STORE", &url);
+        for key in ["k", "{tag}k", "other"] {
+            dlock("a", &["run", "-k", key, "--min-hold", "4m", "--", "true"]).run();
+            dlock("a", &["run", "-k", key, "-w", "200ms", "--", "true"]).status(75).any_stderr().run();
+            dlock("a", &["pause", key, "--for", "1h", "--reason", "r"]).any_stderr().run();
+            for words in [&["run", "-k", key, "--", "true"][..], &["release", key, "--force", "--now", "-y"]]
+            {
+                dlock("b", words).env("DLOCK_PREFIX", "a:").status(77).any_stderr().run();
+            }
+            dlock("a", &["status", key]).any_stdout().run();
+            dlock("a", &["release", key, "--force", "--now", "-y"]).any_stderr().run();
+        }
+        let doctor = |team| dlock(team, &["doctor"]).spawn().output().stdout;
+        assert!(doctor("a").contains("all that locks need") && !doctor("a").contains("other prefixes"));
+        servers.iter().for_each(|server| server.ask::<()>(&["ACL", "SETUSER", "b", "~dlock.*"]));
+        assert!(doctor("b").matches("other prefixes").count() >= servers.len(), "{}", doctor("b"));
+    }
+}
+
+/// Each command on a team's own locks. Leaves one held, one paused, and history.
+fn every_command(world: &World, team: &str, keys: &[&str]) {
+    let ours = |dlock| as_team(team, dlock);
+    let dlock = |words: &[&str]| ours(world.dlock(words)).any_stdout().any_stderr();
+    for key in keys {
+        ours(world.run(key, &["--once-per", "1h"], "true")).run();
+        ours(world.run(key, &["--once-per", "1h", "-v"], "true")).any_stderr().run();
+        dlock(&["forget", key]).run();
+        ours(world.run(key, &["-s"], "true")).run();
+        ours(world.run(key, &["-n", "2"], "true")).run();
+        dlock(&["pause", key, "--for", "1h", "--reason", "r"]).run();
+        ours(world.run(key, &[], "true")).status(75).any_stderr().run();
+        dlock(&["resume", key]).run();
+        let script = r#"lock=$("$0" acquire -q --export -k "$1") && eval "$lock" && "$0" renew "$1" && "$0" check && "$0" release -q "$1""#;
+        ours(world.dlock([*key]).under(&["sh", "-c", script])).any_stdout().any_stderr().run();
+        let holder =
+            ours(world.run(key, &["-t", "6s"], "touch up; exec sleep 1000")).status(79).any_stderr().spawn();
+        wait_until("it runs", || world.path("up").exists());
+        let waiter = ours(world.run(key, &["-w"], "true")).any_stderr().spawn();
+        let watcher = dlock(&["watch", "--json", key]).spawn();
+        wait_until("it waits", || dlock(&["status", "--json", key]).run().stdout.contains("waiting_ms"));
+        dlock(&["release", "-y", key]).run();
+        holder.finish();
+        waiter.finish();
+        watcher.signal(Signal::TERM);
+        watcher.finish();
+        fs::remove_file(world.path("up")).expect("the mark");
+        for words in [&["history", key][..], &["history", "--refused", key], &["wait", key], &["status", key]]
+        {
+            dlock(words).run();
+        }
+    }
+    ours(world.run("{tag}one", &["-k", "{tag}two"], "true")).run();
+    for words in [&["metrics"][..], &["status"], &["status", "*"], &["history"], &["wait", "*"]] {
+        dlock(words).run();
+    }
+    dlock(&["pause", "paused", "--for", "1h", "--reason", "r"]).run();
+    ours(world.run("held", &["--min-hold", "1h"], &format!("echo {team} >> log"))).run();
+}
+
+/// The value of each key that does not expire soon.
+fn snapshot(world: &World) -> BTreeMap<String, Vec<u8>> {
+    let keys: Vec<String> = world.redis().ask(&["KEYS", "*"]);
+    let lasting = |key: &String| world.redis().ask::<i64>(&["PTTL", key]) > 600_000;
+    let dump = |key: String| (key.clone(), world.redis().ask(&["DUMP", &key]));
+    keys.into_iter().filter(lasting).map(dump).collect()
 }
 
 /// A command that is added to a script or to the client, or removed, must also be in the documents.

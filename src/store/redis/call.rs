@@ -4,6 +4,7 @@
 
 use super::acknowledge::Acknowledge;
 use super::connection::Connection;
+use super::failure::KEYS;
 use super::reply::{Head, Reply};
 use super::route::{Limit, ReplicaCount, Route, Topology, Whom};
 use super::script::{self, Code};
@@ -267,11 +268,8 @@ impl<'a> Request<'a> {
 /// The error for a permission that was missing inside a script.
 pub fn lacking(store: &str, code: &Code, error: &ServerError) -> Error {
     let command = code.command_at_fault(error).unwrap_or("one of its scripts' commands");
-    let on = if error.details().is_some_and(|text| text.contains("access")) {
-        " on the keys ~dlock.*"
-    } else {
-        ""
-    };
+    let is_about_keys = error.details().is_some_and(|text| text.contains("access"));
+    let on = if is_about_keys { format!(" on its keys ({KEYS})") } else { String::new() };
     Error::Denied(format!(
         "{store} denies this user a right that dlock needs: {command}{on}, in a script; docs/stores.md has the whole \
          ACL line"

@@ -5,6 +5,9 @@ use crate::store::Error;
 use crate::store::net::failure::plain;
 use redis::ServerError;
 
+/// The keys that dlock's user needs, as an ACL names them.
+pub const KEYS: &str = "~PREFIX* ~dlock.*:{*}:PREFIX*, where PREFIX is dlock: unless --prefix says another";
+
 /// The error for an error reply. Before Redis 7, the code of an error inside a script may stand in
 /// the middle of the text.
 pub fn refusal(store: &str, error: &ServerError) -> Error {
@@ -28,9 +31,7 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
             denied("wants a password; give one by --password-file, --password-command or the config file")
         }
         "WRONGPASS" => denied("refused the user name or the password"),
-        "NOPERM" if text.contains("access") => denied(&format!(
-            "denies this user its keys (~dlock*, and ~PREFIX* where the prefix is another one): {said}"
-        )),
+        "NOPERM" if text.contains("access") => denied(&format!("denies this user its keys ({KEYS}): {said}")),
         "NOPERM" => denied(&format!(
             "denies this user a right that dlock needs: {said}; docs/stores.md has the whole ACL line"
         )),

@@ -126,6 +126,14 @@ impl RedisStore {
     }
 }
 
+/// The patterns of the keys that a user with this prefix needs: the lock keys, and the derived keys
+/// of their locks. The hash tag may be anything, because a key may have one of its own. Patterns of
+/// prefixes none of which begins with another share no lock.
+pub fn key_patterns(prefix: &str) -> String {
+    let prefix = escape_glob(prefix);
+    if prefix.is_empty() { "~*".into() } else { format!("~{prefix}* ~dlock.*:{{*}}:{prefix}*") }
+}
+
 fn name_under(prefix: &str, full: &str) -> Option<Name> {
     Name::new(prefix, &Key::new(full.strip_prefix(prefix)?).ok()?).ok()
 }
@@ -139,7 +147,7 @@ fn glob_of(words: &[&str]) -> String {
 /// A prefix as a SCAN pattern that matches only itself.
 fn escape_glob(text: &str) -> String {
     text.chars().fold(String::new(), |mut escaped, c| {
-        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
+        if matches!(c, '*' | '?' | '[' | '\\') {
             escaped.push('\\');
         }
         escaped.push(c);

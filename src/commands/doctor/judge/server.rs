@@ -146,6 +146,15 @@ fn of_rights(rights: &Rights) -> Vec<Finding> {
     if findings.is_empty() {
         findings.push(ok("rights", "all that locks need; tested with temporary keys, now removed"));
     }
+    if let Some(patterns) = &rights.beyond {
+        findings.push(warn(
+            "rights",
+            "this user may read and change the locks of other prefixes, too",
+            format!(
+                "if other teams use this server, give it resetkeys {patterns} (ACL SETUSER; docs/stores.md has the line)"
+            ),
+        ));
+    }
     findings
 }
 

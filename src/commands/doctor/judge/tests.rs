@@ -125,13 +125,14 @@ fn clocks_and_rights() {
     }
     let rights = Rights {
         commands: vec!["ZADD".into(), "SCAN".into()],
-        keys: Some("~dlock*".into()),
+        keys: Some("~dlock:*".into()),
+        beyond: Some("~dlock:*".into()),
         refused: Some("OOM".into()),
     };
     let findings = judge(&survey(Facts { rights, ..facts() }), &criteria());
     let bad: Vec<_> = findings.iter().filter(|finding| finding.verdict == Verdict::Bad).collect();
     assert_eq!(bad.len(), 3, "{bad:?}");
-    assert!(bad[0].advice.as_deref().is_some_and(|text| text.contains("~dlock*")), "{bad:?}");
+    assert!(bad[0].advice.as_deref().is_some_and(|text| text.contains("~dlock:*")), "{bad:?}");
     assert!(bad[1].advice.as_deref().is_some_and(|text| text.contains("+zadd +scan")), "{bad:?}");
 }
 
