@@ -33,7 +33,7 @@ pub mod table;
 pub mod time;
 pub mod watch;
 
-pub use escape::escaped;
+pub use escape::{escaped, safe_lines};
 pub use event::{Event, What};
 
 /// The longest message, in bytes: what a writable pipe takes at once (PIPE_BUF).

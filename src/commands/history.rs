@@ -8,7 +8,7 @@ use crate::exit::Exit;
 use crate::lock::Name;
 use crate::output::columns::Width;
 use crate::output::history::{HistoryEntry, between, picture, refused, table, ticks};
-use crate::output::{self, describe, json};
+use crate::output::{self, describe, json, safe_lines};
 use crate::rules::{LOG_KEPT, LoggedEnd, Refusal, millis};
 use crate::store::{View, Which};
 
@@ -51,7 +51,7 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
             })
         }
     };
-    output::print(&text)?;
+    output::print(&if flags.json { text } else { safe_lines(&text) })?;
     Ok(exit)
 }
 

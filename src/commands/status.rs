@@ -7,7 +7,7 @@ use crate::config::Settings;
 use crate::exit::Exit;
 use crate::output::columns::Width;
 use crate::output::record::{self, Namespace};
-use crate::output::{self, json, table};
+use crate::output::{self, json, safe_lines, table};
 use crate::rules::{LOG_KEPT, Refusal, State};
 use crate::store::{self, Store, Which};
 
@@ -43,7 +43,7 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
         (_, views) if flags.all => table::all(views, width, colours),
         (_, views) => table::status(views, width, colours),
     };
-    output::print(&text)?;
+    output::print(&if flags.json { text } else { safe_lines(&text) })?;
     Ok(exit)
 }
 

@@ -56,12 +56,12 @@ fn internal(error: serde_json::Error) -> Error {
     Error::Internal(error.to_string())
 }
 
-/// Escapes what JSON allows and a terminal would act on. Such characters occur in strings only,
+/// Escapes what JSON allows and a terminal or a CI runner would act on, as `escaped` does. Such characters occur in strings only,
 /// except the line ends between fields.
 fn escaped_json(json: &str) -> String {
     let mut safe = String::with_capacity(json.len());
     for c in json.chars() {
-        if c != '\n' && acts(c) {
+        if c != '\n' && acts(c) || c == '#' && safe.ends_with('#') {
             for unit in c.encode_utf16(&mut [0; 2]) {
                 let _infallible = write!(safe, "\\u{unit:04x}");
             }

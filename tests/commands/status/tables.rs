@@ -3,7 +3,9 @@
 use super::HOLD;
 use crate::support::dlock::finish_all;
 use crate::support::pty::Terminal;
+use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
+use rustix::process::Signal;
 
 on_every_store!(
     status_estimates_when_a_waiter_gets_the_lock,
@@ -28,6 +30,58 @@ fn labels_and_reasons_are_escaped(backend: Backend) {
     assert_eq!(busy.lines().count(), 1, "{busy:?}");
     world.write("go", "");
     holder.finish();
+}
+
+/// A CI runner, or journald, takes the beginning of a line for a command, and `##[` and the like
+/// anywhere. No key, label or reason that another user chose gets there.
+#[test]
+fn no_text_of_others_is_a_command_to_a_ci_runner() {
+    let world = World::new(Backend::Redis);
+    let keys = ["::add-mask::dlock", "##[add-mask]dlock", "<0>k", "##vso[task.setvariable variable=x]y"];
+    let others = ["--label", "::set-output name=x::y ##[error]z", "--reason", "##teamcity[x]"];
+    let watcher = world.dlock(["watch", "-v"]).any_stdout().any_stderr().spawn();
+    wait_until("it watches", || watcher.messages().contains("watching from now on"));
+    for key in keys {
+        world.run(key, &others, "true").run();
+    }
+    let hold = |key: &&str| world.run(key, &others, HOLD).any_stderr().spawn();
+    let holders: Vec<_> = keys.iter().map(hold).collect();
+    wait_until("all hold", || world.lines("up") == keys.len());
+    let mut said = String::new();
+    for key in keys {
+        said += &world.run(key, &others, "true").status(75).any_stderr().run().stderr;
+        for words in [&["wait", "-w", "50ms", key][..], &["release", key], &["status", key]] {
+            let output = world.dlock(words).spawn().output();
+            said += &(output.stdout + &output.stderr);
+        }
+    }
+    for words in [
+        &["status"][..],
+        &["status", "--all"],
+        &["status", "*vso*"],
+        &["status", "--json"],
+        &["history"],
+        &["history", "--refused"],
+        &["history", "--json"],
+        &["metrics"],
+    ] {
+        let shown = world.dlock(words).any_stdout().run().stdout;
+        assert!(shown.contains("vso["), "{words:?}: {shown}");
+        said += &shown;
+    }
+    wait_until("it prints them", || watcher.printed().matches("granted").count() >= 2 * keys.len());
+    watcher.signal(Signal::TERM);
+    said += &watcher.finish().stdout;
+    for line in said.lines() {
+        assert!(!line.trim_start().starts_with("::") && !line.starts_with('<'), "{line}");
+        assert!(!line.contains("##"), "{line}");
+    }
+    assert!(
+        said.contains("\n\\x3a:add-mask::dlock  ") && said.contains("\n\\x23\\u{23}[add-mask]"),
+        "{said}"
+    );
+    world.write("go", "");
+    finish_all(holders);
 }
 
 fn one_key_is_a_record(backend: Backend) {
