@@ -73,6 +73,8 @@ pub struct Database {
     pub tried: Result<Tried, Error>,
     /// Whether a waiter is woken, or has to poll.
     pub wake_up: WakeUp,
+    /// All users, or the owner of the tables, if they may change the tables besides dlock's user.
+    pub others: Option<String>,
     /// The role of dlock's user, if it may do everything on the server.
     pub almighty: Option<String>,
 }

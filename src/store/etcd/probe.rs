@@ -33,6 +33,7 @@ impl EtcdStore {
             forgets_by: Vec::new(),
             tried,
             wake_up: WakeUp::Works,
+            others: None,
             almighty: None,
         })
     }

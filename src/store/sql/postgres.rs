@@ -176,6 +176,19 @@ impl Dialect for Postgres {
         )
     }
 
+    /// Names an owner only if it can log in: it may have created the tables before dlock did.
+    fn others(&self) -> Option<String> {
+        Some(format!(
+            "{READS}SELECT pg_catalog.string_agg(DISTINCT CASE WHEN g.grantee = 0::pg_catalog.oid THEN 'every user' \
+             ELSE pg_catalog.pg_get_userbyid(g.grantee)::pg_catalog.text END, ', '::pg_catalog.text) \
+             FROM pg_catalog.pg_class AS c CROSS JOIN LATERAL pg_catalog.aclexplode(COALESCE(c.relacl, pg_catalog.acldefault('r', c.relowner))) AS g \
+             LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = g.grantee WHERE c.oid = ANY (ARRAY['dlock_locks'::pg_catalog.regclass::pg_catalog.oid, \
+             'dlock_waiters'::pg_catalog.regclass::pg_catalog.oid, 'dlock_ends'::pg_catalog.regclass::pg_catalog.oid]) \
+             AND g.privilege_type <> 'SELECT'::pg_catalog.text AND (g.grantee = 0::pg_catalog.oid OR (g.grantee = c.relowner \
+             AND r.rolcanlogin AND NOT r.rolsuper AND NOT pg_catalog.pg_has_role(c.relowner, session_user, 'MEMBER')))"
+        ))
+    }
+
     fn acknowledgement(&self) -> String {
         let row = |name| format!("SELECT '{name}'::text, pg_catalog.current_setting('{name}')");
         format!("{NO_TABLE}{} UNION ALL {}", row("synchronous_standby_names"), row("synchronous_commit"))

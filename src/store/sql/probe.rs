@@ -18,6 +18,7 @@ impl SqlStore {
         let mut tables = self.coordinator;
         let [version, standby, forgets, rights] = tables.survey(deadline)?;
         let tried = tables.try_tables(deadline);
+        let others = if tried == Ok(Tried::Done) { tables.others(deadline)? } else { None };
         let (round_trips, clock) = measure(|| tables.clock(deadline))?;
         let is_direct = tables.line.as_ref().is_some_and(|line| line.is_direct == Some(true));
         let wake_up = match is_direct {
@@ -35,6 +36,7 @@ impl SqlStore {
             forgets_by: Some(forgets).filter(|deadline| !deadline.is_empty()).into_iter().collect(),
             tried,
             wake_up,
+            others,
             almighty: Some(rights).filter(|rights| !rights.is_empty()),
         })
     }
@@ -45,6 +47,14 @@ impl Tables {
         let mut answers = self.ask(&[self.dialect.survey()], Again::Yes, deadline)?;
         let row = answers[0].rows.pop().unwrap_or_default();
         Ok([0, 1, 2, 3].map(|at| row.text(at).into_owned()))
+    }
+
+    /// Other users that may change the tables.
+    fn others(&mut self, deadline: Moment) -> Result<Option<String>, Error> {
+        let Some(text) = self.dialect.others() else { return Ok(None) };
+        let answers = self.ask(&[text], Again::Yes, deadline)?;
+        let named = answers[0].rows.first().map(|row| row.text(0).into_owned());
+        Ok(named.filter(|named| !named.is_empty()))
     }
 
     /// Whether a failover can lose commits, if the URL names several servers.

@@ -52,6 +52,13 @@ pub(super) fn of_database(database: &Database, criteria: &Criteria) -> Vec<Findi
         ),
         Err(error) => bad("rights", error.to_string(), "docs/stores.md has the tables and the rights"),
     });
+    findings.extend(database.others.as_ref().map(|others| {
+        warn(
+            "rights",
+            format!("{others} may change dlock's tables, too, and so end or take any lock"),
+            "if that is not meant, have an administrator make the tables with an owner and a user of their own, as docs/stores.md says",
+        )
+    }));
     findings.extend(database.almighty.as_ref().map(|user| {
         warn(
             "user",

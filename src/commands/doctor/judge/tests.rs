@@ -200,6 +200,7 @@ fn etcd_that_ends_live_leases_gets_a_warning() {
             forgets_by: vec![],
             tried: Ok(Tried::Done),
             wake_up: WakeUp::Works,
+            others: None,
             almighty: None,
         };
         complaints(&Survey::Database(Ok(database)), &criteria())
