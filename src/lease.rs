@@ -9,11 +9,11 @@
 //! TERM and KILL go to a callback, directly from the lease thread, so that no other thread stands
 //! between a renewal and the guard.
 
-use crate::clock::{self, Moment};
+use crate::clock::Moment;
 use crate::lock::{Names, Owner, Token, Wait};
 use crate::rules::schedule::Schedule;
 use crate::rules::{Ask, Blocker, Done, End, Grant, Left, Patience, Refusal, Superseded, Waiting};
-use crate::store::net::interrupt;
+use crate::store::net::{budget, interrupt};
 use crate::store::{Error, Store, View};
 use event_fd::EventFd;
 use keeper::{Keeper, Keeping, Kept, SUBSCRIBE_AFTER};
@@ -31,14 +31,15 @@ pub mod event_fd;
 pub mod keeper;
 pub mod observer;
 pub mod obtain;
+pub mod retry;
 pub mod stores;
 
 use obtain::{Progress, Step};
+use retry::Retry;
 
-/// How long a waiter pauses after a failure before it asks again. While the store stays slow, the
-/// pause grows (`obtain::pause`).
+/// First pause of a caller that waits for the lock or for a view of it.
 pub const RIDE_OUT_PAUSE: Duration = Duration::from_millis(300);
-/// Pause before a failed release is retried.
+/// First pause before a failed release is retried.
 const LEAVE_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long a release is retried while replicas have not acknowledged it: a planned failover takes
@@ -321,7 +322,8 @@ impl Lease {
     }
 }
 
-/// Gives back everything that `token` has, retrying until `deadline`. If the lock is given back and
+/// Gives back everything that `token` has, retrying until `deadline`. What was never asked for is not
+/// given back: the server may be full. If the lock is given back and
 /// only the acknowledgement of replicas is missing, it retries for longer: another master may be
 /// about to take over, and must learn of the release as well.
 pub fn give_back(
@@ -331,28 +333,31 @@ pub fn give_back(
     end: &End,
     deadline: Moment,
 ) -> Result<Left, Error> {
+    if budget::is_nothing_sent() {
+        return Ok(Left::NotHeld);
+    }
     let until = deadline.max(Moment::now().after(ACKNOWLEDGED_WITHIN));
-    let (mut deadline, mut said) = (deadline, None);
+    let (mut deadline, mut said, mut retry) = (deadline, None, Retry::after(LEAVE_PAUSE));
     loop {
-        match store.leave(names, token, end, deadline) {
+        let answer = store.leave(names, token, end, deadline);
+        let pause = retry.pause(token.secret());
+        match answer {
             answer if interrupt::is_raised() => return answer,
-            Err(Error::Unacknowledged(_)) if until.left() > LEAVE_PAUSE => {
+            Err(Error::Unacknowledged(_)) if until.left() > pause => {
                 deadline = until;
                 store.reset();
-                clock::sleep(LEAVE_PAUSE);
             }
-            Err(error) if error.is_transient() && deadline.left() > LEAVE_PAUSE => {
+            Err(error) if error.is_transient() && deadline.left() > pause => {
                 if !matches!(error, Error::Contended(_)) {
                     store.reset();
                 }
-                clock::sleep(LEAVE_PAUSE);
-                let says_why = |error: &Error| matches!(error, Error::Unavailable(_) | Error::Contended(_));
-                said = Some(error).filter(says_why).or(said);
+                said = said.or(Some(error));
             }
             // An earlier error such as "the server is down" says more than "no time left".
-            Err(error @ Error::Unreachable(_)) => return Err(said.unwrap_or(error)),
+            Err(error @ (Error::Unreachable(_) | Error::Overloaded(_))) => return Err(said.unwrap_or(error)),
             answer => return answer,
         }
+        interrupt::sleep_until(Moment::now().after(pause));
     }
 }
 
@@ -384,10 +389,5 @@ impl Until {
     /// Whether the time to wait has passed.
     pub fn is_over(self) -> bool {
         self.end().is_some_and(Moment::passed)
-    }
-
-    /// Whether to ask again after this error if the store has never answered.
-    pub fn rides_out(self, error: &Error) -> bool {
-        self != Self::No && error.is_outage()
     }
 }

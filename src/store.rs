@@ -220,12 +220,15 @@ pub trait Subscription: Send {
 /// A failure of a store. The text contains no secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Error {
-    /// No connection, no answer in time, or the connection broke.
+    /// No connection: nothing listens there, there is no way there, or the name cannot be looked up.
     Unreachable(String),
+    /// It does not answer in time, hangs up, is full or still loads its data: it may serve a client
+    /// that comes a moment later.
+    Overloaded(String),
     /// The host does not exist, or something else than the named server answers: it speaks no TLS,
     /// or its certificate is not trusted.
     Misnamed(String),
-    /// It answered and cannot serve now: loading, read-only, out of memory, cannot persist.
+    /// It answered and cannot serve now: read-only, out of memory, cannot persist.
     Unavailable(String),
     /// Others changed the lock at each attempt, until the time of the operation was over. It has
     /// changed nothing, unless its last attempt arrived and the answer did not.
@@ -269,6 +272,7 @@ impl Error {
     pub fn map(self, change: impl FnOnce(String) -> String) -> Self {
         match self {
             Self::Unreachable(text) => Self::Unreachable(change(text)),
+            Self::Overloaded(text) => Self::Overloaded(change(text)),
             Self::Misnamed(text) => Self::Misnamed(change(text)),
             Self::Unavailable(text) => Self::Unavailable(change(text)),
             Self::Contended(text) => Self::Contended(change(text)),
@@ -284,6 +288,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable(text)
+            | Self::Overloaded(text)
             | Self::Misnamed(text)
             | Self::Unavailable(text)
             | Self::Contended(text)

@@ -9,6 +9,7 @@ pub mod database;
 pub mod deadline;
 pub mod disk;
 pub mod dlock;
+pub mod door;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]

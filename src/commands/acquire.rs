@@ -144,6 +144,7 @@ impl Acquiring<'_> {
             let trouble = |error: &store::Error| messages.trouble_before_queue(&error.clone().into());
             riding_out(request.until, trouble, || self.refuse_to_wait_for_own_hold(store))?;
         }
+        context.note_nothing_sent();
         store.prepare(&request.ask.token).map_err(|error| context.with_origin(error))?;
         let mut last = None;
         let (mut progress, began) = (Progress::begin(), Moment::now());

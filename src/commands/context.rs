@@ -6,6 +6,7 @@ use crate::cli::Common;
 use crate::clock::Moment;
 use crate::config::{Environment, Settings, Source};
 use crate::error::Error;
+use crate::lease::retry::Retry;
 use crate::lease::{RIDE_OUT_PAUSE, Until};
 use crate::lock::{Key, Name, Names};
 use crate::output::busy::listed;
@@ -125,16 +126,15 @@ pub fn riding_out<T>(
     mut trouble: impl FnMut(&store::Error),
     mut ask: impl FnMut() -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let mut troubled = false;
+    let (mut troubled, mut retry) = (until == Until::No, Retry::after(RIDE_OUT_PAUSE));
     loop {
         match ask() {
-            Err(Error::Store(error))
-                if until.rides_out(&error) && !until.is_over() && !interrupt::is_raised() =>
-            {
+            Err(Error::Store(error)) if retry.rides_out(&error, until) && !interrupt::is_raised() => {
                 if !std::mem::replace(&mut troubled, true) {
                     trouble(&error);
                 }
-                interrupt::sleep_until(Moment::now().after(RIDE_OUT_PAUSE));
+                let pause = retry.pause(std::process::id());
+                interrupt::sleep_until(Moment::now().after(pause));
             }
             answer => return answer,
         }

@@ -98,7 +98,7 @@ impl Onlooker<'_> {
                         let error = self.context.with_origin(error);
                         trouble(&mut self.line, name.key(), &error);
                     }
-                    interrupt::sleep_until(Moment::now().after(RIDE_OUT_PAUSE));
+                    self.observer.pause();
                 }
                 Err(error) => return Err(self.context.with_origin(error).into()),
             }

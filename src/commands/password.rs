@@ -10,8 +10,8 @@ use crate::clock::Moment;
 use crate::config::url::Secret;
 use crate::config::{Credentials, Password as Setting};
 use crate::store::Error;
-use crate::store::net::interrupt;
 use crate::store::net::password::{Password, Source};
+use crate::store::net::{budget, interrupt};
 use crate::sys;
 use std::io::{ErrorKind, Read as _};
 use std::path::PathBuf;
@@ -21,6 +21,9 @@ use std::time::Duration;
 
 /// Longest first line. An RDS token has about 1.5 KiB, an Azure JSON web token about 3 KiB.
 const LINE_MOST: usize = 16 * 1024;
+/// Shortest time between a failure of the command, or of the login with its output, and the next
+/// run.
+const RERUN_AFTER: Duration = Duration::from_secs(1);
 /// How often to check on a running command.
 const CHECK_EVERY: Duration = Duration::from_millis(2);
 
@@ -73,7 +76,7 @@ struct Run {
 
 impl Source for Shell {
     fn read(&self, deadline: Moment) -> Result<String, Error> {
-        let number = {
+        let number = loop {
             let mut state = self.state();
             match &state.last {
                 // The attempt to connect that asked for this password was over before it came.
@@ -88,11 +91,18 @@ impl Source for Shell {
             {
                 sys::kill_separate(&mut run.child);
             }
-            if state.run.is_none() {
-                state.run = Some(Run::begin(&self.text, self.limit)?);
-                state.count += 1;
+            let may_run_at = budget::password_failed_at().after(RERUN_AFTER);
+            if state.run.is_some() || may_run_at.passed() {
+                if state.run.is_none() {
+                    state.run = Some(Run::begin(&self.text, self.limit)?);
+                    state.count += 1;
+                }
+                break state.count;
             }
-            state.count
+            drop(state);
+            if may_run_at > deadline || interrupt::pause(may_run_at.left()).is_err() {
+                return Err(Error::Overloaded("the password command has just failed".into()));
+            }
         };
         loop {
             if let Some(answer) = self.state().answer(number, self.limit) {
@@ -107,6 +117,10 @@ impl Source for Shell {
     fn used(&self) {
         self.state().is_used = true;
     }
+
+    fn refused(&self) {
+        budget::note_failed_password();
+    }
 }
 
 impl Shell {
@@ -120,6 +134,9 @@ impl State {
     fn answer(&mut self, number: u64, limit: Duration) -> Option<Result<String, Error>> {
         if let Some(answer) = self.run.as_mut().and_then(|run| run.step(limit)) {
             self.run = None;
+            if answer.is_err() {
+                budget::note_failed_password();
+            }
             self.last = Some((self.count, Moment::now(), answer));
             self.is_used = false;
         }

@@ -115,6 +115,7 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     let unstarted = |error| unstarted(error, subject.unrun);
     let internal = |what, error: &dyn Display| internal(what, error, subject.unrun);
     let holds = Holds::of_process();
+    context.count_connections().map_err(|error| internal("cannot share memory with the guard", &error))?;
     let (keys, parent) = work.missing_keys(context, run, &holds).map_err(unstarted)?;
     report.nested = parent.is_some();
     let min_hold = match parent {
@@ -138,6 +139,7 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     let group = plan.group;
     let owner = work.owner(run);
     let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &owner, &messages);
+    context.note_nothing_sent();
     let guard = fork(plan, &inherited, orphaned, subject)?;
 
     report.asked = Some(Moment::now());

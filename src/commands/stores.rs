@@ -12,16 +12,18 @@ use crate::error::Error;
 use crate::lease::observer::{Budgets, Observer};
 use crate::lock::{Mode, Names, Replicas, Token};
 use crate::store::Store;
-use crate::store::net::Address;
 use crate::store::net::password::Password;
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 use crate::store::net::target::Target;
 use crate::store::net::tls::{Files, Tls};
+use crate::store::net::{Address, budget};
 use crate::store::probe::Survey;
 use crate::store::quorum::QuorumStore;
 use crate::store::redis::apart;
+use crate::sys;
 #[cfg(feature = "sql")]
 use crate::{config::url::Dialect, store::sql::SqlStore};
+use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -64,6 +66,19 @@ pub trait Made {
 }
 
 impl Context {
+    /// Counts connections from now on in memory that this process shares with those it forks.
+    pub fn count_connections(&self) -> io::Result<()> {
+        budget::share(sys::shared_cells()?);
+        Ok(())
+    }
+
+    /// Notes that the store was asked for nothing so far. A directory need not be left in peace.
+    pub fn note_nothing_sent(&self) {
+        if !matches!(self.settings.store.place, Location::File { .. }) {
+            budget::note_unsent();
+        }
+    }
+
     /// The store that the settings name.
     pub fn open(&self) -> Result<Box<dyn Store>, Error> {
         self.open_for_hold(HoldRequirements {

@@ -7,6 +7,7 @@ use super::{Asker, Loss, Report, Request};
 use crate::clock::{self, Moment};
 use crate::rules::Renewal;
 use crate::rules::schedule::{FailedBefore, Schedule};
+use crate::store::net::budget::{self, Purpose};
 use crate::store::net::interrupt;
 use crate::store::{Error, Listener, Subscription};
 use race::Race;
@@ -131,7 +132,8 @@ impl Keeper {
             true => schedule.long_attempt(keeping.last_took),
             false => schedule.attempt(failed),
         };
-        match store.renew(names, &ask.token, ask.ttl, began.after(limit)) {
+        let renew = || store.renew(names, &ask.token, ask.ttl, began.after(limit));
+        match budget::with(Purpose::Renewal, renew) {
             Ok(answer) => {
                 drop(store);
                 keeping.last_took = Moment::now().since(began);

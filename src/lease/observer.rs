@@ -2,6 +2,7 @@
 //! while only, so the watch is renewed again and again. The end of a lease wakes nobody, so the
 //! observer reads the lock at that time. The caller decides what to look for, and what to report.
 
+use super::retry::Retry;
 use super::{RIDE_OUT_PAUSE, Until};
 use crate::clock::Moment;
 use crate::lock::{Name, Token};
@@ -26,6 +27,7 @@ pub struct Observer {
     budgets: Budgets,
     prepared: bool,
     answered: bool,
+    retry: Retry,
     watched: BTreeMap<Name, Due>,
     subscription: Option<Box<dyn Subscription>>,
 }
@@ -49,8 +51,8 @@ struct Due {
 impl Observer {
     /// An observer without locks. The store wakes it by this token.
     pub fn new(store: Box<dyn Store>, token: Token, budgets: Budgets) -> Self {
-        let watched = BTreeMap::new();
-        Self { store, token, budgets, prepared: false, answered: false, watched, subscription: None }
+        let (watched, retry) = (BTreeMap::new(), Retry::after(RIDE_OUT_PAUSE));
+        Self { store, token, budgets, prepared: false, answered: false, retry, watched, subscription: None }
     }
 
     /// The store, for other requests.
@@ -97,6 +99,7 @@ impl Observer {
         }
         let view = self.store.inspect(name, deadline)?;
         self.answered = true;
+        self.retry.succeeded();
         let look_at = self.look_again_at(&view);
         if let Some(due) = self.watched.get_mut(name) {
             due.look_at = look_at;
@@ -170,7 +173,14 @@ impl Observer {
 
     /// Whether to go on after a failed read. A store that has never answered may never have existed.
     pub fn rides_out(&self, error: &Error, until: Until) -> bool {
-        !until.is_over() && if self.answered { error.is_transient() } else { until.rides_out(error) }
+        !until.is_over()
+            && if self.answered { error.is_transient() } else { self.retry.rides_out(error, until) }
+    }
+
+    /// Pauses after a failed read.
+    pub fn pause(&mut self) {
+        let pause = self.retry.pause(self.token.secret());
+        interrupt::sleep_until(Moment::now().after(pause));
     }
 
     /// The deadline of a read.

@@ -2,11 +2,12 @@
 //! up. Between two steps the caller may handle a signal. The last step reports that the lock is
 //! held, or why it is not. Renewals are done elsewhere.
 
+use super::retry::Retry;
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::Moment;
 use crate::lock::{Mode, Name};
 use crate::rules::view::{turn_in, typical};
-use crate::rules::{Acquired, Ask, Blocker, End, Grant, HEARTBEAT, LoggedEnd, Ran, State, Waiting};
+use crate::rules::{Acquired, Ask, Blocker, End, Grant, LoggedEnd, Ran, State, Waiting};
 use crate::store::net::interrupt;
 use crate::store::{Error, Slept, Store};
 use std::time::Duration;
@@ -58,8 +59,7 @@ pub struct Progress {
     was_queued: bool,
     /// Whether an outage was reported.
     troubled: bool,
-    /// Failures in a row that each took longer than [`RIDE_OUT_PAUSE`].
-    slow: u32,
+    retry: Retry,
     /// Grants that came too late to be used.
     late_grants: u32,
     /// When to ask how long runs usually take.
@@ -78,7 +78,7 @@ impl Progress {
             blocker: None,
             was_queued: false,
             troubled: false,
-            slow: 0,
+            retry: Retry::after(RIDE_OUT_PAUSE),
             late_grants: 0,
             estimate_at: began.after(ESTIMATE_AFTER),
             usual: None,
@@ -121,8 +121,8 @@ impl Progress {
     /// deadline is no later than shortly after the end of the wait.
     fn deadline(&self, request: &Request, sent: Moment) -> Moment {
         let deadline = sent.after(request.budget());
-        match request.until {
-            Until::At(end) if self.blocker.is_some() || self.troubled => {
+        match self.retry.end(request.until) {
+            Some(end) if self.blocker.is_some() || self.troubled => {
                 deadline.min(end.max(sent.after(RIDE_OUT_PAUSE)))
             }
             _ => deadline,
@@ -157,23 +157,6 @@ impl Progress {
             Until::At(end) => next.min(end),
             Until::No | Until::Forever => next,
         }
-    }
-}
-
-/// How long to pause before a store is asked again, after `slow` failures in a row that took too
-/// long.
-///
-/// - The pause grows, so that a crowd does not keep a busy store from getting on.
-/// - A store that refuses connections does not count as slow and is asked soon: it is often gone
-///   only for a moment, and a waiter that sends nothing for 5 s loses its place.
-/// - The pause ends well within a lease (`ttl`): if the answer to a grant was lost, the waiter asks
-///   again before that lease ends.
-fn pause(slow: u32, ttl: Duration, until: Until) -> Duration {
-    let longest = HEARTBEAT.min(ttl / 4).max(RIDE_OUT_PAUSE);
-    let pause = (RIDE_OUT_PAUSE * 2u32.pow(slow.saturating_sub(1).min(3))).min(longest);
-    match until {
-        Until::At(end) => pause.min(end.left().max(RIDE_OUT_PAUSE)),
-        Until::No | Until::Forever => pause,
     }
 }
 
@@ -231,7 +214,7 @@ impl Obtaining<'_> {
     }
 
     fn queued(&mut self, mut waiting: Waiting) -> Step {
-        self.progress.slow = 0;
+        self.progress.retry.succeeded();
         if std::mem::take(&mut self.progress.troubled) {
             (self.report)(Report::Recovered);
         }
@@ -266,12 +249,11 @@ impl Obtaining<'_> {
                 _ => self.fail(error),
             };
         }
-        let is_slow = Moment::now().since(sent) > RIDE_OUT_PAUSE;
-        self.progress.slow = if is_slow { self.progress.slow.saturating_add(1) } else { 0 };
-        if !std::mem::replace(&mut self.progress.troubled, true) {
+        // A run that does not wait ends soon, and then says what was the matter.
+        if !std::mem::replace(&mut self.progress.troubled, true) && self.request.until != Until::No {
             (self.report)(Report::Trouble { error, until: sent });
         }
-        let pause = pause(self.progress.slow, self.request.ask.ttl, self.request.until);
+        let pause = self.pause();
         self.then(Next::Retry(Moment::now().after(pause)))
     }
 
@@ -293,7 +275,19 @@ impl Obtaining<'_> {
     /// may be wrong. A grant that too few replicas have acknowledged cannot be used, so it is
     /// requested again.
     fn rides_out(&self, error: &Error, queued: bool) -> bool {
-        if queued { error.is_transient() } else { self.request.until.rides_out(error) }
+        let Self { request, progress, .. } = self;
+        if queued { error.is_transient() } else { progress.retry.rides_out(error, request.until) }
+    }
+
+    /// The pause before the next try. It ends well within a lease: if the answer to a grant was
+    /// lost, the waiter asks again before that lease ends. A caller that gives up soon asks once
+    /// more first.
+    fn pause(&mut self) -> Duration {
+        let Self { request, progress, .. } = self;
+        let longest = (request.ask.ttl / 4).max(2 * RIDE_OUT_PAUSE);
+        let pause = progress.retry.pause(request.ask.token.secret()).min(longest);
+        let left = progress.retry.end(request.until).map(|end| end.left().max(RIDE_OUT_PAUSE));
+        left.map_or(pause, |left| pause.min(left))
     }
 
     fn fail(&mut self, error: Error) -> Step {
@@ -339,20 +333,5 @@ impl Obtaining<'_> {
             Err(_) if interrupt::is_raised() => self.then(Next::GiveUp),
             Err(error) => self.over(Report::Failed(error)),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pauses_grow_while_a_store_stays_slow() {
-        let pauses = |ttl, until| {
-            [0, 1, 2, 3, 4, u32::MAX].map(|slow| pause(slow, Duration::from_secs(ttl), until).as_millis())
-        };
-        assert_eq!(pauses(30, Until::Forever), [300, 300, 600, 1200, 1600, 1600]);
-        assert_eq!(pauses(3, Until::Forever), [300, 300, 600, 750, 750, 750], "well within a lease of 3 s");
-        assert_eq!(pauses(30, Until::At(Moment::now())), [300; 6], "who gives up soon asks once more first");
     }
 }

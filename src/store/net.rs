@@ -4,6 +4,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`dial`] | connects by a deadline |
+//! | [`budget`] | limits how many connections a server sees that it does not serve |
 //! | [`streams`] | moves bytes between a socket and a parser by a deadline |
 //! | [`tls`] | does that over TLS, and decides which server is trusted |
 //! | [`pipe`] | sends and receives on a connection to a database, etcd or ZooKeeper |
@@ -17,6 +18,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub mod budget;
 pub mod dial;
 pub mod failure;
 pub mod interrupt;

@@ -14,6 +14,7 @@ use crate::clock::Moment;
 use crate::lease::event_fd::EventFd;
 use crate::rules::Renewal;
 use crate::store::Error;
+use crate::store::net::budget::{self, Purpose};
 use crate::store::net::interrupt;
 use std::io;
 use std::os::fd::AsFd as _;
@@ -157,7 +158,8 @@ impl Keeper {
             let (names, ask) = (&keeper.request.names, &keeper.request.ask);
             let mut store = keeper.stores.lock_at(index);
             let renew = || store.renew(names, &ask.token, ask.ttl, deadline);
-            let answer = interrupt::unless(interrupt.as_fd(), renew).unwrap_or(Err(timeout_error));
+            let answer = budget::with(Purpose::Renewal, || interrupt::unless(interrupt.as_fd(), renew));
+            let answer = answer.unwrap_or(Err(timeout_error));
             if answer.is_err() {
                 store.reset();
             }

@@ -39,7 +39,7 @@ impl SimStore {
                 break Ok(reply);
             }
             if sim.now() >= deadline {
-                break Err(Error::Unreachable("no answer in time".into()));
+                break Err(Error::Overloaded("no answer in time".into()));
             }
             sim.park(self.task, deadline);
         };

@@ -11,7 +11,7 @@ use crate::rules::Time;
 use crate::store::Error;
 use crate::store::net::failure::{Failure, plain};
 use crate::store::net::target::Target;
-use crate::store::net::{self, interrupt, password};
+use crate::store::net::{self, budget, interrupt, password};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -142,6 +142,7 @@ impl Client {
                 logins += 1;
                 self.log_in(&mut connection, deadline)?;
             }
+            budget::note_sent();
             let answers = connection.ask(requests, self.pass(), deadline)?;
             let replies: Vec<Reply> = answers.into_iter().map(reply).collect();
             let old =

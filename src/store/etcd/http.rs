@@ -91,6 +91,7 @@ impl Connection {
         self.send(std::slice::from_ref(request), pass, deadline)?;
         let mut answer = self.head(deadline)?;
         if answer.status == 200 {
+            self.pipe.has_answered();
             return Ok(None);
         }
         self.read_body(&mut answer.body, deadline)?;
@@ -147,6 +148,9 @@ impl Connection {
     fn answer(&mut self, deadline: Moment) -> Result<Answer, Failure> {
         let mut answer = self.head(deadline)?;
         self.read_body(&mut answer.body, deadline)?;
+        if answer.status == 200 {
+            self.pipe.has_answered();
+        }
         Ok(answer)
     }
 

@@ -1,5 +1,6 @@
 //! Opens a stream to a server in bounded time, and finds out which protocol a server speaks.
 
+use super::budget::{self, Counted};
 use super::failure::unreachable;
 use super::streams::{Bounded, Stream};
 use super::tls::{Tls, hello};
@@ -9,7 +10,7 @@ use crate::store::Error;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with, sockopt};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
@@ -31,8 +32,13 @@ const IDLE: Duration = Duration::from_secs(20);
 const PROBE_EACH: Duration = Duration::from_secs(5);
 const PROBES: u32 = 3;
 
-/// Opens a stream to the server of `store`. With `tls`, a handshake will follow.
-pub fn open(store: &str, address: &Address, tls: Option<&Tls>, deadline: Moment) -> Result<Stream, Error> {
+/// Opens a stream to the server of `store`, and counts it. With `tls`, a handshake will follow.
+pub fn open(
+    store: &str,
+    address: &Address,
+    tls: Option<&Tls>,
+    deadline: Moment,
+) -> Result<(Stream, Counted), Error> {
     let unreachable = |error| unreachable(store, &error);
     match address {
         Address::Tcp { host, port } => {
@@ -40,13 +46,14 @@ pub fn open(store: &str, address: &Address, tls: Option<&Tls>, deadline: Moment)
             if tls.is_none() && host == "localhost" {
                 check_local(store, &addresses)?;
             }
-            connected_to_any(&addresses, deadline).map(Stream::Tcp).map_err(unreachable)
+            let connected = connected_to_any(&addresses, deadline).map_err(unreachable)?;
+            Ok((Stream::Tcp(connected.0), connected.1))
         }
         Address::Unix(path) => match unix(path, deadline) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 Err(Error::Denied(format!("{store}: no permission to connect to the socket")))
             }
-            opened => opened.map(Stream::Unix).map_err(unreachable),
+            opened => opened.map(|(stream, counted)| (Stream::Unix(stream), counted)).map_err(unreachable),
         },
     }
 }
@@ -75,18 +82,28 @@ pub fn speaks_tls(host: &str, port: u16, deadline: Moment) -> bool {
     answer.is_ok_and(|first| matches!(first, [0x15 | 0x16, 3]))
 }
 
+/// Servers that were asked for their protocol. Nobody changes that while dlock runs, and a server
+/// that hangs up on everybody is not asked twice.
+static PROBED: Mutex<BTreeSet<(String, u16)>> = Mutex::new(BTreeSet::new());
+
 /// The first bytes of a server's answer to these bytes.
 fn answer_to(host: &str, port: u16, said: &[u8], deadline: Moment) -> io::Result<[u8; 2]> {
-    let mut stream = Stream::Tcp(connected_to_any(&resolve(host, port, deadline)?, deadline)?);
+    let is_new = PROBED.lock().unwrap_or_else(PoisonError::into_inner).insert((host.into(), port));
+    if !is_new {
+        return Err(ErrorKind::TimedOut.into());
+    }
+    let (stream, counted) = connected_to_any(&resolve(host, port, deadline)?, deadline)?;
+    let mut stream = Stream::Tcp(stream);
     let mut stream = Bounded { stream: &mut stream, deadline };
     stream.write_all(said)?;
     let mut first = [0; 2];
     stream.read_exact(&mut first)?;
+    counted.answered();
     Ok(first)
 }
 
 /// Connects by TCP. The addresses share the time.
-fn connected_to_any(addresses: &[SocketAddr], deadline: Moment) -> io::Result<TcpStream> {
+fn connected_to_any(addresses: &[SocketAddr], deadline: Moment) -> io::Result<(TcpStream, Counted)> {
     let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
     for (tried, address) in addresses.iter().enumerate() {
         let untried = u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
@@ -94,11 +111,14 @@ fn connected_to_any(addresses: &[SocketAddr], deadline: Moment) -> io::Result<Tc
         if share.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        match connected(address, share) {
-            Ok(stream) => {
+        let until = Moment::now().after(share);
+        let said = budget::count(address, until)
+            .and_then(|counted| Ok((connected(address, until.left())?, counted)));
+        match said {
+            Ok((stream, counted)) => {
                 stream.set_nodelay(true)?;
                 notice_silence(&stream)?;
-                return Ok(stream);
+                return Ok((stream, counted));
             }
             Err(error) => last = error,
         }
@@ -171,7 +191,8 @@ fn connect_once(address: &SocketAddr, within: Duration) -> io::Result<TcpStream>
 
 /// A blocking connect to a Unix socket hangs, without a timeout, while a stopped server's backlog
 /// is full. So the socket is non-blocking.
-pub fn unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
+fn unix(path: &Path, deadline: Moment) -> io::Result<(UnixStream, Counted)> {
+    let counted = budget::count(&path, deadline)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     let address = SocketAddrUnix::new(path)?;
@@ -188,7 +209,7 @@ pub fn unix(path: &Path, deadline: Moment) -> io::Result<UnixStream> {
     }
     let stream = UnixStream::from(socket);
     stream.set_nonblocking(false)?;
-    Ok(stream)
+    Ok((stream, counted))
 }
 
 /// Looks a name up on a thread of its own, which may be left behind: the name service has no

@@ -50,6 +50,12 @@ pub fn is_end(error: &io::Error) -> bool {
     )
 }
 
+/// Whether the server may serve a client that comes a moment later.
+fn is_overload(error: &io::Error) -> bool {
+    let kinds = [ErrorKind::TimedOut, ErrorKind::WouldBlock, ErrorKind::QuotaExceeded];
+    kinds.contains(&error.kind()) || is_end(error)
+}
+
 /// The error for a server that does not answer.
 pub fn silent(store: &str) -> Error {
     unreachable(store, &ErrorKind::TimedOut.into())
@@ -59,6 +65,9 @@ pub fn silent(store: &str) -> Error {
 pub fn unreachable(store: &str, error: &io::Error) -> Error {
     let what = match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => "no answer in time".into(),
+        ErrorKind::QuotaExceeded => {
+            "it has failed many times within ten seconds, and dlock waits before it connects again".into()
+        }
         _ if is_end(error) => "the server closed the connection".into(),
         ErrorKind::ConnectionRefused => "connection refused: nothing listens there".into(),
         _ => error.to_string(),
@@ -69,6 +78,7 @@ pub fn unreachable(store: &str, error: &io::Error) -> Error {
             Error::Misnamed(text(&format!("the name is not known ({said})")))
         }
         Some(said) => Error::Unreachable(text(&format!("the name cannot be looked up now ({said})"))),
+        None if is_overload(error) => Error::Overloaded(text(&what)),
         None => Error::Unreachable(text(&what)),
     }
 }

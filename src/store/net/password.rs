@@ -21,6 +21,9 @@ pub trait Source: Send + Sync {
 
     /// The server has answered the last password; do not use it for another connection.
     fn used(&self) {}
+
+    /// The server has refused it.
+    fn refused(&self) {}
 }
 
 /// The password of a server. Clones share what is known of it.
@@ -105,7 +108,11 @@ pub fn log_in<T>(
     };
     let mut show = |text: String| {
         let answer = log_in(Some(&text));
-        if answer.as_ref().map_or_else(|error| denied(error).is_some(), |_| true) {
+        let is_refused = answer.as_ref().is_err_and(|error| denied(error).is_some());
+        if is_refused {
+            changing.source.refused();
+        }
+        if is_refused || answer.is_ok() {
             changing.source.used();
         }
         if answer.is_ok() {
@@ -121,7 +128,12 @@ pub fn log_in<T>(
     }
     let answer = match (read(), proven.clone()) {
         (Ok(first), _) => match show(first) {
-            Err(error) if denied(&error).is_some() && !deadline.passed() => read().and_then(&mut show),
+            Err(error) if denied(&error).is_some() && !deadline.passed() => match read() {
+                Ok(second) => show(second),
+                Err(unread) if denied(&unread).is_some() => Err(unread),
+                // There is no time left to read it again.
+                Err(_) => Err(error),
+            },
             answer => answer,
         },
         // The source may be away, and the password still good.

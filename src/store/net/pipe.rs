@@ -4,6 +4,7 @@
 //! After any failure the connection is dropped: a late answer would be taken for the answer to the
 //! next request.
 
+use super::budget::Counted;
 use super::failure::{Failure, is_end, unreachable};
 use super::streams::{Bounded, Channel, Stream, any_readable};
 use super::target::Target;
@@ -45,6 +46,8 @@ pub struct Pipe {
     pub farewell: &'static [u8],
     /// The process that connected. A forked copy sends no farewell.
     process: u32,
+    /// Counts the connection until the server has answered a request.
+    counted: Option<Counted>,
 }
 
 impl Pipe {
@@ -57,7 +60,7 @@ impl Pipe {
 
     /// Connects by `deadline`, without TLS, although that may follow.
     pub fn dial(store: String, server: &Address, tls: Option<&Tls>, deadline: Moment) -> Result<Self, Error> {
-        let stream = dial::open(&store, server, tls, deadline)?;
+        let (stream, counted) = dial::open(&store, server, tls, deadline)?;
         Ok(Self {
             store,
             stream,
@@ -68,7 +71,13 @@ impl Pipe {
             values: 0,
             farewell: &[],
             process: std::process::id(),
+            counted: Some(counted),
         })
+    }
+
+    /// The server has answered a request that is no part of the login.
+    pub fn has_answered(&mut self) {
+        self.counted.take().into_iter().for_each(Counted::answered);
     }
 
     /// Begins TLS, if the server is reached over it.

@@ -11,6 +11,7 @@
 
 use crate::clock::Moment;
 use crate::store::Error;
+use crate::store::net::budget::{self, Purpose};
 use crate::store::net::failure::silent;
 use crate::store::net::interrupt;
 use crate::store::redis::call::lacking;
@@ -126,6 +127,7 @@ struct Task {
     /// Its number, if it can be cancelled; else greater than any.
     number: u64,
     progress: Arc<Progress>,
+    purpose: Purpose,
     news: Sender<(usize, News)>,
 }
 
@@ -175,7 +177,7 @@ impl Masters {
                 unsent.insert(at);
             }
             let (call, progress, news) = (call.clone(), Arc::clone(progress), sender.clone());
-            let task = Task { call, order, deadline, at, number, progress, news };
+            let task = Task { call, order, deadline, at, number, progress, purpose: budget::purpose(), news };
             if let Err(error) = self.enqueue(at, task) {
                 let _ = sender.send((at, News::Answered(Err(error))));
             }
@@ -341,15 +343,11 @@ impl Master {
     }
 
     fn work(&mut self, tasks: &Receiver<Task>, open: &AtomicUsize) {
-        for Task { call, order, deadline, at, number, progress, news } in tasks {
-            let answer = self.exchange(
-                &call,
-                deadline,
-                order,
-                || progress.may_go(number),
-                // The receiver may be gone.
-                || drop(news.send((at, News::Sent))),
-            );
+        for Task { call, order, deadline, at, number, progress, purpose, news } in tasks {
+            // The receiver may be gone.
+            let is_sent = || drop(news.send((at, News::Sent)));
+            let may_go = || progress.may_go(number);
+            let answer = budget::with(purpose, || self.exchange(&call, deadline, order, may_go, is_sent));
             open.fetch_sub(1, Relaxed);
             let _ = news.send((at, News::Answered(answer)));
         }

@@ -47,11 +47,13 @@ impl QuorumStore {
                 reasons.join("; ")
             )
         };
+        let is_overloaded = errors.iter().any(|error| matches!(error, Error::Overloaded(_)));
         let misnamed = errors.iter().filter(|error| matches!(error, Error::Misnamed(_))).count();
         errors.retain(|error| !error.is_transient());
         match errors.into_iter().next_back() {
             Some(error) if counted < majority && self.is_hopeless(answers) => error.map(|_| text),
             _ if misnamed > masters - majority => Error::Misnamed(text),
+            _ if is_overloaded => Error::Overloaded(text),
             _ => Error::Unreachable(text),
         }
     }

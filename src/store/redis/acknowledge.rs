@@ -47,7 +47,7 @@ impl Acknowledge {
         connection.send(commands, deadline)?;
         let value = connection.answer(deadline)?;
         let enough = self.count(connection, replicas, replica_count, wanted, deadline);
-        if matches!(enough, Err(Error::Unreachable(_))) {
+        if matches!(enough, Err(Error::Unreachable(_) | Error::Overloaded(_))) {
             // The script was answered; the other replies may still come.
             connection.spoil();
             let store = &connection.target().shown;

@@ -198,7 +198,7 @@ impl Topology for Nodes {
         }
         self.redirects.failed.push((address.clone(), error.clone()));
         match error {
-            Error::Unreachable(_) | Error::Misnamed(_) => Next::Elsewhere,
+            Error::Unreachable(_) | Error::Overloaded(_) | Error::Misnamed(_) => Next::Elsewhere,
             _ => Next::Done,
         }
     }

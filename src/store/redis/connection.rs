@@ -6,7 +6,7 @@
 //! After any failure the caller drops the connection, because a late reply would answer the wrong
 //! request.
 
-use super::failure::refusal;
+use super::failure::{is_full, refusal};
 use super::script;
 use super::target::Target;
 use crate::clock::Moment;
@@ -15,7 +15,7 @@ use crate::store::net::failure::Failure;
 use crate::store::net::password::{Password, log_in};
 use crate::store::net::pipe::Pipe;
 use crate::store::net::tls::speaks_no_tls;
-use crate::store::net::{Address, dial};
+use crate::store::net::{Address, budget, dial};
 use redis::{Cmd, Value, cmd};
 use std::collections::VecDeque;
 
@@ -56,6 +56,8 @@ pub struct Connection {
     is_spoiled: bool,
     /// Whether the server has ever sent a reply.
     has_replied: bool,
+    /// Whether the first command on this connection is the first that this dlock has sent.
+    is_first: bool,
 }
 
 impl Connection {
@@ -82,7 +84,9 @@ impl Connection {
             // The rest of the time is for finding out what kind of server does not answer.
             let most = Moment::now().after(deadline.left() * 7 / 8);
             pipe.secure(tls, host, most).map_err(|error| match error {
-                Error::Unreachable(_) if dial::speaks_redis(host, *port, deadline) => speaks_no_tls(store),
+                Error::Unreachable(_) | Error::Overloaded(_) if dial::speaks_redis(host, *port, deadline) => {
+                    speaks_no_tls(store)
+                }
                 error => error,
             })?;
         }
@@ -99,6 +103,7 @@ impl Connection {
             asking: Asking::No,
             is_spoiled: false,
             has_replied: false,
+            is_first: false,
         })
     }
 
@@ -153,6 +158,9 @@ impl Connection {
             command.write_packed_command(&mut bytes);
             self.owed.push_back(before);
         }
+        if !commands.is_empty() {
+            self.is_first |= budget::note_sent();
+        }
         for command in commands {
             command.write_packed_command(&mut bytes);
         }
@@ -167,7 +175,10 @@ impl Connection {
     fn settle_next(&mut self, deadline: Moment) -> Result<(), Error> {
         let value = self.parse(deadline)?;
         match (self.owed.pop_front(), value) {
-            (Some(Before::Greeting), value @ Value::ServerError(_)) => return Err(self.refused(value)),
+            (Some(Before::Greeting), value @ Value::ServerError(_)) => {
+                self.note_refusal();
+                return Err(self.refused(value));
+            }
             (Some(Before::Aside), value) => self.aside.push(value),
             _ => {}
         }
@@ -179,7 +190,20 @@ impl Connection {
         while !self.owed.is_empty() {
             self.settle_next(deadline)?;
         }
-        self.parse(deadline)
+        let reply = self.parse(deadline)?;
+        match &reply {
+            Value::ServerError(error) if is_full(error) => self.note_refusal(),
+            Value::ServerError(_) => {}
+            _ => self.pipe.has_answered(),
+        }
+        Ok(reply)
+    }
+
+    /// The server has refused this client before it read any command.
+    fn note_refusal(&self) {
+        if self.is_first {
+            budget::note_unsent();
+        }
     }
 
     /// Waits for the next reply until `deadline`. An error reply is an `Err`, except if it tells what to

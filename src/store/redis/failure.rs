@@ -8,6 +8,11 @@ use redis::ServerError;
 /// The keys that dlock's user needs, as an ACL names them.
 pub const KEYS: &str = "~PREFIX* ~dlock.*:{*}:PREFIX*, where PREFIX is dlock: unless --prefix says another";
 
+/// Whether the server has all the clients that it takes. It has read nothing from this one.
+pub fn is_full(error: &ServerError) -> bool {
+    error.details().is_some_and(|text| text.contains("max number of clients"))
+}
+
 /// The error for an error reply. Before Redis 7, the code of an error inside a script may stand in
 /// the middle of the text.
 pub fn refusal(store: &str, error: &ServerError) -> Error {
@@ -24,6 +29,7 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
     let said = plain(text);
     let denied = |why: &str| Error::Denied(format!("{store} {why}"));
     let unavailable = |why: &str| Error::Unavailable(format!("{store} {why}"));
+    let overloaded = |why: &str| Error::Overloaded(format!("{store} {why}"));
     match code {
         // "unauthenticated" is the answer to a long command: before AUTH a server reads at most ten
         // words.
@@ -36,13 +42,13 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
             "denies this user a right that dlock needs: {said}; docs/stores.md has the whole ACL line"
         )),
         "DENIED" => denied("is in protected mode and refuses this host"),
-        "LOADING" => unavailable("is still loading its data; try again when it is done"),
+        "LOADING" => overloaded("is still loading its data; try again when it is done"),
         "READONLY" => unavailable("is a read-only replica; name the master"),
         "OOM" => unavailable("is out of memory (maxmemory reached) and takes no new lock"),
         "MISCONF" => unavailable("cannot save to disk and takes no writes (MISCONF); see its log"),
         "NOREPLICAS" => unavailable("has too few good replicas and takes no writes"),
-        "MASTERDOWN" => unavailable("is a replica that has lost its master"),
-        "BUSY" => unavailable("is busy running another client's script"),
+        "MASTERDOWN" => overloaded("is a replica that has lost its master"),
+        "BUSY" => overloaded("is busy running another client's script"),
         "CLUSTERDOWN" | "TRYAGAIN" => {
             Error::Unavailable(format!("{store}: the cluster cannot serve: {said}"))
         }
@@ -54,9 +60,7 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
         _ if text.contains("non local key") => {
             Error::Unavailable(format!("{store}: the slot of this lock is being moved to another node"))
         }
-        _ if text.contains("max number of clients") => {
-            unavailable("has reached its maximum number of clients")
-        }
+        _ if is_full(error) => overloaded("has reached its maximum number of clients"),
         _ if text.contains("without any password configured") => {
             denied("has no password, but one is given; take it out of the settings, or set it on the server")
         }

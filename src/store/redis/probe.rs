@@ -77,7 +77,7 @@ impl Server {
         match self.ask(words) {
             Ok(Value::ServerError(error)) if error.code() != "NOSCRIPT" => Ok(Err(error.code().into())),
             Ok(value) => Ok(Ok(value)),
-            Err(error @ (Error::Unreachable(_) | Error::Misnamed(_))) => Err(error),
+            Err(error @ (Error::Unreachable(_) | Error::Overloaded(_) | Error::Misnamed(_))) => Err(error),
             Err(error) => Ok(Err(error.to_string())),
         }
     }

@@ -14,8 +14,7 @@ use super::route::{Hop, Next, ReplicaCount, Topology, Whom};
 use super::target::Target;
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::net::Address;
-use crate::store::net::interrupt;
+use crate::store::net::{Address, budget, interrupt};
 use redis::{Cmd, Value, cmd};
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -140,9 +139,10 @@ impl Sentinels {
         }
         let (target, service, replies) =
             (sentinel.target.clone(), self.service.clone(), self.replies.0.clone());
-        let asks = self.asks;
+        let (asks, purpose) = (self.asks, budget::purpose());
         let dial = move || {
-            let said = Connection::dial(&target, deadline).and_then(|mut connection| {
+            let said = budget::with(purpose, || {
+                let mut connection = Connection::dial(&target, deadline)?;
                 connection.send(questions(&service, asks), deadline)?;
                 let found = answer(&mut connection, &service, asks, asked, deadline)?;
                 Ok((connection, found))
@@ -239,11 +239,11 @@ impl Sentinels {
         }
         let shown = &self.master.shown;
         Err(match worst {
-            Some(error @ (Error::Unreachable(_) | Error::Misnamed(_))) => {
+            Some(error @ (Error::Unreachable(_) | Error::Overloaded(_) | Error::Misnamed(_))) => {
                 error.map(|text| format!("{shown}: no sentinel answers; {text}"))
             }
             Some(error) => error.map(|text| format!("{shown}: {text}")),
-            None => Error::Unreachable(format!("cannot reach {shown}: no sentinel answers in time")),
+            None => Error::Overloaded(format!("cannot reach {shown}: no sentinel answers in time")),
         })
     }
 

@@ -331,6 +331,7 @@ fn advisory_lock(token: &Token) -> String {
 fn meaning(store: &str, said: &Said) -> Failure {
     let text = plain(&said.text);
     let unavailable = |what: String| Failure::Refused(Error::Unavailable(what));
+    let overloaded = |what: String| Failure::Refused(Error::Overloaded(what));
     let denied = |what: String| Failure::Refused(Error::Denied(what));
     let unfit = |what: String| Failure::Refused(Error::Unfit(what));
     match said.code {
@@ -373,13 +374,13 @@ fn meaning(store: &str, said: &Said) -> Failure {
             Failure::ReadOnly(Error::Unavailable(why))
         }
         1 | 3 | 20 | 1021 | 1026 | 1114 => unavailable(format!("{store} has no room on its disk: {text}")),
-        1040 | 1203 | 1226 => unavailable(format!("{store} has too many clients: {text}")),
+        1040 | 1203 | 1226 => overloaded(format!("{store} has too many clients: {text}")),
         1205 => unavailable(format!("{store}: another transaction has locked the rows: {text}")),
         1969 | 3024 => unavailable(format!("{store} cancelled a statement: {text}")),
         // An administrator closed the connection, or the server stops. A new connection may work at
         // once.
         1053 | 1077 | 1079 | 1080 | 1152 | 1158..=1161 | 1184 | 1927 | 4031 => {
-            Failure::Broken(Error::Unreachable(format!("cannot reach {store}: {text}")))
+            Failure::Broken(Error::Overloaded(format!("cannot reach {store}: {text}")))
         }
         // InnoDB, memory, a cluster that is not ready, or a packet that is too large.
         1015 | 1016 | 1030 | 1037 | 1038 | 1041 | 1135 | 1047 | 1153 | 1180 | 1181 | 1206 | 1296 | 1297 => {

@@ -290,13 +290,14 @@ fn channel(token: &Token) -> String {
 }
 
 /// The beginnings of the codes of errors that may be over in a moment. 54000: any user of the server
-/// can fill the queue of notifications. 57P03: the server is starting or stopping.
-const OUTAGES: [&str; 8] = ["08", "25", "53", "54000", "55", "57P03", "58", "XX"];
+/// can fill the queue of notifications.
+const OUTAGES: [&str; 7] = ["08", "25", "53", "54000", "55", "58", "XX"];
 
 /// What a server error means for a lock.
 fn meaning(store: &str, said: &Said) -> Failure {
     let text = plain(&said.text);
     let unavailable = |what: String| Failure::Refused(Error::Unavailable(what));
+    let overloaded = |what: String| Failure::Refused(Error::Overloaded(what));
     let denied = |what: String| Failure::Refused(Error::Denied(what));
     let unfit = |what: String| Failure::Refused(Error::Unfit(what));
     match said.code.as_str() {
@@ -326,12 +327,17 @@ fn meaning(store: &str, said: &Said) -> Failure {
             "{store} is read-only, as a standby is; name the primary"
         ))),
         "53100" => unavailable(format!("{store} has no room on its disk: {text}")),
-        "53300" => unavailable(format!("{store} has too many clients: {text}")),
+        "53300" | "53400" => overloaded(format!("{store} has too many clients: {text}")),
+        // PgBouncer's max_client_conn.
+        "08P01" if text.contains("no more connections") => {
+            overloaded(format!("{store} has too many clients: {text}"))
+        }
+        "57P03" => overloaded(format!("{store} cannot serve: {text}")),
         "57014" => unavailable(format!("{store} cancelled a statement: {text}")),
         // An administrator closed the connection, or the server process crashed. A new connection
         // may work at once.
         "57P01" | "57P02" | "57P05" | "08006" | "08003" | "08P01" => {
-            Failure::Broken(Error::Unreachable(format!("cannot reach {store}: {text}")))
+            Failure::Broken(Error::Overloaded(format!("cannot reach {store}: {text}")))
         }
         code if OUTAGES.iter().any(|class| code.starts_with(class)) => {
             unavailable(format!("{store} cannot serve: {text}"))

@@ -11,9 +11,6 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-/// Most broken connections in one exchange: one that was idle, and a new one. If the server closes
-/// new connections too, the exchange fails.
-const BROKEN_MOST: u32 = 2;
 /// Pause before a statement is sent again that conflicted with another client.
 const CONFLICT: Duration = Duration::from_millis(2);
 
@@ -59,7 +56,7 @@ impl Tables {
         again: Again,
         deadline: Moment,
     ) -> Result<Vec<Answer>, Failure> {
-        let (mut broken, mut round) = (0, Round::default());
+        let mut round = Round::default();
         loop {
             let (is_new, (mut line, until)) = match self.line.take() {
                 Some(line) => (false, (line, deadline)),
@@ -83,11 +80,8 @@ impl Tables {
                     }
                     self.pass(line.server, failure, &mut round);
                 }
-                Err(Failure::Broken(_))
-                    if again == Again::Yes && broken < BROKEN_MOST && !deadline.passed() =>
-                {
-                    broken += 1;
-                }
+                // It was idle. If the server closes new connections too, the exchange fails.
+                Err(Failure::Broken(_)) if again == Again::Yes && !is_new && !deadline.passed() => {}
                 // Another client changed the rows or created the tables at the same time.
                 Err(Failure::Conflict) if again == Again::Yes && !deadline.passed() => {
                     self.line = Some(line);
@@ -155,7 +149,8 @@ impl Tables {
         round.found.push(format!("{} {what}", target.servers[server]));
         round.is_read_only |= is_read_only;
         let error = Error::from(failure);
-        if round.error.is_none() || error.is_outage() {
+        let is_best = matches!(round.error, Some(Error::Overloaded(_)));
+        if round.error.is_none() || error.is_outage() && !is_best {
             round.error = Some(error);
         }
     }

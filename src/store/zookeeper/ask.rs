@@ -8,17 +8,19 @@ use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::failure::Failure;
 
-/// Most broken connections that one exchange retries.
-const BROKEN_MOST: u32 = 8;
-
 impl Znodes {
     /// One round trip. The requests are sent again if the connection breaks, so they may be done
     /// more than once.
     pub(super) fn ask(&mut self, asks: &[Ask], deadline: Moment) -> Result<Answers, Failure> {
+        let servers = self.session.target.servers.len();
         let mut broken = 0;
         loop {
+            // A single server that breaks a new connection would break the next one, too.
+            let is_worth_it = self.session.is_connected() || servers > 1;
             match self.ask_once(asks, deadline) {
-                Err(Failure::Broken(_)) if broken < BROKEN_MOST && !deadline.passed() => broken += 1,
+                Err(Failure::Broken(_)) if is_worth_it && broken < servers && !deadline.passed() => {
+                    broken += 1;
+                }
                 answers => return answers,
             }
         }

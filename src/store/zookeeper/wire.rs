@@ -11,7 +11,7 @@ use crate::store::Error;
 use crate::store::net::failure::Failure;
 use crate::store::net::pipe::{ANSWER_MOST, Pipe};
 use crate::store::net::target::Target;
-use crate::store::net::{Address, interrupt};
+use crate::store::net::{Address, budget, interrupt};
 use std::io::ErrorKind;
 use std::time::Duration;
 
@@ -102,8 +102,14 @@ impl Connection {
             numbers.push(self.next_number());
             bytes.extend(ask.framed(self.number, self.access));
         }
+        budget::note_sent();
         self.send(&bytes, deadline)?;
-        asks.iter().zip(numbers).map(|(ask, number)| self.answer(ask, number, deadline)).collect()
+        let answers: Result<Answers, Failure> =
+            asks.iter().zip(numbers).map(|(ask, number)| self.answer(ask, number, deadline)).collect();
+        if answers.is_ok() {
+            self.pipe.has_answered();
+        }
+        answers
     }
 
     fn next_number(&mut self) -> i32 {

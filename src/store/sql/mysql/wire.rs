@@ -15,10 +15,10 @@ use super::super::{Answer, Failure, Link};
 use super::{IS_READ_ONLY, meaning};
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::net::Address;
 use crate::store::net::password::log_in;
 use crate::store::net::pipe::Pipe;
 use crate::store::net::target::Target;
+use crate::store::net::{Address, budget};
 use ring::digest::{Algorithm, Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -325,6 +325,7 @@ impl Connection {
 
     fn send_statement(&mut self, statement: &str, deadline: Moment) -> Result<(), Failure> {
         self.sequence = 0;
+        budget::note_sent();
         let text = [b"\x03", self.settings.as_bytes(), self.role.as_bytes(), statement.as_bytes()];
         self.send(&text.concat(), deadline)
     }
@@ -362,6 +363,7 @@ impl Link for Connection {
                     failed = failed.or(Some(failure));
                 }
                 Ok(answer) => {
+                    self.pipe.has_answered();
                     self.settings.clear();
                     answers.push(answer);
                 }

@@ -12,12 +12,12 @@ use super::guard::{Guard, Preamble};
 use super::{NEAR, meaning};
 use crate::clock::Moment;
 use crate::store::Error;
-use crate::store::net::Address;
 use crate::store::net::failure::unreachable;
 use crate::store::net::password::log_in;
 use crate::store::net::pipe::{ANSWER_MOST, Pipe};
 use crate::store::net::streams::Bounded;
 use crate::store::net::target::Target;
+use crate::store::net::{Address, budget};
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::authentication::md5_hash;
@@ -311,10 +311,12 @@ impl Link for Connection {
         let preambles: Vec<_> = statements.iter().map(|text| self.guard.preamble(text)).collect();
         let texts = preambles.iter().zip(statements);
         let texts: Vec<_> = texts.map(|(preamble, text)| self.query(preamble, text, deadline)).collect();
+        budget::note_sent();
         self.send(|bytes| texts.iter().try_for_each(|text| frontend::query(text, bytes)), deadline)?;
         let (mut answers, mut failed) = (Vec::with_capacity(statements.len()), None);
         for preamble in &preambles {
             let (answer, failure) = self.answer(preamble, deadline)?;
+            self.pipe.has_answered();
             answers.push(answer);
             failed = failed.or(failure);
         }
