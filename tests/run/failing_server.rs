@@ -4,15 +4,30 @@
 
 use crate::support::dlock::Running;
 use crate::support::door::Door;
-use crate::support::proc;
-use crate::support::wait::wait_within;
+#[cfg(feature = "mysql")]
+use crate::support::mysql::Mysql;
+#[cfg(feature = "postgres")]
+use crate::support::postgres::Postgres;
+use crate::support::redis::ask;
+use crate::support::wait::{wait_for, wait_until, wait_within};
 use crate::support::world::{Backend, World, on_every_store};
+#[cfg(feature = "zookeeper")]
+use crate::support::zookeeper::ZooKeeper;
+use crate::support::{masters, proc, sentinel};
+use std::io::{ErrorKind, Read as _};
+use std::net::TcpStream;
+use std::thread::sleep;
 use std::time::Duration;
 
 /// Most connections that a server may see in ten seconds.
 const MOST: usize = 25;
 
-on_every_store!(a_server_that_hangs_up_is_left_in_peace, a_holder_leaves_its_server_in_peace);
+on_every_store!(
+    a_server_that_hangs_up_is_left_in_peace,
+    a_holder_leaves_its_server_in_peace,
+    a_holder_rides_out_a_server_that_hangs_up,
+    a_run_that_does_not_wait_is_served_when_there_is_room,
+);
 
 /// The URL of the world's store behind a door; None for a store without a server.
 fn behind(world: &World, backend: Backend, door: u16) -> Option<String> {
@@ -82,10 +97,11 @@ fn a_server_that_hangs_up_is_left_in_peace(backend: Backend) {
         running.iter_mut().all(|(words, _, call)| words[0] == "watch" || call.has_ended()).then_some(())
     });
     running.pop();
-    wait_for_the_guards_of(&world, &mut running);
+    judge(&world, &running);
 }
 
-fn wait_for_the_guards_of(world: &World, running: &mut [(&[&str], Door, Running)]) {
+/// Once neither dlock nor a guard is left: how many connections each door has seen.
+fn judge(world: &World, running: &[(&[&str], Door, Running)]) {
     wait_for_the_guards(world);
     let seen: Vec<_> =
         running.iter().map(|(words, door, _)| (door.most_in_ten_seconds(), door.knocks(), *words)).collect();
@@ -132,5 +148,197 @@ fn a_holder_leaves_its_server_in_peace(backend: Backend) {
     wait_within(Duration::from_secs(60), "each ends", || {
         holders.iter_mut().all(|(_, _, call)| call.has_ended()).then_some(())
     });
-    wait_for_the_guards_of(&world, &mut holders);
+    judge(&world, &holders);
+}
+
+/// Twice within ten seconds, each time for nearly half a lease.
+fn a_holder_rides_out_a_server_that_hangs_up(backend: Backend) {
+    let world = World::new(backend);
+    if backend == Backend::File {
+        return;
+    }
+    let (server, ttl) = (port_of(&world, backend), Duration::from_secs(4));
+    let door = Door::before(server);
+    let url = behind(&world, backend, door.port()).expect("it has a server");
+    let job = "echo up >> log; until [ -e go ]; do sleep 0.1; done";
+    let holder = world.run("k", &["-q", "-t4s"], job).env("DLOCK_STORE", url).spawn();
+    world.wait_for_log("up");
+    for _ in 0..2 {
+        door.close();
+        sleep(ttl * 4 / 10);
+        door.open(server);
+        // A whole lease: a job whose lock was not renewed in time is stopped by then.
+        sleep(ttl);
+    }
+    world.write("go", "");
+    holder.finish();
+}
+
+/// Each of these is a mail if it ends with 69.
+fn a_run_that_does_not_wait_is_served_when_there_is_room(backend: Backend) {
+    let world = World::new(backend);
+    if backend == Backend::File {
+        return;
+    }
+    let mut calls: Vec<(&[&str], Door, Running)> =
+        [&["run", "-k", "k1", "--", "true"][..], &["acquire", "-q", "-k", "k2"]]
+            .into_iter()
+            .map(|words| {
+                let door = Door::shut();
+                let url = behind(&world, backend, door.port()).expect("it has a server");
+                (words, door, world.dlock(words).env("DLOCK_STORE", url).any_stdout().spawn())
+            })
+            .collect();
+    for (_, door, call) in &mut calls {
+        wait_until("it tries again", || door.knocks() >= 3);
+        assert!(!call.has_ended(), "{}", call.messages());
+        door.open(port_of(&world, backend));
+    }
+    calls.into_iter().for_each(|(.., call)| drop(call.finish()));
+}
+
+/// A server that is full.
+struct Full<'a> {
+    world: &'a World,
+    url: &'a dyn Fn(u16) -> String,
+    port: u16,
+    says: &'a str,
+}
+
+impl Full<'_> {
+    /// It is left in peace, and a run that does not wait gets what is free within ten seconds.
+    fn judge(&self, make_room: impl FnOnce()) {
+        let calls: [&[&str]; 3] = [
+            &["run", "-k", "k", "--", "true"],
+            &["run", "-k", "k", "-w8s", "--", "true"],
+            &["acquire", "-k", "k"],
+        ];
+        let call = |words, door: &Door| {
+            self.world.dlock(words).env("DLOCK_STORE", (self.url)(door.port())).any_stderr().any_stdout()
+        };
+        let refused: Vec<(&[&str], Door, Running)> = calls
+            .into_iter()
+            .map(|words| {
+                let door = Door::before(self.port);
+                let call = call(words, &door).status(69).spawn();
+                (words, door, call)
+            })
+            .collect();
+        let mut ended = Vec::new();
+        for (words, door, call) in refused {
+            let said = call.finish().stderr;
+            assert!(said.contains(self.says), "{said}");
+            ended.push((words, door));
+        }
+        wait_for_the_guards(self.world);
+        let seen: Vec<_> =
+            ended.iter().map(|(words, door)| (door.most_in_ten_seconds(), door.knocks(), *words)).collect();
+        println!("{seen:#?}");
+        assert!(seen.iter().all(|(most, ..)| *most <= MOST), "{seen:#?}");
+        let door = Door::before(self.port);
+        let served = call(calls[0], &door).stderr_like("").spawn();
+        wait_until("it tries again", || door.knocks() >= 3);
+        make_room();
+        served.finish();
+    }
+}
+
+#[test]
+fn a_redis_without_a_free_client() {
+    let world = World::new(Backend::Redis);
+    let mut connection = world.redis().connect();
+    let mut limit =
+        |count| ask::<()>(&mut connection, &["CONFIG", "SET", "maxclients", count]).expect("an answer");
+    limit("1");
+    let (port, url) = (world.redis().port(), |port| format!("redis://127.0.0.1:{port}"));
+    Full { world: &world, url: &url, port, says: "maximum number of clients" }.judge(|| limit("100"));
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn a_postgres_role_at_its_limit() {
+    let (world, server) =
+        World::with_server(|home| Postgres::start(home, &[]), |server| server.url("postgres"));
+    server.ask("postgres", "CREATE ROLE few LOGIN; GRANT CREATE ON SCHEMA public TO few");
+    let limit = |count| drop(server.ask("postgres", &format!("ALTER ROLE few CONNECTION LIMIT {count}")));
+    limit(0);
+    let url = |port| format!("postgres://few@127.0.0.1:{port}/postgres");
+    Full { world: &world, url: &url, port: server.port(), says: "too many" }.judge(|| limit(10));
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn a_mysql_user_at_its_limit() {
+    let (world, server) = World::with_server(|home| Mysql::start(home, &[]), |server| server.url("ops"));
+    let limit = |count| {
+        let set = format!("ALTER USER app@'%' WITH MAX_CONNECTIONS_PER_HOUR {count}; FLUSH USER_RESOURCES");
+        drop(server.ask("ops", &set));
+    };
+    limit(1);
+    world.dlock(["status", "k"]).any_stdout().run();
+    let url = |port| format!("mysql://app@127.0.0.1:{port}/ops");
+    Full { world: &world, url: &url, port: server.port(), says: "too many clients" }.judge(|| limit(0));
+}
+
+/// It closes each further connection of the same address without a word.
+#[cfg(feature = "zookeeper")]
+#[test]
+fn a_zookeeper_without_a_free_client() {
+    let mut world = World::without_redis();
+    let server = ZooKeeper::start(&world.path(""), &["maxClientCnxns=1"]);
+    world.use_store(server.url("/full"));
+    let only = wait_for("the only connection", || {
+        let mut only = TcpStream::connect(("127.0.0.1", server.port())).ok()?;
+        only.set_read_timeout(Some(Duration::from_millis(500))).ok()?;
+        let is_kept = only.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        is_kept.then_some(only)
+    });
+    let url = |port| format!("zookeeper://127.0.0.1:{port}/full");
+    let full = Full { world: &world, url: &url, port: server.port(), says: "closed the connection" };
+    full.judge(|| drop(only));
+}
+
+/// The figure is that of each server: three sentinels, five masters, two hosts.
+#[test]
+fn each_of_several_servers_is_left_in_peace() {
+    let world = World::without_redis();
+    let doors = |count: usize| (0..count).map(|_| Door::shut()).collect::<Vec<_>>();
+    let ports = |doors: &[Door]| doors.iter().map(Door::port).collect::<Vec<_>>();
+    let hosts = |doors: &[Door]| {
+        let hosts: Vec<_> = ports(doors).iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        hosts.join(",")
+    };
+    let places: [(usize, &dyn Fn(&[Door]) -> String); 6] = [
+        (3, &|doors| sentinel::url(&ports(doors))),
+        (5, &|doors| masters::url(&ports(doors))),
+        (3, &|doors| format!("redis+cluster://{}", hosts(doors))),
+        (2, &|doors| format!("postgres://app@{}/d", hosts(doors))),
+        (3, &|doors| format!("etcd://{}", hosts(doors))),
+        (3, &|doors| format!("zookeeper://{}", hosts(doors))),
+    ];
+    let words: [&[&str]; 2] =
+        [&["run", "-k", "k", "--", "true"], &["run", "-k", "k", "-t", "2s", "-w12s", "--", "true"]];
+    let calls: Vec<_> = places
+        .iter()
+        .flat_map(|(count, url)| words.map(|words| (*count, *url, words)))
+        .map(|(count, url, words)| {
+            let doors = doors(count);
+            let url = url(&doors);
+            let call = world.dlock(words).env("DLOCK_STORE", &url).status(69).any_stderr().spawn();
+            (url, words, doors, call)
+        })
+        .collect();
+    let ended: Vec<_> = calls
+        .into_iter()
+        .map(|(url, words, doors, call)| {
+            call.finish();
+            (url, words, doors)
+        })
+        .collect();
+    wait_for_the_guards(&world);
+    for (url, words, doors) in ended {
+        let most: Vec<_> = doors.iter().map(Door::most_in_ten_seconds).collect();
+        println!("{most:?} {url} {words:?}");
+        assert!(most.iter().all(|most| (1..=MOST).contains(most)), "{url} {words:?}: {most:?}");
+    }
 }
