@@ -59,6 +59,8 @@ pub struct Progress {
     was_queued: bool,
     /// Whether an outage was reported.
     troubled: bool,
+    /// The failure of the last request that had all its time.
+    said: Option<Error>,
     retry: Retry,
     /// Grants that came too late to be used.
     late_grants: u32,
@@ -78,6 +80,7 @@ impl Progress {
             blocker: None,
             was_queued: false,
             troubled: false,
+            said: None,
             retry: Retry::after(RIDE_OUT_PAUSE),
             late_grants: 0,
             estimate_at: began.after(ESTIMATE_AFTER),
@@ -126,6 +129,17 @@ impl Progress {
                 deadline.min(end.max(sent.after(RIDE_OUT_PAUSE)))
             }
             _ => deadline,
+        }
+    }
+
+    /// The failure to report. That of a request that was cut short says less than the one before.
+    fn telling(&mut self, error: Error, is_cut: bool) -> Error {
+        match (&error, &self.said) {
+            (Error::Unreachable(_) | Error::Overloaded(_), Some(said)) if is_cut => said.clone(),
+            _ => {
+                self.said = Some(error.clone());
+                error
+            }
         }
     }
 
@@ -183,7 +197,9 @@ impl Obtaining<'_> {
         let sent = Moment::now();
         let deadline = self.progress.deadline(self.request, sent);
         let ask = self.progress.asked(self.request, sent);
-        match self.store.acquire(&self.request.names, &ask, deadline) {
+        let is_cut = deadline < sent.after(self.request.budget());
+        let answer = self.store.acquire(&self.request.names, &ask, deadline);
+        match answer.map_err(|error| self.progress.telling(error, is_cut)) {
             Ok(Acquired::Granted(grant)) => self.granted(grant, sent),
             Ok(Acquired::Busy(blocker)) => self.over(Report::Busy(blocker)),
             Ok(Acquired::Done(done)) => self.over(Report::Done(done)),

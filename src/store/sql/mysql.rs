@@ -375,7 +375,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
         }
         1 | 3 | 20 | 1021 | 1026 | 1114 => unavailable(format!("{store} has no room on its disk: {text}")),
         1040 | 1203 | 1226 => overloaded(format!("{store} has too many clients: {text}")),
-        1205 => unavailable(format!("{store}: another transaction has locked the rows: {text}")),
+        1205 => overloaded(format!("{store}: another transaction has locked the rows: {text}")),
         1969 | 3024 => unavailable(format!("{store} cancelled a statement: {text}")),
         // An administrator closed the connection, or the server stops. A new connection may work at
         // once.

@@ -332,7 +332,8 @@ fn meaning(store: &str, said: &Said) -> Failure {
         "08P01" if text.contains("no more connections") => {
             overloaded(format!("{store} has too many clients: {text}"))
         }
-        "57P03" => overloaded(format!("{store} cannot serve: {text}")),
+        // 55P03: others have locked the row or the table for longer than the request may take.
+        "55P03" | "57P03" => overloaded(format!("{store} cannot serve: {text}")),
         "57014" => unavailable(format!("{store} cancelled a statement: {text}")),
         // An administrator closed the connection, or the server process crashed. A new connection
         // may work at once.

@@ -41,7 +41,7 @@ fn silent_masters_do_not_lengthen_an_operation() {
         });
         let errors = wait_within(Duration::from_secs(40), "they end", || heard.try_recv().ok());
         for error in errors {
-            assert!(matches!(error, Some(Error::Unreachable(_))), "{silent} silent: {error:?}");
+            assert!(matches!(error, Some(Error::Overloaded(_))), "{silent} silent: {error:?}");
         }
     }
 }
@@ -74,7 +74,7 @@ fn a_majority_that_answers_too_late_holds_nothing() {
         proxy.delay_replies(Duration::from_secs(3));
     }
     let (answer, _store) = late.join().unwrap();
-    assert!(matches!(answer, Err(Error::Unavailable(_) | Error::Unreachable(_))), "{answer:?}");
+    assert!(matches!(answer, Err(Error::Unavailable(_) | Error::Overloaded(_))), "{answer:?}");
 }
 
 /// Two masters have the lock, the third has not, and one of the two is slow. The renewal waits for
