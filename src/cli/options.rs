@@ -48,7 +48,8 @@ pub struct How {
     /// Wait for the lock, first come first served; without DUR for ever [default: do not wait]
     ///
     /// Waiters get the lock in the order they came, whatever machine they are on. dlock also waits for a store that cannot
-    /// be reached. A duration is 90s, 1h30m, or bare seconds, fractions too. 0: do not wait.
+    /// be reached. A duration is 90s, 1h30m, or bare seconds, fractions too. 0: do not wait. A server that does not
+    /// answer or is full is asked for ten seconds in any case.
     #[arg(short, long, value_name = "DUR", num_args = 0..=1, value_parser = duration::parse, help_heading = "Waiting")]
     pub wait: Option<Option<Duration>>,
 
@@ -144,7 +145,8 @@ pub struct Common {
     /// Run COMMAND by /bin/sh for the store's password, the first line that it prints (or DLOCK_PASSWORD_COMMAND)
     ///
     /// It is run again before each connection, for tokens that expire (RDS, ElastiCache, Vault). It is killed if it runs
-    /// longer than --connect-timeout. What it prints on stderr is dropped.
+    /// longer than --connect-timeout, and not run again within a second of a failure. What it prints on stderr is
+    /// dropped.
     #[arg(long, value_name = "COMMAND", value_hint = ValueHint::CommandString)]
     pub password_command: Option<OsString>,
 

@@ -225,6 +225,32 @@ fn the_password_is_sent_again_on_a_new_connection() {
     assert_eq!(world.log(), ["up"]);
 }
 
+/// A password command may ask a vault, which a failing login must not flood.
+#[test]
+fn a_password_command_is_left_in_peace() {
+    let world = World::with_redis(&["--user", "app", "on", ">old", "~*", "&*", "+@all"]);
+    let set = |password: &str| {
+        world.redis().ask::<()>(&["ACL", "SETUSER", "app", "resetpass", password]);
+    };
+    let url = format!("redis://app@127.0.0.1:{}", world.redis().port());
+    let job = "echo up >> log; until [ -e go ]; do sleep 0.05; done";
+    let holder = world.run("k", &["-t", "12s"], job).env("DLOCK_STORE", url).any_stderr();
+    let holder = holder.env("DLOCK_PASSWORD_COMMAND", "date +%s%N >> runs; echo old").spawn();
+    world.wait_for_log("up");
+    set(">new");
+    world.redis().ask::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    let runs = || world.read("runs").lines().count();
+    wait_until("it runs again and again", || runs() >= 4);
+    let ran = world.read("runs");
+    set(">old");
+    world.write("go", "");
+    holder.finish();
+    let times: Vec<u64> = ran.lines().map(|line| line.parse().expect("a time")).collect();
+    // The first one was accepted.
+    let gaps: Vec<u64> = times.windows(2).skip(1).map(|two| two[1] - two[0]).collect();
+    assert!(gaps.iter().all(|gap| *gap >= 1_000_000_000), "{gaps:?}");
+}
+
 #[test]
 fn a_missing_right_is_77() {
     let world =
