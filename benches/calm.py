@@ -2,6 +2,7 @@
 """Shows how many jobs an outage of a store disturbs, and what the outage costs the server.
 
     calm.py DLOCK STORE outage HOLDERS TTL      the server is stopped (SIGSTOP) for 0.49 of the lease
+    calm.py DLOCK STORE proxied HOLDERS TTL [socat]   the same with HAProxy (or socat) before each server
     calm.py DLOCK STORE leader HOLDERS TTL      the same with the leader alone, of three
     calm.py DLOCK STORE cut HOLDERS TTL RTT     all connections are cut once, on a line with this round trip
     calm.py DLOCK STORE idle HOLDERS TTL [AGE]  nothing happens for 20 s, measured AGE seconds after the last job began:
@@ -158,6 +159,24 @@ class Line:
         self.loop.call_soon_threadsafe(lambda: [writer.transport.abort() for writer in self.writers])
 
 
+def behind_proxies(url):
+    """Starts a TCP proxy before each server; returns its processes and the URL through it."""
+    log, proxies = open(f'{home}/proxy', 'w'), []
+    with open(f'{home}/haproxy', 'w') as cfg:
+        cfg.write('global\nmaxconn 8000\ndefaults\nmode tcp\ntimeout connect 5s\ntimeout client 1h\ntimeout server 1h\n')
+        for to in dict.fromkeys(re.findall(r'127\.0\.0\.1:(\d+)', url)):
+            at = free_port()
+            url = url.replace(f':{to}', f':{at}')
+            cfg.write(f'listen p{at}\nbind 127.0.0.1:{at}\nserver s 127.0.0.1:{to}\n')
+            if 'socat' in sys.argv:
+                words = ['socat', f'TCP-LISTEN:{at},bind=127.0.0.1,fork,reuseaddr,backlog=1024', f'TCP:127.0.0.1:{to}']
+                proxies.append(subprocess.Popen(words, stdout=log, stderr=log))
+    if not proxies:
+        proxies.append(subprocess.Popen(['haproxy', '-db', '-f', f'{home}/haproxy'], stdout=log, stderr=log))
+    time.sleep(1)
+    return proxies, url
+
+
 def tree(pid):
     kids = subprocess.run(['ps', '-o', 'pid=', '--ppid', str(pid)], capture_output=True, text=True).stdout.split()
     return [pid] + [p for kid in kids for p in tree(int(kid))]
@@ -227,7 +246,9 @@ while server and not reachable():
     time.sleep(0.1)
 time.sleep(1)
 line = Line() if what == 'cut' else None
-environment = {**os.environ, 'DLOCK_STORE': url % (line.port if line else port) if '%' in url else url, 'NO_COLOR': '1'}
+url = url % (line.port if line else port) if '%' in url else url
+proxies, url = behind_proxies(url) if what == 'proxied' else ([], url)
+environment = {**os.environ, 'DLOCK_STORE': url, 'NO_COLOR': '1'}
 brief = ['--max-lease', str(max(ttl, 10))] if store == 'quorum' else []  # a new master counts after this long
 try:
     first = subprocess.run([dlock, 'run', *brief, '-t', str(min(ttl, 10)), '-k', 'first', '-w', '60', '--', 'true'], env=environment, capture_output=True, text=True)
@@ -243,7 +264,7 @@ try:
     time.sleep(float(sys.argv[6]) if what in ('idle', 'queue') and len(sys.argv) > 6 else 1.2 + ttl / 2)
     asked = requests() if what in ('idle', 'queue') else None
     before, used, began = accepted(), cpu(server.pid) if server else 0, time.time()
-    if what in ('outage', 'leader'):
+    if what in ('outage', 'proxied', 'leader'):
         stopped = [pid for one in ([leader()] if what == 'leader' else [server, *more]) for pid in tree(one.pid)]
         for pid in stopped: os.kill(pid, signal.SIGSTOP)
         time.sleep(0.49 * ttl)
@@ -257,7 +278,7 @@ try:
     took = time.time() - began
     asked = f'{(requests() - asked) / took:.0f} requests a second, ' if asked is not None else ''
     gone = [n for n, job in enumerate(jobs) if job.poll() is not None]
-    connections = (accepted() - before) / holders / (2 if line else 1)
+    connections = (accepted() - before) / holders / (2 if line or proxies else 1)
     cost = (cpu(server.pid) - used) if server else 0
     print(f'{store} {what} {holders} holders ttl {ttl:g}' + (f' rtt {rtt:g}' if line else '') +
           f': {len(gone)} disturbed, {connections:.1f} new connections each, {asked}server {cost:.2f} s of processor in {took:.0f} s ({100 * cost / took:.1f} %), load {os.getloadavg()[0]:.1f}')
@@ -267,7 +288,7 @@ finally:
     for pid in ([p for job in jobs for p in tree(job.pid)] if 'jobs' in globals() else []):
         try: os.kill(pid, signal.SIGKILL)
         except OSError: pass
-    for one in [server, *more] if server else []:
+    for one in [server, *more, *proxies] if server else []:
         for pid in tree(one.pid):
             try: os.kill(pid, signal.SIGCONT); os.kill(pid, signal.SIGKILL)
             except OSError: pass

@@ -161,8 +161,9 @@ pub enum Endurance {
     Long,
     /// As long as the lease lasts, with a second attempt beside the first.
     Beside {
-        /// The same store, with its own connections.
-        second: Box<dyn Store>,
+        /// The same store, with its own connections. None if the store itself makes the second
+        /// attempt.
+        second: Option<Box<dyn Store>>,
         /// The error for a server that does not answer in time.
         timeout_error: Error,
     },

@@ -14,6 +14,7 @@ pub mod door;
 pub mod etcd;
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 pub mod hand_over;
+pub mod haproxy;
 pub mod hole;
 pub mod job;
 pub mod machine;

@@ -103,7 +103,10 @@ impl Keeper {
     pub fn keep(self: &Arc<Self>, mut keeping: Keeping) {
         let mut listening =
             Listening { listens_at: keeping.sent.after(SUBSCRIBE_AFTER), failures: 0, subscription: None };
-        let mut race = self.stores.timeout_error().map(|timeout_error| Race::new(timeout_error.clone()));
+        let mut race = self
+            .stores
+            .timeout_error()
+            .map(|timeout_error| Race::new(timeout_error.clone(), self.stores.count()));
         loop {
             self.listen(&mut listening, keeping.next);
             if self.stores.is_closed() {

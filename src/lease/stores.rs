@@ -20,7 +20,8 @@ pub struct Stores {
     current: AtomicUsize,
     /// Whether an attempt gets a long limit, because a retry would need a new connection.
     is_long: bool,
-    /// The error to report when a store does not answer in time; `None` if there is only one store.
+    /// The error to report when a store does not answer in time; `None` if each attempt runs on the
+    /// lease thread.
     timeout_error: Option<Error>,
     /// The lock is being given back: no renewal may begin.
     closed: AtomicBool,
@@ -31,7 +32,7 @@ impl Stores {
         let (second, timeout_error, is_long) = match store.endurance() {
             Endurance::Short => (None, None, false),
             Endurance::Long => (None, None, true),
-            Endurance::Beside { second, timeout_error } => (Some(second), Some(timeout_error), true),
+            Endurance::Beside { second, timeout_error } => (second, Some(timeout_error), true),
         };
         let stores = [Some(store), second].into_iter().flatten().map(Mutex::new).collect();
         let (current, closed) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -90,6 +91,10 @@ impl Stores {
         }
     }
 
+    pub const fn count(&self) -> usize {
+        self.stores.len()
+    }
+
     pub fn current(&self) -> usize {
         self.current.load(Ordering::Acquire)
     }
@@ -98,7 +103,8 @@ impl Stores {
         self.current.store(index, Ordering::Release);
     }
 
-    /// The error for a store that does not answer in time; None if no second attempt can be made.
+    /// The error for a store that does not answer in time; None if each attempt runs on the lease
+    /// thread.
     pub const fn timeout_error(&self) -> Option<&Error> {
         self.timeout_error.as_ref()
     }

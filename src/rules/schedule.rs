@@ -22,6 +22,12 @@ pub fn deadline(sent: Moment, ttl: Duration) -> Moment {
     sent.after(ttl.saturating_sub(ttl / 100 + Duration::from_millis(2)))
 }
 
+/// How long a connection may be silent before another one is opened beside it. After a renewal at a
+/// quarter of the ttl, an outage of half the ttl then ends while both are waiting.
+pub fn silence(ttl: Duration) -> Duration {
+    ttl * 3 / 16
+}
+
 impl Schedule {
     /// For a lease of `ttl`, a job that gets `grace` between TERM and KILL, and a store that
     /// answers within `op_timeout`.
@@ -83,12 +89,12 @@ impl Schedule {
     /// (1/4 + 2 * 3/16 < 1/4 + 1/2) and may go on until TERM. `usual` is how long the last renewal
     /// took; connecting takes a few round trips more.
     pub fn long_attempt(&self, usual: Duration) -> Duration {
-        (self.ttl * 3 / 16).max(usual.saturating_mul(8))
+        silence(self.ttl).max(usual.saturating_mul(8))
     }
 
     /// When a second attempt begins beside one that began at `began` and has no answer.
     pub fn beside_at(&self, began: Moment, usual: Duration) -> Moment {
-        began.after(usual.saturating_mul(3).clamp(self.ttl * 3 / 16, self.ttl * 5 / 16))
+        began.after(usual.saturating_mul(3).clamp(silence(self.ttl), self.ttl * 5 / 16))
     }
 
     /// The deadline of a second attempt that begins now beside one that began at `first`. A server

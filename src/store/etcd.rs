@@ -263,6 +263,6 @@ impl Coordinator for Keys {
 
     fn endurance(&self) -> Endurance {
         let timeout_error = silent(self.client.shown());
-        Endurance::Beside { second: Box::new(Engine::new(self.clone())), timeout_error }
+        Endurance::Beside { second: Some(Box::new(Engine::new(self.clone()))), timeout_error }
     }
 }

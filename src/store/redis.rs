@@ -183,7 +183,7 @@ impl Store for RedisStore {
         let mut second = Self::over(self.caller.route.topology.anew(), self.target.clone());
         // A subscription follows the master that either of the two has found.
         second.caller.route.last_master = self.caller.route.last_master.clone();
-        Endurance::Beside { second: Box::new(second), timeout_error: silent(&self.target.shown) }
+        Endurance::Beside { second: Some(Box::new(second)), timeout_error: silent(&self.target.shown) }
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {

@@ -326,7 +326,7 @@ impl Coordinator for Tables {
 
     fn endurance(&self) -> Endurance {
         let timeout_error = silent(&self.target.shown);
-        Endurance::Beside { second: Box::new(Engine::new(self.clone())), timeout_error }
+        Endurance::Beside { second: Some(Box::new(Engine::new(self.clone()))), timeout_error }
     }
 }
 

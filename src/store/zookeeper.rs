@@ -55,6 +55,7 @@ use crate::store::engine::coordinator::{
     is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
+use crate::store::net::failure::silent;
 use crate::store::net::interrupt;
 use crate::store::net::target::Target;
 use crate::store::{Endurance, Error, Listener, Subscription};
@@ -276,8 +277,9 @@ impl Coordinator for Znodes {
         self.must_sync = true;
     }
 
-    /// A session has one connection, which a second attempt beside the first one would end.
+    /// There is no second store, because a server serves a session on one connection. The session
+    /// itself dials another one beside a connection that is silent.
     fn endurance(&self) -> Endurance {
-        Endurance::Long
+        Endurance::Beside { second: None, timeout_error: silent(self.shown()) }
     }
 }

@@ -1,5 +1,5 @@
 //! Renewals with two attempts side by side. Each attempt runs on a thread of its own, with a store
-//! of its own.
+//! of its own. A store that itself makes the second attempt is alone here.
 //!
 //! The first attempt may go on until the lease ends (on etcd with several members, as long as one
 //! of them answers): a server that was suspended answers it when it resumes, and the lease then
@@ -22,13 +22,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 
-/// Most attempts at a time: one for each store of a holder.
-const ATTEMPTS: usize = 2;
-
 /// The attempts of one holder that are under way. Some may belong to an earlier renewal: they were
 /// cancelled and end soon.
 pub struct Race {
-    running: [Option<Running>; ATTEMPTS],
+    /// One for each store of the holder.
+    running: Vec<Option<Running>>,
     results: Receiver<Outcome>,
     say: Sender<Outcome>,
     /// The error for an attempt that is cancelled or takes too long.
@@ -51,17 +49,15 @@ struct Outcome {
 }
 
 impl Race {
-    pub fn new(timeout_error: Error) -> Self {
+    pub fn new(timeout_error: Error, stores: usize) -> Self {
         let (say, results) = channel();
-        Self { running: Default::default(), results, say, timeout_error }
+        Self { running: (0..stores).map(|_| None).collect(), results, say, timeout_error }
     }
 
     /// A store that no attempt uses, the current one first.
     fn free(&self, current: usize) -> Option<usize> {
-        [current, current + 1]
-            .map(|index| index % ATTEMPTS)
-            .into_iter()
-            .find(|index| self.running[*index].is_none())
+        let count = self.running.len();
+        (current..current + count).map(|index| index % count).find(|index| self.running[*index].is_none())
     }
 
     /// Attempts under way of the renewal that began at `since`.

@@ -188,12 +188,12 @@ pub(super) fn sleep(
     until: Moment,
 ) -> Result<bool, Errno> {
     let limit = Timespec::try_from(until.left()).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
-    let is_woken = interrupt::with(|interrupt| {
+    let is_woken = interrupt::with(|interrupts| {
         let mut fds: Vec<_> = mine.iter().map(|life| PollFd::new(&life.fifo, PollFlags::IN)).collect();
         // POLLERR is always reported.
         fds.extend(others.map(|watch| PollFd::new(&watch.fifo, PollFlags::empty())));
         let lives = fds.len();
-        fds.extend(interrupt.map(|interrupt| PollFd::from_borrowed_fd(interrupt, PollFlags::IN)));
+        fds.extend(interrupts.iter().map(|interrupt| PollFd::new(interrupt, PollFlags::IN)));
         match poll(&mut fds, Some(&limit)) {
             Ok(_) => Ok(fds[..lives].iter().any(|fd| !fd.revents().is_empty())),
             Err(Errno::INTR) => Ok(true),

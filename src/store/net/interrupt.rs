@@ -1,5 +1,5 @@
-//! Interrupts a request for something more urgent. While a thread has an interrupt descriptor, each
-//! of its waits for a server ends when that becomes readable.
+//! Interrupts a request for something more urgent. While a thread has interrupt descriptors, each of
+//! its waits for a server ends when one of them becomes readable.
 
 use crate::clock::{self, Moment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,15 +14,24 @@ use std::time::Duration;
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 thread_local! {
-    static INTERRUPT: RefCell<Option<OwnedFd>> = const { RefCell::new(None) };
+    static INTERRUPTS: RefCell<Vec<OwnedFd>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `work`; each wait in it ends when `interrupt` becomes readable. Without a free descriptor to
-/// duplicate `interrupt` to, no wait does.
+/// Runs `work`; each wait in it ends when `interrupt` becomes readable, or an interrupt around this
+/// call. Without a free descriptor to duplicate `interrupt` to, no wait ends for it.
 pub fn armed<T>(interrupt: BorrowedFd<'_>, work: impl FnOnce() -> T) -> T {
-    INTERRUPT.replace(interrupt.try_clone_to_owned().ok());
+    armed_by([interrupt], work)
+}
+
+/// The same with several interrupts.
+pub fn armed_by<'a, T>(interrupts: impl IntoIterator<Item = BorrowedFd<'a>>, work: impl FnOnce() -> T) -> T {
+    let before = INTERRUPTS.with_borrow_mut(|all| {
+        let before = all.len();
+        all.extend(interrupts.into_iter().filter_map(|interrupt| interrupt.try_clone_to_owned().ok()));
+        before
+    });
     let done = work();
-    INTERRUPT.replace(None);
+    INTERRUPTS.with_borrow_mut(|all| all.truncate(before));
     done
 }
 
@@ -37,19 +46,19 @@ fn is_ready(fd: BorrowedFd<'_>) -> bool {
     poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&at_once)) != Ok(0)
 }
 
-/// Whether this thread's interrupt is readable.
+/// Whether one of this thread's interrupts is readable.
 pub fn is_raised() -> bool {
-    INTERRUPT.with_borrow(|interrupt| interrupt.as_ref().is_some_and(|interrupt| is_ready(interrupt.as_fd())))
+    INTERRUPTS.with_borrow(|interrupts| interrupts.iter().any(|interrupt| is_ready(interrupt.as_fd())))
 }
 
-/// Passes this thread's interrupt descriptor to `work`.
-pub fn with<T>(work: impl FnOnce(Option<BorrowedFd<'_>>) -> T) -> T {
-    INTERRUPT.with_borrow(|interrupt| work(interrupt.as_ref().map(AsFd::as_fd)))
+/// Passes this thread's interrupt descriptors to `work`.
+pub fn with<T>(work: impl FnOnce(&[OwnedFd]) -> T) -> T {
+    INTERRUPTS.with_borrow(|interrupts| work(interrupts))
 }
 
 /// Sleeps until `moment` or an interrupt.
 pub fn sleep_until(moment: Moment) {
-    if !INTERRUPT.with_borrow(Option::is_some) {
+    if INTERRUPTS.with_borrow(Vec::is_empty) {
         return clock::sleep_until(moment);
     }
     while !moment.passed() && pause(moment.left()).is_ok() {}
@@ -68,10 +77,10 @@ pub fn receive<T>(values: &Receiver<T>, until: Moment) -> Option<T> {
 
 /// Pauses. Fails on an interrupt.
 pub fn pause(span: Duration) -> io::Result<()> {
-    INTERRUPT.with_borrow(|interrupt| {
+    INTERRUPTS.with_borrow(|interrupts| {
         let limit = Timespec::try_from(span).map_err(io::Error::other)?;
         let mut fds: Vec<_> =
-            interrupt.iter().map(|interrupt| PollFd::new(interrupt, PollFlags::IN)).collect();
+            interrupts.iter().map(|interrupt| PollFd::new(interrupt, PollFlags::IN)).collect();
         match poll(&mut fds, Some(&limit)) {
             Ok(0) | Err(Errno::INTR) => Ok(()),
             _ => Err(ErrorKind::TimedOut.into()),
@@ -81,10 +90,10 @@ pub fn pause(span: Duration) -> io::Result<()> {
 
 /// Waits until a descriptor is ready. Fails with `TimedOut` after `limit` or on an interrupt.
 pub fn wait(fd: impl AsFd, flags: PollFlags, limit: Duration) -> io::Result<()> {
-    INTERRUPT.with_borrow(|interrupt| {
+    INTERRUPTS.with_borrow(|interrupts| {
         let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
         let mut fds = vec![PollFd::from_borrowed_fd(fd.as_fd(), flags)];
-        fds.extend(interrupt.as_ref().map(|interrupt| PollFd::new(interrupt, PollFlags::IN)));
+        fds.extend(interrupts.iter().map(|interrupt| PollFd::new(interrupt, PollFlags::IN)));
         match poll(&mut fds, Some(&limit)) {
             Ok(_) if !fds[0].revents().is_empty() => Ok(()),
             Ok(_) => Err(ErrorKind::TimedOut.into()),

@@ -23,11 +23,12 @@ pub fn any_readable(streams: &[&Stream], until: Moment) -> io::Result<bool> {
     // Without a free descriptor for a timer, poll() ends later if the machine sleeps meanwhile.
     let set = || Timer::new().and_then(|timer| timer.set(Some(until)).map(|()| timer)).ok();
     let timer = if until.passed() { None } else { set() };
-    interrupt::with(|interrupt| {
+    interrupt::with(|interrupts| {
         let mut fds: Vec<_> = streams.iter().map(|stream| PollFd::new(*stream, PollFlags::IN)).collect();
         fds.extend(
-            interrupt
-                .into_iter()
+            interrupts
+                .iter()
+                .map(AsFd::as_fd)
                 .chain(timer.as_ref().map(AsFd::as_fd))
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
         );

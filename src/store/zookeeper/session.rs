@@ -2,16 +2,27 @@
 //! client that loses its connection goes on with the session at another server, until the session's
 //! timeout ends. This module chooses the server, logs in, and notices when a session was replaced
 //! by a new one.
+//!
+//! *A silent connection is kept* until another one has answered. Its server may be suspended, and
+//! answers when it resumes; the connection may be dead, which looks the same from here. A server that
+//! reads a request for the session on a new connection drops the old one with the answer that is due
+//! there. And a TCP proxy delivers such a request long after it was sent, if the server's listen
+//! backlog was full. So the new connection is first one that asks for nothing but an answer, and the
+//! session moves only if that one is answered and the silent one is not.
 
 use super::jute::{Answers, Ask, hello};
-use super::wire::Connection;
+use super::wire::{Connection, send_word};
 use crate::clock::Moment;
-use crate::rules::millis;
+use crate::rules::{millis, schedule};
 use crate::store::Error;
-use crate::store::net::failure::Failure;
+use crate::store::net::failure::{Failure, silent, unreachable};
 use crate::store::net::password;
+use crate::store::net::pipe::Pipe;
+use crate::store::net::streams::{Stream, any_readable};
 use crate::store::net::target::Target;
 use crate::store::net::{self, interrupt};
+use std::io::ErrorKind;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,9 +33,21 @@ const BRIEF_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Longest of these pauses.
 const PAUSE_MOST: Duration = Duration::from_millis(500);
+/// For this part of the session's timeout, a connection may answer later than a probe did: a server
+/// that resumes has many requests to answer.
+const GRACE_SHARE: u32 = 64;
 /// Least number of signs of life within a session's timeout. A holder renews four times in it, and
 /// so sends no pings.
 const PINGS_PER_TIMEOUT: u32 = 3;
+
+/// What has answered while a connection was silent.
+enum Heard {
+    /// The connection.
+    Session,
+    /// The probe of the server with this index.
+    Probe(usize),
+    Nothing,
+}
 
 /// A session, or the means to begin one.
 pub struct Session {
@@ -47,6 +70,8 @@ pub struct Session {
     /// connection, such a commit would answer another request.
     number: i32,
     connection: Option<Connection>,
+    /// When the request was sent that the connection has not answered in time.
+    silent_since: Option<Moment>,
     /// Index of the server to try next.
     next: usize,
     /// The process that owns the session. A forked copy must not end it.
@@ -68,13 +93,15 @@ impl Session {
             seen: 0,
             number: 0,
             connection: None,
+            silent_since: None,
             next,
             process: std::process::id(),
         }
     }
 
+    /// Whether there is a connection that is not silent.
     pub const fn is_connected(&self) -> bool {
-        self.connection.is_some()
+        self.connection.is_some() && self.silent_since.is_none()
     }
 
     /// Whether the session is a lease.
@@ -96,14 +123,113 @@ impl Session {
     }
 
     /// Connects, if it is not connected.
-    pub fn connect(&mut self, deadline: Moment) -> Result<(), Failure> {
-        if self.connection.is_some() {
+    fn connect(&mut self, deadline: Moment) -> Result<(), Failure> {
+        if self.is_connected() {
             return Ok(());
         }
+        match self.silent_since {
+            Some(since) if !since.after(self.timeout).passed() => self.outwait(since, deadline),
+            _ => self.dial(deadline),
+        }
+    }
+
+    /// Drops the connection that has failed.
+    fn lose(&mut self) {
+        (self.connection, self.silent_since) = (None, None);
+    }
+
+    /// How long the connection may be silent before a probe is sent.
+    fn patience(&self) -> Duration {
+        schedule::silence(self.timeout)
+    }
+
+    /// Waits until the connection, silent since then, answers. Beside it, sends a probe to each
+    /// server: if one is answered, the session moves there.
+    fn outwait(&mut self, since: Moment, deadline: Moment) -> Result<(), Failure> {
+        let target = Arc::clone(&self.target);
+        let count = target.servers.len();
+        let mut probes: Vec<Option<Pipe>> = (0..count).map(|_| None).collect();
+        let share = target.connect_timeout.min(self.patience() / 2);
+        // A request that was only interrupted is not late yet.
+        let mut until = since.after(self.patience().min(target.op_timeout));
+        loop {
+            match self.hear(&mut probes, until.min(deadline))? {
+                Heard::Session => return Ok(()),
+                Heard::Probe(at) => {
+                    let soon = Moment::now().after(self.timeout / GRACE_SHARE).min(deadline);
+                    if matches!(self.hear(&mut [], soon)?, Heard::Session) {
+                        return Ok(());
+                    }
+                    (self.next, probes[at]) = (at, None);
+                    let within = target.connect_timeout + target.op_timeout;
+                    match self.try_next(deadline.min(Moment::now().after(within))) {
+                        Err(Failure::Broken(_) | Failure::Silent(_)) => {}
+                        moved => return moved,
+                    }
+                    // As during an election, when servers close each new connection.
+                    self.hear(&mut [], Moment::now().after(share.min(PAUSE_MOST)).min(deadline))?;
+                }
+                Heard::Nothing => {}
+            }
+            if deadline.passed() || interrupt::is_raised() {
+                return Err(Failure::Silent(silent(&target.shown)));
+            }
+            let at = self.next % count;
+            self.next = (at + 1) % count;
+            until = Moment::now().after(share);
+            if probes[at].is_none() {
+                let streams = self.connection.iter().map(Connection::stream);
+                let streams = streams.chain(probes.iter().flatten().map(|probe| &probe.stream));
+                let open = || send_word(&target, &target.servers[at], "srvr", until.min(deadline));
+                probes[at] = interrupt::armed_by(streams.map(Stream::as_fd), open).ok();
+            }
+        }
+    }
+
+    /// Sleeps until the connection or a probe has answered, or until `until` or an interrupt. Fails
+    /// if the connection breaks; drops a probe that does.
+    fn hear(&mut self, probes: &mut [Option<Pipe>], until: Moment) -> Result<Heard, Failure> {
+        loop {
+            let Some(connection) = &mut self.connection else { return Ok(Heard::Nothing) };
+            match connection.has_news() {
+                Ok(true) => {
+                    self.silent_since = None;
+                    return Ok(Heard::Session);
+                }
+                Ok(false) => {}
+                Err(failure) => {
+                    self.lose();
+                    return Err(failure);
+                }
+            }
+            for (at, probe) in probes.iter_mut().enumerate() {
+                match probe.as_mut().map(|probe| probe.hear(Moment::now())) {
+                    Some(Ok(true)) => return Ok(Heard::Probe(at)),
+                    Some(Err(_)) => *probe = None,
+                    Some(Ok(false)) | None => {}
+                }
+            }
+            let probes = probes.iter().flatten().map(|probe| &probe.stream);
+            let streams: Vec<&Stream> = [connection.stream()].into_iter().chain(probes).collect();
+            let shown = &self.target.shown;
+            if !any_readable(&streams, until).map_err(|error| Failure::Silent(unreachable(shown, &error)))? {
+                return Ok(Heard::Nothing);
+            }
+        }
+    }
+
+    /// Tries the servers in turn until one serves.
+    fn dial(&mut self, deadline: Moment) -> Result<(), Failure> {
+        self.lose();
         let count = self.target.servers.len();
         let (mut untried, mut pause) = (count, PAUSE);
+        let each = self.target.connect_timeout + self.target.op_timeout;
+        let mut deadline = deadline;
+        if self.id != 0 {
+            // The next attempt has the rest of the lease.
+            deadline = deadline.min(Moment::now().after(self.patience()));
+        }
         loop {
-            let each = self.target.connect_timeout + self.target.op_timeout;
             let failure = match self.try_next(net::turn(count, untried, each, deadline)) {
                 Err(Failure::Refused(error)) => return Err(Failure::Refused(error)),
                 Err(failure) => failure,
@@ -152,6 +278,7 @@ impl Session {
                 && millis(ttl) != u64::from(timeout)
             {
                 connection.close();
+                self.lose();
                 self.id = 0;
                 return Err(Failure::Refused(unfit_ttl(&target.shown, ttl, self.timeout)));
             }
@@ -160,38 +287,65 @@ impl Session {
                     connection.log_in(format!("{user}:{}", text.unwrap_or_default()).into_bytes(), deadline)
                 })?;
             }
-            self.connection = Some(connection);
+            (self.connection, self.silent_since) = (Some(connection), None);
             self.dial += 1;
             return Ok(());
         }
     }
 
-    /// One round trip. Connects first, if it is not connected.
+    /// One round trip. Connects first, if it is not connected. If the connection stays silent, waits
+    /// for it, and for another one.
     pub fn ask(&mut self, asks: &[Ask], deadline: Moment) -> Result<Answers, Failure> {
         self.connect(deadline)?;
+        let (dial, patience, sent) = (self.dial, self.patience(), Moment::now());
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
-        let answers = connection.ask(asks, deadline);
-        self.seen = self.seen.max(connection.seen);
+        let asked = connection.ask(asks, deadline);
         self.number = connection.number;
-        if answers.is_err() {
-            self.connection = None;
+        let numbers = asked.inspect_err(|_| self.connection = None)?;
+        let mut answers = Vec::new();
+        loop {
+            let Some(connection) = self.connection.as_mut().filter(|_| self.dial == dial) else {
+                let moved = unreachable(&self.target.shown, &ErrorKind::ConnectionAborted.into());
+                return Err(Failure::Broken(moved));
+            };
+            let until = deadline.min(Moment::now().after(patience));
+            let answered = connection.answers(asks, &numbers, &mut answers, until);
+            self.seen = self.seen.max(connection.seen);
+            match answered {
+                Ok(()) => return Ok(answers),
+                Err(Failure::Silent(error)) => {
+                    self.silent_since = Some(sent);
+                    if deadline.passed() || interrupt::is_raised() {
+                        return Err(Failure::Silent(error));
+                    }
+                    self.outwait(sent, deadline)?;
+                }
+                Err(failure) => {
+                    self.lose();
+                    return Err(failure);
+                }
+            }
         }
-        answers
     }
 
     /// Sleeps until a watch reports something (true), or until `until` (false).
     pub fn listen(&mut self, until: Moment) -> Result<bool, Failure> {
         let Some(connection) = &mut self.connection else { return Ok(true) };
         let heard = connection.listen(self.timeout / PINGS_PER_TIMEOUT, until);
-        if heard.is_err() {
-            self.connection = None;
+        match &heard {
+            Ok(_) => {}
+            Err(Failure::Silent(_)) => self.silent_since = Some(connection.sent),
+            Err(_) => self.lose(),
         }
         heard
     }
 
-    /// Drops the connection. The next request goes to another server, in the same session.
+    /// Drops the connection, unless it is silent. The next request goes to another server, in the
+    /// same session.
     pub fn hang_up(&mut self) {
-        self.connection = None;
+        if self.silent_since.is_none() {
+            self.connection = None;
+        }
     }
 
     /// Ends the session, and so its nodes.
@@ -199,6 +353,7 @@ impl Session {
         if let Some(connection) = self.connection.take() {
             connection.close();
         }
+        self.lose();
         self.id = 0;
         self.password.clear();
     }

@@ -2,14 +2,15 @@
 //! Requests are sent in one batch and answered in order. Events of watches come in between, and are
 //! kept until the caller takes them.
 //!
-//! After any failure the connection is dropped: a late answer would be taken for the answer to the
-//! next request.
+//! A connection that is only silent can be used further: the answer to a request that was given up
+//! is known by its number, and skipped. After any other failure the connection is dropped.
 
 use super::jute::{self, Access, Answer, Answers, Ask, Code, Head, Welcome};
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::failure::Failure;
 use crate::store::net::pipe::{ANSWER_MOST, Pipe};
+use crate::store::net::streams::Stream;
 use crate::store::net::target::Target;
 use crate::store::net::{Address, budget, interrupt};
 use std::io::ErrorKind;
@@ -33,16 +34,23 @@ pub struct Connection {
     /// Paths of the nodes that watches have reported.
     pub events: Vec<String>,
     /// Time of the last send.
-    sent: Moment,
+    pub sent: Moment,
     /// Whether a ping is unanswered.
     is_pinged: bool,
 }
 
-/// Sends a four-letter command, on a connection of its own, and returns the answer.
-pub fn say(target: &Target, server: &Address, word: &str, deadline: Moment) -> Result<String, Error> {
+/// Sends a four-letter command on a connection of its own. A server answers it, be it that the command
+/// is not in its `4lw.commands.whitelist`.
+pub fn send_word(target: &Target, server: &Address, word: &str, deadline: Moment) -> Result<Pipe, Error> {
     let mut pipe = Pipe::open(server.to_string(), target, server, deadline)?;
     pipe.begin_tls(target, server, deadline)?;
     pipe.send(word.as_bytes(), deadline)?;
+    Ok(pipe)
+}
+
+/// Sends a four-letter command, on a connection of its own, and returns the answer.
+pub fn say(target: &Target, server: &Address, word: &str, deadline: Moment) -> Result<String, Error> {
+    let mut pipe = send_word(target, server, word, deadline)?;
     loop {
         match pipe.fill(deadline) {
             Ok(()) if pipe.rest().len() < SAID_MOST => {}
@@ -95,8 +103,18 @@ impl Connection {
         answer.map(drop).map_err(|_| Failure::Refused(Error::Denied(refused)))
     }
 
-    /// Sends requests in one batch and returns their answers in order.
-    pub fn ask(&mut self, asks: &[Ask], deadline: Moment) -> Result<Answers, Failure> {
+    /// The socket, to wait on several connections at once.
+    pub const fn stream(&self) -> &Stream {
+        &self.pipe.stream
+    }
+
+    /// Whether the server has sent anything since the last answer.
+    pub fn has_news(&mut self) -> Result<bool, Failure> {
+        Ok(!self.pipe.rest().is_empty() || self.pipe.hear(Moment::now())?)
+    }
+
+    /// Sends requests in one batch. Returns their numbers.
+    pub fn ask(&mut self, asks: &[Ask], deadline: Moment) -> Result<Vec<i32>, Failure> {
         let (mut bytes, mut numbers) = (Vec::new(), Vec::with_capacity(asks.len()));
         for ask in asks {
             numbers.push(self.next_number());
@@ -104,12 +122,22 @@ impl Connection {
         }
         budget::note_sent();
         self.send(&bytes, deadline)?;
-        let answers: Result<Answers, Failure> =
-            asks.iter().zip(numbers).map(|(ask, number)| self.answer(ask, number, deadline)).collect();
-        if answers.is_ok() {
-            self.pipe.has_answered();
+        Ok(numbers)
+    }
+
+    /// Adds the answers to these requests, in order. If not all come in time, another call goes on.
+    pub fn answers(
+        &mut self,
+        asks: &[Ask],
+        numbers: &[i32],
+        answers: &mut Answers,
+        deadline: Moment,
+    ) -> Result<(), Failure> {
+        for (ask, number) in asks.iter().zip(numbers).skip(answers.len()) {
+            answers.push(self.answer(ask, *number, deadline)?);
         }
-        answers
+        self.pipe.has_answered();
+        Ok(())
     }
 
     fn next_number(&mut self) -> i32 {
@@ -121,6 +149,10 @@ impl Connection {
         loop {
             let frame = self.frame(deadline)?;
             let Some((head, rest)) = self.sort(&frame)? else { continue };
+            if (1..number).contains(&head.number) {
+                // That request was given up.
+                continue;
+            }
             if head.number != number {
                 return Err(self.not_zookeeper());
             }
@@ -195,7 +227,8 @@ impl Connection {
     fn send(&mut self, bytes: &[u8], deadline: Moment) -> Result<(), Failure> {
         let sent = self.pipe.send(bytes, deadline);
         self.sent = Moment::now();
-        sent
+        // A server that has half a request understands no other.
+        sent.map_err(|failure| Failure::Broken(failure.into()))
     }
 
     fn frame(&mut self, deadline: Moment) -> Result<Vec<u8>, Failure> {

@@ -7,6 +7,7 @@ use crate::support::members::{
     all_stand_still_for_half_a_lease, increments_through_outages, leaders_are_killed, outages_of,
 };
 use crate::support::outages::storm_through_outages;
+use crate::support::proxy::Proxy;
 use crate::support::storm::is_soak;
 use crate::support::wait::{wait_until, wait_within};
 use rustix::process::Signal;
@@ -82,6 +83,33 @@ fn half_a_session_without_servers_disturbs_no_job() {
     holder.finish();
     waiter.finish();
     assert_eq!(world.log(), ["up", "done", "next"]);
+}
+
+/// Behind a TCP proxy, a holder does not see that the server's listen backlog is full: the proxy has
+/// accepted its connection, and delivers what is sent there too late.
+#[test]
+fn a_full_listen_backlog_behind_a_proxy_disturbs_no_job() {
+    let (mut world, server) = own_server(&["clientPortListenBacklog=1"]);
+    let proxy = Proxy::before(server.port());
+    world.use_store(format!("zookeeper://127.0.0.1:{}", proxy.port()));
+    let ttl = Duration::from_secs(6);
+    // They renew at different times, so some renew just after the server is stopped.
+    let start = |number: usize| {
+        let holder = world.run(&format!("k{number}"), &["-t", "6s"], JOB).any_stderr().spawn();
+        wait_until("it has its lock", || world.log().len() == number + 1);
+        sleep(ttl / 40);
+        holder
+    };
+    let holders: Vec<_> = (0..10).map(start).collect();
+    let before = proxy.connections();
+    server.signal(Signal::STOP);
+    sleep(ttl * 45 / 100);
+    server.signal(Signal::CONT);
+    sleep(ttl);
+    let new = proxy.connections() - before;
+    world.write("go", "");
+    finish_all(holders);
+    assert!(new <= 3 * 10, "{new} new connections of 10 holders");
 }
 
 #[test]
