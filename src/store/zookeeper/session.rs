@@ -211,11 +211,30 @@ impl Session {
             }
             let probes = probes.iter().flatten().map(|probe| &probe.stream);
             let streams: Vec<&Stream> = [connection.stream()].into_iter().chain(probes).collect();
-            let shown = &self.target.shown;
-            if !any_readable(&streams, until).map_err(|error| Failure::Silent(unreachable(shown, &error)))? {
+            if !is_any_readable(&streams, until)? {
                 return Ok(Heard::Nothing);
             }
         }
+    }
+
+    /// Waits for the silent connection, if there is one, and for this new one. Returns whether the
+    /// silent one has answered first. A server that moves the session to the new one closes it.
+    fn is_answered_before(&mut self, new: &mut Connection, deadline: Moment) -> Result<bool, Failure> {
+        while let Some(connection) = &mut self.connection {
+            match connection.has_news() {
+                Ok(true) => {
+                    self.silent_since = None;
+                    return Ok(true);
+                }
+                Ok(false) => {}
+                Err(_) => self.lose(),
+            }
+            let Some(connection) = &self.connection else { break };
+            if new.has_news()? || !is_any_readable(&[connection.stream(), new.stream()], deadline)? {
+                break;
+            }
+        }
+        Ok(false)
     }
 
     /// Tries the servers in turn until one serves.
@@ -256,8 +275,20 @@ impl Session {
         let wanted = i32::try_from(millis(self.lease.unwrap_or(BRIEF_TIMEOUT))).unwrap_or(i32::MAX);
         loop {
             let hello = hello(self.seen, wanted, self.id, &self.password);
-            let (mut connection, welcome) =
-                Connection::begin(&target, server, &hello, self.number, deadline)?;
+            let open = || Connection::open(&target, server, &hello, self.number, deadline);
+            let silent = self.connection.iter().map(|silent| silent.stream().as_fd());
+            let mut connection = match interrupt::armed_by(silent, open) {
+                Ok(connection) => connection,
+                // The silent connection may have answered, which interrupts this one.
+                Err(failure) => {
+                    let heard = self.hear(&mut [], Moment::now())?;
+                    return if matches!(heard, Heard::Session) { Ok(()) } else { Err(failure) };
+                }
+            };
+            if self.is_answered_before(&mut connection, deadline)? {
+                return Ok(());
+            }
+            let welcome = connection.welcome(deadline)?;
             let Some(timeout) = welcome.timeout else {
                 if self.id == 0 {
                     return Err(Failure::Broken(Error::Unavailable(format!(
@@ -265,6 +296,7 @@ impl Session {
                     ))));
                 }
                 // The session has expired. Begin a new one.
+                self.lose();
                 self.id = 0;
                 self.password.clear();
                 continue;
@@ -357,6 +389,12 @@ impl Session {
         self.id = 0;
         self.password.clear();
     }
+}
+
+/// [`any_readable`] with the failure of an exchange.
+fn is_any_readable(streams: &[&Stream], until: Moment) -> Result<bool, Failure> {
+    let failed = |error| Failure::Silent(Error::Unavailable(format!("cannot wait for a server: {error}")));
+    any_readable(streams, until).map_err(failed)
 }
 
 impl Drop for Session {

@@ -62,15 +62,15 @@ pub fn say(target: &Target, server: &Address, word: &str, deadline: Moment) -> R
 }
 
 impl Connection {
-    /// Connects and begins the session. `number` is the last xid of the session, over all its
-    /// connections.
-    pub fn begin(
+    /// Connects, and asks the server for the session. `number` is the last xid of the session, over
+    /// all its connections. [`Connection::welcome`] reads the answer.
+    pub fn open(
         target: &Target,
         server: &Address,
         hello: &[u8],
         number: i32,
         deadline: Moment,
-    ) -> Result<(Self, Welcome), Failure> {
+    ) -> Result<Self, Failure> {
         let pipe = Pipe::open(target.shown_at(server), target, server, deadline);
         let mut pipe = pipe.map_err(Failure::Broken)?;
         pipe.begin_tls(target, server, deadline).map_err(Failure::Broken)?;
@@ -86,10 +86,15 @@ impl Connection {
             is_pinged: false,
         };
         connection.send(hello, deadline)?;
-        let frame = connection.frame(deadline)?;
-        let welcome = Welcome::parse(&frame).ok_or_else(|| connection.not_zookeeper())?;
-        connection.is_zookeeper = true;
-        Ok((connection, welcome))
+        Ok(connection)
+    }
+
+    /// The answer to the request for the session.
+    pub fn welcome(&mut self, deadline: Moment) -> Result<Welcome, Failure> {
+        let frame = self.frame(deadline)?;
+        let welcome = Welcome::parse(&frame).ok_or_else(|| self.not_zookeeper())?;
+        self.is_zookeeper = true;
+        Ok(welcome)
     }
 
     /// Logs in with the scheme `digest`. The server does not check the password: user and password
