@@ -5,7 +5,7 @@ use crate::cli::usage::{self, Parsed};
 use crate::cli::{Cli, Command};
 use crate::error::{self, Error};
 use crate::exit::Exit;
-use crate::output::{self, Event, Kind, Printer};
+use crate::output::{self, Event, Kind, Printer, What};
 use crate::supervise;
 use crate::sys;
 use context::Context;
@@ -86,6 +86,9 @@ fn dispatch(Cli { common, command }: &Cli, printer: &mut Printer) -> anyhow::Res
     let mut context = || {
         let context = Context::new(common, command.key())?;
         *printer = context.printer.clone();
+        if let Some(text) = context.settings.misplaced().filter(|_| !matches!(command, Command::Acquire(_))) {
+            printer.say(Kind::Warning, What::Setting, &text);
+        }
         Ok::<_, Error>(context)
     };
     match command {

@@ -7,6 +7,7 @@
 
 use crate::cli::{Color, Common, LogFormat};
 use crate::error::Error;
+use crate::sys::named_file::{Fault, Owner};
 use access::{Access, Beside};
 use clap::ValueEnum;
 use credentials::Login;
@@ -50,7 +51,6 @@ pub struct Environment {
     pub variables: BTreeMap<&'static str, OsString>,
     /// The machine's configuration file.
     pub machine_file: PathBuf,
-    pub uid: u32,
 }
 
 impl Environment {
@@ -60,7 +60,6 @@ impl Environment {
         Self {
             variables: names.filter_map(|name| Some((name, std::env::var_os(name)?))).collect(),
             machine_file: "/etc/dlock.toml".into(),
-            uid: rustix::process::geteuid().as_raw(),
         }
     }
 
@@ -216,21 +215,28 @@ impl Settings {
     /// Resolves the options that every command takes. Reads the configuration files and the
     /// password file.
     pub fn resolve(flags: &Common, environment: &Environment) -> Result<Self, Error> {
-        let (mut warnings, mut remarks) = (Vec::new(), Vec::new());
-        let layers = Layers::read(flags, environment, &mut remarks)?;
+        let mut layers = Layers::read(flags, environment)?;
         let url = layers.store()?;
         if url.value.password.is_some() && matches!(url.source, Source::Flag(_)) {
-            warnings.push(
+            layers.warnings.push(
                 "every user of this machine can see a password on the command line, and a dlock inside the job does not get it; use --password-file or DLOCK_PASSWORD"
                     .into(),
             );
         }
+        let timeout = |flag, variable, key, default| {
+            let set = layers.value(flag, variable, crate::cli::duration::parse_positive)?;
+            Ok::<_, Error>(set.or_else(|| layers.file.span(key)).unwrap_or(default))
+        };
+        let two_seconds = Duration::from_secs(2);
+        let connect_timeout =
+            timeout(flags.connect_timeout, "DLOCK_CONNECT_TIMEOUT", "connect-timeout", two_seconds)?;
+        let op_timeout = timeout(flags.op_timeout, "DLOCK_OP_TIMEOUT", "op-timeout", Duration::from_secs(1))?;
         let login = match url.value.place {
             Location::File { .. } => Login::default(),
-            _ => layers.credentials(&url)?,
+            _ => layers.credentials(&url, connect_timeout)?,
         };
         let sentinel_credentials =
-            url.value.sentinel_credentials().map_err(|why| invalid(&url.source, &why))?;
+            url.value.sentinel_credentials(connect_timeout).map_err(|why| invalid(&url.source, &why))?;
         let beside = layers.beside(&login);
         let password_from = login.password_from();
         let credentials = login.credentials;
@@ -244,14 +250,6 @@ impl Settings {
                 true => Err("a prefix must not contain control characters".into()),
                 false => Ok(prefix),
             })?;
-        let timeout = |flag, variable, key, default| {
-            let set = layers.value(flag, variable, crate::cli::duration::parse_positive)?;
-            Ok::<_, Error>(set.or_else(|| layers.file.span(key)).unwrap_or(default))
-        };
-        let two_seconds = Duration::from_secs(2);
-        let connect_timeout =
-            timeout(flags.connect_timeout, "DLOCK_CONNECT_TIMEOUT", "connect-timeout", two_seconds)?;
-        let op_timeout = timeout(flags.op_timeout, "DLOCK_OP_TIMEOUT", "op-timeout", Duration::from_secs(1))?;
         let log_format = layers.value(flags.log_format, "DLOCK_LOG_FORMAT", choice)?;
         let file = &layers.file;
         let no_color = environment.shared_variable("NO_COLOR").map(|_| Color::Never);
@@ -274,13 +272,18 @@ impl Settings {
             files: sensitive,
             exposed,
             password_from,
-            warnings,
-            remarks,
             password_variable: layers.variable("DLOCK_PASSWORD").map(|set| Secret::new(set.value)),
+            warnings: layers.warnings,
+            remarks: layers.remarks,
             beside,
             file: layers.file,
             shell: environment.shared_variable("SHELL").unwrap_or(OsStr::new("/bin/sh")).into(),
         })
+    }
+
+    /// A message about settings of one job in the configuration files, if there are any.
+    pub fn misplaced(&self) -> Option<String> {
+        self.file.misplaced()
     }
 
     /// Whether a flag gave the store.
@@ -351,13 +354,23 @@ struct Layers<'a> {
     files: Vec<File>,
     /// The files, merged.
     file: File,
+    /// About files that are not read, as in [`Settings`].
+    warnings: Vec<String>,
+    remarks: Vec<String>,
 }
 
 impl<'a> Layers<'a> {
-    fn read(flags: &'a Common, environment: &Environment, remarks: &mut Vec<String>) -> Result<Self, Error> {
+    fn read(flags: &'a Common, environment: &Environment) -> Result<Self, Error> {
         let variables = own_variables(flags, environment)?;
-        let mut layers = Self { flags, variables, files: Vec::new(), file: File::default() };
-        layers.files = layers.read_files(environment, remarks)?;
+        let mut layers = Self {
+            flags,
+            variables,
+            files: Vec::new(),
+            file: File::default(),
+            warnings: Vec::new(),
+            remarks: Vec::new(),
+        };
+        layers.read_files(environment)?;
         layers.file = File::merged(&layers.files);
         Ok(layers)
     }
@@ -408,33 +421,46 @@ impl<'a> Layers<'a> {
             .try_map(|text| url::parse(&text))
     }
 
-    /// The configuration files in force, weakest first.
-    fn read_files(&self, environment: &Environment, remarks: &mut Vec<String>) -> Result<Vec<File>, Error> {
+    /// Reads the configuration files in force. One that dlock looks for by itself is not used if
+    /// another user may have written it.
+    fn read_files(&mut self, environment: &Environment) -> Result<(), Error> {
         let named = match &self.flags.config {
             Some(path) => Some(of_flag(path, "--config")?),
             None => self.variable("DLOCK_CONFIG"),
         };
-        if let Some(named) = named {
-            let path = Path::new(&named.value);
-            return match File::read(path) {
-                Ok(Some(file)) => Ok(vec![file]),
-                Ok(None) => Err(invalid(&named.source, &format!("{} does not exist", path.display()))),
-                Err(error) => Err(invalid(&named.source, &error.to_string())),
-            };
+        let unread = |path: &Path, fault: &Fault| format!("{} is not read: {fault}", path.display());
+        if let Some(Set { value, source }) = named {
+            let path = Path::new(&value);
+            let file = File::read(path, Owner::Any).map_err(|error| invalid(&source, &error.to_string()))?;
+            self.files.push(file.map_err(|fault| invalid(&source, &unread(path, &fault)))?);
+            return Ok(());
         }
-        let mut found: Vec<File> = File::read(&environment.machine_file)?.into_iter().collect();
+        let path = &environment.machine_file;
+        match File::read(path, Owner::RootOrCaller)? {
+            Ok(file) => self.files.push(file),
+            Err(fault) if fault.is_absence() => {}
+            Err(fault) => {
+                let text = unread(path, &fault);
+                return Err(Error::Config(format!("{text}; --config names another file, or this one")));
+            }
+        }
         let xdg =
             environment.shared_variable("XDG_CONFIG_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
         let home = || environment.shared_variable("HOME").map(|home| Path::new(home).join(".config"));
         if let Some(dir) = environment.shared_variable("HOME").and(xdg).or_else(home) {
             let path = dir.join("dlock.toml");
-            match file::owner(&path)? {
-                None => {}
-                Some(uid) if uid == environment.uid => found.extend(File::read(&path)?),
-                Some(_) => remarks.push(format!("{} belongs to another user and is skipped", path.display())),
+            match File::read(&path, Owner::RootOrCaller)? {
+                Ok(file) => self.files.push(file),
+                Err(fault) if fault.is_absence() => {}
+                Err(fault @ Fault::Foreign(_)) => {
+                    self.warnings
+                        .push(format!("{}; --config names it if it is meant", unread(&path, &fault)));
+                }
+                Err(fault @ Fault::Hidden) => self.remarks.push(unread(&path, &fault)),
+                Err(fault) => return Err(Error::Config(unread(&path, &fault))),
             }
         }
-        Ok(found)
+        Ok(())
     }
 }
 

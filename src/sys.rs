@@ -5,6 +5,7 @@
 
 #![expect(unsafe_code, reason = "fork, exec and signals have no safe interface; the walls are kept here")]
 
+pub mod named_file;
 mod start;
 
 pub use start::{Fork, close_all_but, exec, fork, spawn};

@@ -16,6 +16,7 @@
 //! - lease: a lock that is kept through outages, lost, or taken away; time limits
 //! - messages: JSON messages in each situation
 //! - min_hold: `--min-hold`
+//! - named_files: files that a user names, and who may write where the name leads
 //! - nesting: a run inside a job that holds the same lock
 //! - once_per: `--once-per`
 //! - passwords: how secrets are given, and where they must never be seen
@@ -49,6 +50,7 @@ pub mod inside;
 pub mod lease;
 pub mod messages;
 pub mod min_hold;
+pub mod named_files;
 pub mod nesting;
 pub mod once_per;
 pub mod passwords;

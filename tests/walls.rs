@@ -17,10 +17,10 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
     ("rules", &["clock", "exit", "lock"]),
     ("cli", &["lock", "exit", "shell"]),
     ("error", &["exit", "store"]),
-    ("store", &["clock", "exit", "rules", "lock"]),
+    ("store", &["clock", "exit", "rules", "lock", "sys"]),
     ("lease", &["clock", "rules", "lock", "store"]),
     ("supervise", &["clock", "exit", "sys"]),
-    ("config", &["cli", "error", "exit", "lock"]),
+    ("config", &["cli", "error", "exit", "lock", "sys"]),
     ("output", &["cli", "clock", "config", "error", "exit", "rules", "lock", "shell", "store", "sys"]),
 ];
 

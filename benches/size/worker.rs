@@ -73,11 +73,7 @@ fn work(task: Task) -> Result<Tally> {
     budget::limit_nothing();
     // Only the URL counts, and no setting of this machine.
     let common = Common { store: vec![task.url.clone().into()], quiet: true, ..Common::default() };
-    let environment = Environment {
-        variables: BTreeMap::new(),
-        machine_file: "/nonexistent".into(),
-        uid: rustix::process::geteuid().as_raw(),
-    };
+    let environment = Environment { variables: BTreeMap::new(), machine_file: "/nonexistent".into() };
     let settings = Settings::resolve(&common, &environment)?;
     let context = Context { printer: Printer::new(&settings), settings };
     let ttl = Ttl::new(task.ttl).map_err(|why| anyhow!(why))?;

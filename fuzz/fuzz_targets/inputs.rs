@@ -7,15 +7,12 @@ use dlock::commands::held::Holds;
 use dlock::config::{file::File, url};
 use dlock::lock::{Key, Name};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::Path;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let Some((first, rest)) = data.split_first() else { return };
     if first % 6 == 1 {
-        let path = PathBuf::from(format!("/dev/shm/dlock-fuzz-{}.toml", std::process::id()));
-        std::fs::write(&path, rest).expect("a file");
-        let _file = File::read(&path);
-        return;
+        return drop(File::parse(Path::new("fuzz.toml"), rest));
     }
     let Ok(text) = std::str::from_utf8(rest) else { return };
     match first % 6 {

@@ -27,7 +27,7 @@ right before a step that matters says whether the lock is still held. Use
 'dlock run' where you can: it does all of this by itself.
 
 The holder, as 'dlock status' shows it, is the process that started dlock.
-Of the defaults for 'run' in a configuration file only max-lease applies.";
+A configuration file may give -t, -w and -E, as for 'dlock run'.";
 
 /// `dlock acquire`.
 #[derive(Debug, Args)]

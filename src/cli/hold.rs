@@ -80,8 +80,9 @@ pub struct Hold {
 
     /// Append the same variables to FILE, as NAME=value lines without quotes; needs --background
     ///
-    /// In the format of $GITHUB_ENV and dotenv files. Only its owner can read a new file, because the token is in it. With
-    /// several keys DLOCK_KEYS is left out, because its value has line ends.
+    /// In the format of $GITHUB_ENV and dotenv files. Only its owner can read a new file, because the token is in it. So dlock
+    /// follows no link of another user, and writes to no file of another user unless only that user may write in its
+    /// directory. With several keys DLOCK_KEYS is left out, because its value has line ends.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "background")]
     pub env_file: Option<PathBuf>,
 

@@ -10,12 +10,12 @@ use super::owner;
 use super::run::messages::{Messages, Subject, Under};
 use crate::cli::{self, key::each_once};
 use crate::clock::Moment;
-use crate::config::run::TTL;
+use crate::config::run::{Asking, script_status};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::obtain::{Progress, Step};
 use crate::lease::{Report, Request, Until, give_back};
-use crate::lock::{Key, Mode, Names, Token, Ttl, Wait};
+use crate::lock::{Key, Mode, Names, Token, Wait};
 use crate::output::acquired::{Acquired, shell};
 use crate::output::busy::Tried;
 use crate::output::time::{local, millis, span};
@@ -46,13 +46,16 @@ const SUBJECT: Subject = Subject {
 pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::Result<Exit> {
     context.say_default();
     let keys = each_once(&flags.how.key);
-    let request = request(&context, flags, context.names(&keys)?)?;
+    let min_hold = flags.min_hold.unwrap_or_default();
+    let asking = context.settings.asking(&flags.how, flags.how.wait, min_hold)?;
+    script_status(asking.busy)?;
+    let request = request(&context, flags, &asking, context.names(&keys)?)?;
     let since = Moment::now();
     // Before the store is opened, which may start a thread.
     let signals = Signals::take()?;
     let mut store = context.open()?;
     let messages = Messages::new(&context, &keys, request.ask.mode, Under::Own, SUBJECT);
-    let acquiring = Acquiring { context: &context, flags, keys, since, request, messages };
+    let acquiring = Acquiring { context: &context, flags, asking, keys, since, request, messages };
     let outcome = signals.or(|| acquiring.obtain(&mut *store))?;
     acquiring.messages.live.borrow_mut().clear();
     match outcome {
@@ -69,22 +72,19 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
     }
 }
 
-fn request(context: &Context, flags: &cli::acquire::Acquire, names: Names) -> Result<Request, Error> {
+fn request(
+    context: &Context,
+    flags: &cli::acquire::Acquire,
+    asking: &Asking,
+    names: Names,
+) -> Result<Request, Error> {
     let (how, settings) = (&flags.how, &context.settings);
-    let mode = match (how.shared, how.slots) {
-        (true, _) => Mode::Shared,
-        (false, Some(slots)) => Mode::Slots(slots),
-        (false, None) => Mode::Exclusive,
-    };
-    let ttl = match how.ttl {
-        Some(ttl) => ttl,
-        None => Ttl::new(TTL).map_err(Error::Internal)?,
-    };
+    let Asking { mode, ttl, wait, .. } = *asking;
     context.check_supported(&names, mode)?;
     let min_hold = flags.min_hold.unwrap_or_default();
-    settings.check_lease("ttl", ttl.get(), true, None)?;
+    settings.check_lease("ttl", ttl.get(), how.ttl.is_some(), None)?;
     settings.check_lease("min-hold", min_hold, true, None)?;
-    let until = Until::from_now(wanted(flags));
+    let until = Until::from_now(wait);
     let token = Token::random().map_err(|error| {
         Error::Internal(format!("the system gave no random bytes: {error}; the lock is not acquired"))
     })?;
@@ -129,6 +129,7 @@ fn give_back_quietly(store: &mut dyn Store, request: &Request, within: Duration)
 struct Acquiring<'a> {
     context: &'a Context,
     flags: &'a cli::acquire::Acquire,
+    asking: Asking,
     keys: Vec<Key>,
     since: Moment,
     request: Request,
@@ -225,7 +226,7 @@ impl Acquiring<'_> {
     fn not_obtained(&self, report: Report) -> anyhow::Result<Exit> {
         Err(match report {
             Report::Busy(blocker) | Report::Contended(blocker) => {
-                let status = self.flags.how.busy_exit_code.unwrap_or(Exit::BUSY);
+                let status = self.asking.busy;
                 self.messages.busy(&blocker, self.tried(&blocker), "", status);
                 return Ok(Exit::Busy(status));
             }
@@ -243,7 +244,7 @@ impl Acquiring<'_> {
 
     fn tried(&self, blocker: &Blocker) -> Tried {
         let fence = blocker.holder.as_ref().map(|holder| holder.fence);
-        match wanted(self.flags) {
+        match self.asking.wait {
             Wait::For(bound) => Tried::Waited(bound),
             _ if Holds::of_process().inside_out().any(|held| Some(held.fence) == fence) => Tried::Inside,
             _ => Tried::Once,
@@ -311,8 +312,4 @@ impl Acquiring<'_> {
             ),
         );
     }
-}
-
-fn wanted(flags: &cli::acquire::Acquire) -> Wait {
-    flags.how.wait.map_or(Wait::No, Wait::given)
 }

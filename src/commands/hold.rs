@@ -8,7 +8,7 @@ use super::job_env::Changes;
 use super::run::report::RunReport;
 use super::run::{Holding, Voice, Work, guarded};
 use crate::cli::{self, Common};
-use crate::config::run::{KeepFor, Run};
+use crate::config::run::{KeepFor, Run, script_status};
 use crate::error::{self, Error};
 use crate::exit::{Ended, Exit};
 use crate::output::acquired::{lines, shell};
@@ -18,11 +18,13 @@ use crate::shell::word;
 use crate::store::net::interrupt;
 use crate::supervise::{self, NoPin, Pin};
 use crate::sys;
+use crate::sys::named_file::{self, Fault};
 use rustix::event::PollFlags;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
+use std::fs::File;
+use std::io::{self, Read, Write as _};
 use std::ops::ControlFlow;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::time::Duration;
 
 /// Longer than any wait for the lock.
@@ -44,14 +46,8 @@ pub fn hold(common: &Common, flags: &cli::hold::Hold, printer: &mut Printer) -> 
     if let Some(process) = &process {
         warn_if_unstoppable(process, &context);
     }
-    if flags.background && run.busy == 0 {
-        return Err(Error::Config(
-            "busy-exit-code is 0 in the configuration, so the script would go on without the lock; add -E 75"
-                .into(),
-        )
-        .into());
-    }
     if flags.background {
+        script_status(run.busy)?;
         return in_background(&context, flags, &run, process);
     }
     let voice = if flags.json { Voice::Events } else { Voice::Silent };
@@ -177,22 +173,18 @@ impl Read for Interruptible<'_> {
     }
 }
 
-fn open_to_append(path: &std::path::Path) -> Result<File, Error> {
+fn open_to_append(path: &Path) -> Result<File, Error> {
     let open = || {
-        let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+        let mut file = named_file::open_to_append(path)?;
         // If the last line has no line end, the first new line would be joined to it.
-        let mut last = [b'\n'];
-        if file.metadata()?.is_file() && file.metadata()?.len() > 0 {
-            file.seek(SeekFrom::End(-1))?;
-            file.read_exact(&mut last)?;
-        }
-        if last != [b'\n'] {
+        let (mut last, end) = ([b'\n'], file.metadata()?.len());
+        if end > 0 && file.read_at(&mut last, end - 1).is_ok() && last != [b'\n'] {
             file.write_all(b"\n")?;
         }
         Ok(file)
     };
-    open().map_err(|error: io::Error| {
-        Error::Config(format!("cannot write to {}: {error}; nothing is held", path.display()))
+    open().map_err(|fault: Fault| {
+        Error::Config(format!("cannot write to {}: {fault}; nothing is held", path.display()))
     })
 }
 

@@ -41,8 +41,8 @@ pub fn of(login: &Credentials, limit: Duration) -> Option<Password> {
 struct File(PathBuf);
 
 impl Source for File {
-    fn read(&self, _: Moment) -> Result<String, Error> {
-        let secret = Secret::of_file(&self.0).map_err(Error::Denied)?;
+    fn read(&self, deadline: Moment) -> Result<String, Error> {
+        let secret = Secret::of_file(&self.0, deadline.left()).map_err(Error::Denied)?;
         Ok(secret.expose().into())
     }
 }

@@ -2,21 +2,21 @@
 
 use crate::error::Error;
 use crate::lock::Token;
+use crate::sys::named_file::{Fault, read_secret};
 use std::io::Read;
 use std::path::Path;
+use std::time::Duration;
 
-/// Longest token file. A valid one has 32 digits and perhaps a line end.
-const MOST: u64 = 4096;
-
-/// Reads the token in a file; `-` is standard input.
-pub fn read(file: &Path) -> Result<Token, Error> {
-    let (mut text, is_stdin) = (String::new(), file == Path::new("-"));
+/// Reads the token in a file within this time; `-` is standard input, which may take longer.
+pub fn read(file: &Path, within: Duration) -> Result<Token, Error> {
+    let (mut bytes, is_stdin) = (Vec::new(), file == Path::new("-"));
     let shown = if is_stdin { "standard input".into() } else { file.display().to_string() };
     let read = match is_stdin {
-        true => std::io::stdin().take(MOST).read_to_string(&mut text),
-        false => std::fs::File::open(file).and_then(|file| file.take(MOST).read_to_string(&mut text)),
+        true => std::io::stdin().take(4096).read_to_end(&mut bytes).map(|_| bytes).map_err(Fault::from),
+        false => read_secret(file, within),
     };
-    read.map_err(|error| Error::Config(format!("cannot read the token from {shown}: {error}")))?;
-    Token::parse(text.trim_end_matches(['\n', '\r']))
+    let bytes =
+        read.map_err(|fault| Error::Config(format!("cannot read the token from {shown}: {fault}")))?;
+    Token::parse(String::from_utf8_lossy(&bytes).trim_end_matches(['\n', '\r']))
         .map_err(|why| Error::Config(format!("there is no token in {shown}: {why}")))
 }

@@ -110,11 +110,11 @@ impl Settings {
         let source = Source::Variable(held_by);
         let invalid = |why: String| invalid(&source, &why);
         let url = url::parse(access.url.as_deref().unwrap_or(shown)).map_err(invalid)?;
-        let sentinel_credentials = url.sentinel_credentials().map_err(invalid)?;
+        let sentinel_credentials = url.sentinel_credentials(self.connect_timeout).map_err(invalid)?;
         let password = match access {
             _ if matches!(url.place, Location::File { .. }) => None,
             Access { password_file: Some(path), .. } => {
-                Secret::of_file(path).map_err(invalid)?;
+                Secret::of_file(path, self.connect_timeout).map_err(invalid)?;
                 Some(Password::File(path.clone()))
             }
             Access { password_command: Some(text), .. } => Some(Password::Command(text.clone())),

@@ -8,6 +8,7 @@ use crate::error::Error;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The login, and where it was found.
 #[derive(Default)]
@@ -32,8 +33,9 @@ impl Login {
 
 impl Layers<'_> {
     /// Resolves user and password. A password in the URL counts as set where the URL was set. The
-    /// highest layer with a password may give several only if they are equal.
-    pub fn credentials(&self, url: &Set<url::Url>) -> Result<Login, Error> {
+    /// highest layer with a password may give several only if they are equal. A file is read within
+    /// this time.
+    pub fn credentials(&self, url: &Set<url::Url>, within: Duration) -> Result<Login, Error> {
         let Self { flags, files, file, .. } = self;
         let rank = |source: &Source| match source {
             Source::Flag(_) => usize::MAX,
@@ -70,7 +72,7 @@ impl Layers<'_> {
         given.extend(self.urls_below(url).into_iter().filter_map(secret_of));
         let top = given.iter().map(|(_, set)| rank(&set.source)).max().unwrap_or(0);
         given.retain(|(_, set)| rank(&set.source) == top);
-        let password = resolved(given)?;
+        let password = resolved(given, within)?;
         match (username, password) {
             (username, Some(Set { value: password, source })) => Ok(Login {
                 credentials: Some(Credentials {
@@ -189,7 +191,7 @@ enum Form {
 
 /// The password from the settings of one layer. Several settings may give it if they give the same
 /// one; what a command prints is unknown here.
-fn resolved(given: Vec<(Form, Set<String>)>) -> Result<Option<Set<Password>>, Error> {
+fn resolved(given: Vec<(Form, Set<String>)>, within: Duration) -> Result<Option<Set<Password>>, Error> {
     let command = given.iter().find(|(form, _)| *form == Form::Command);
     let other = given.iter().find(|(form, set)| {
         command.is_some_and(|(_, command)| *form != Form::Command || set.value != command.value)
@@ -208,7 +210,7 @@ fn resolved(given: Vec<(Form, Set<String>)>) -> Result<Option<Set<Password>>, Er
     for (form, set) in given {
         if form == Form::File {
             let path = password_path(&set);
-            read.push(set.clone().try_map(|_| Ok(Secret::of_file(&path)?.expose().to_owned()))?);
+            read.push(set.clone().try_map(|_| Ok(Secret::of_file(&path, within)?.expose().to_owned()))?);
             file.get_or_insert(Set { value: path, source: set.source });
         } else {
             read.push(set);

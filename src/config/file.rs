@@ -4,16 +4,15 @@
 
 use super::{Set, Source, choice, invalid};
 use crate::cli::duration;
-use crate::cli::options::{self, Color, LogFormat};
+use crate::cli::options::{Color, LogFormat};
 use crate::cli::usage::{is_option, nearest};
 use crate::error::Error;
 use crate::exit::OnLost;
-use crate::lock::{Replicas, SLOTS_MAX, Ttl};
+use crate::lock::{Replicas, Ttl};
+use crate::sys::named_file::{Fault, Owner, read_settings};
 use clap::ValueEnum;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::de::{DeTable, DeValue};
@@ -23,7 +22,7 @@ use toml::de::{DeTable, DeValue};
 type Read = fn(&DeValue<'_>) -> Result<String, String>;
 
 /// Every key, and how its value is read.
-const KEYS: [(&str, Read); 27] = [
+const KEYS: [(&str, Read); 20] = [
     ("store", text),
     // It may be empty.
     ("prefix", |value| word(value, |_| Ok(()))),
@@ -40,20 +39,18 @@ const KEYS: [(&str, Read); 27] = [
     ("ttl", |value| span(value, |text| Ttl::new(duration::parse(text)?).map(Ttl::get))),
     // true is for ever.
     ("wait", |value| flag(value).or_else(|_| span(value, duration::parse))),
-    ("min-hold", |value| span(value, duration::parse)),
     ("max-lease", timeout),
     ("max-run", |value| span(value, duration::parse)),
     ("grace", |value| span(value, duration::parse)),
     ("on-lost", |value| word(value, |text| choice::<OnLost>(text).map(drop))),
     ("busy-exit-code", status),
     ("replicas", replicas),
-    ("reason", note),
-    ("label", note),
-    ("exclusive", flag),
-    ("shared", flag),
-    ("slots", slots),
-    ("tree", flag),
 ];
+
+/// What describes one job. In a file it would change jobs that somebody else wrote: a shared lock
+/// excludes no other run.
+const OF_ONE_JOB: &str = "shared exclusive slots tree label reason min-hold once-per expect pause-on-failure \
+     during-pause replace no-replace report";
 
 /// One configuration file, or several merged. `Debug` shows no values: one may be a password.
 #[derive(Clone, Default)]
@@ -61,6 +58,8 @@ pub struct File {
     /// Its path; empty for a merged one.
     pub path: PathBuf,
     entries: BTreeMap<&'static str, Set<String>>,
+    /// The settings of one job that are in it.
+    misplaced: BTreeMap<&'static str, Source>,
 }
 
 impl fmt::Debug for File {
@@ -70,20 +69,19 @@ impl fmt::Debug for File {
 }
 
 impl File {
-    /// Reads a file; `None` if it does not exist.
-    pub fn read(path: &Path) -> Result<Option<Self>, Error> {
-        match std::fs::read(path) {
-            Ok(bytes) => match String::from_utf8(bytes) {
-                Ok(text) => Self::parse(path, &text).map(Some),
-                Err(_) => Err(Error::Config(format!("{} is not valid UTF-8", path.display()))),
-            },
-            Err(error) if is_absence(&error) => Ok(None),
-            Err(error) => Err(Error::Config(format!("cannot read {}: {}", path.display(), plain(&error)))),
-        }
+    /// Reads a file. The inner error is of the file, the outer one of a setting in it.
+    pub fn read(path: &Path, owner: Owner) -> Result<Result<Self, Fault>, Error> {
+        let bytes = match read_settings(path, owner) {
+            Ok(bytes) => bytes,
+            Err(fault) => return Ok(Err(fault)),
+        };
+        Self::parse(path, &bytes).map(Ok)
     }
 
-    /// Parses the text of a file.
-    fn parse(path: &Path, text: &str) -> Result<Self, Error> {
+    /// Parses the content of a file.
+    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, Error> {
+        let not_text = |_| Error::Config(format!("{} is not valid UTF-8", path.display()));
+        let text = std::str::from_utf8(bytes).map_err(not_text)?;
         let source = |at: usize| {
             let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
             Source::File { path: path.into(), line }
@@ -96,22 +94,36 @@ impl File {
             let key = key.map(|key| format!(" '{key}'")).unwrap_or_default();
             invalid(&source(span.start), &format!("this is not TOML: {why}{key}"))
         })?;
-        let mut entries = BTreeMap::new();
+        let (mut entries, mut misplaced) = (BTreeMap::new(), BTreeMap::new());
         for (key, value) in table.get_ref() {
             let source = source(key.span().start);
+            if let Some(name) = OF_ONE_JOB.split(' ').find(|name| *name == key.get_ref().as_ref()) {
+                misplaced.insert(name, source);
+                continue;
+            }
             let Some((name, read)) = KEYS.iter().find(|(name, _)| *name == key.get_ref().as_ref()) else {
                 return Err(invalid(&source, &unknown(key.get_ref(), value.get_ref())));
             };
             let value = read(value.get_ref()).map_err(|why| invalid(&source, &format!("{name} {why}")))?;
             entries.insert(*name, Set { value, source });
         }
-        Ok(Self { path: path.into(), entries })
+        Ok(Self { path: path.into(), entries, misplaced })
     }
 
     /// Merges files; for each key the later file wins.
     pub fn merged(files: &[Self]) -> Self {
         let entries = files.iter().flat_map(|file| file.entries.clone()).collect();
-        Self { path: PathBuf::new(), entries }
+        let misplaced = files.iter().flat_map(|file| file.misplaced.clone()).collect();
+        Self { path: PathBuf::new(), entries, misplaced }
+    }
+
+    /// A message about the settings of one job, if there are any.
+    pub fn misplaced(&self) -> Option<String> {
+        let named = self.misplaced.iter().map(|(name, source)| format!("{name} ({source})"));
+        let named = named.collect::<Vec<_>>().join(", ");
+        (!named.is_empty()).then(|| {
+            format!("settings of one job are not read from a file, they belong on the command line: {named}")
+        })
     }
 
     pub fn get(&self, key: &str) -> Option<&Set<String>> {
@@ -149,11 +161,6 @@ fn text(value: &DeValue<'_>) -> Result<String, String> {
     word(value, |text| if text.is_empty() { Err("must not be empty".into()) } else { Ok(()) })
 }
 
-/// Text that `status` shows.
-fn note(value: &DeValue<'_>) -> Result<String, String> {
-    word(value, |text| options::note(text).map(drop).map_err(|why| format!("is refused: {why}")))
-}
-
 fn flag(value: &DeValue<'_>) -> Result<String, String> {
     value.as_bool().map(|flag| flag.to_string()).ok_or_else(|| "must be true or false".into())
 }
@@ -174,11 +181,6 @@ fn timeout(value: &DeValue<'_>) -> Result<String, String> {
     span(value, duration::parse_positive)
 }
 
-fn slots(value: &DeValue<'_>) -> Result<String, String> {
-    let digits = number(value).ok_or_else(|| format!("must be a number from 1 to {SLOTS_MAX}"))?;
-    options::slots(digits).map(|_| digits.into()).map_err(|_| format!("must be from 1 to {SLOTS_MAX}"))
-}
-
 fn status(value: &DeValue<'_>) -> Result<String, String> {
     let digits = number(value).ok_or("must be a number from 0 to 255")?;
     digits.parse::<u8>().map(|_| digits.into()).map_err(|_| "must be from 0 to 255".into())
@@ -197,44 +199,12 @@ fn unknown(key: &str, value: &DeValue<'_>) -> String {
     if matches!(key, "key" | "keys") {
         return "a lock's key can only be given on the command line: -k KEY".into();
     }
-    if key == "report" {
-        // Not in a file: runs that share it would overwrite each other's report, and a report must
-        // be written even if no setting can be read.
-        return "'report' can only be given on the command line: --report FILE".into();
-    }
     if is_option(key) {
         return format!("'{key}' can only be given on the command line: --{key}");
     }
     let near =
         nearest(key, KEYS.iter().map(|(name, _)| *name)).map(|name| format!("; did you mean '{name}'?"));
     format!("unknown setting '{key}'{}", near.unwrap_or_default())
-}
-
-/// The owner of a file; `None` if it does not exist. If a directory hides the file from the caller,
-/// its owner counts as the file's owner.
-pub fn owner(path: &Path) -> Result<Option<u32>, Error> {
-    for path in path.ancestors() {
-        match std::fs::metadata(path) {
-            Ok(found) => return Ok(Some(found.uid())),
-            Err(error) if is_absence(&error) => return Ok(None),
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {}
-            Err(error) => {
-                return Err(Error::Config(format!("cannot read {}: {}", path.display(), plain(&error))));
-            }
-        }
-    }
-    Ok(None)
-}
-
-/// Whether an error means that there is no such file.
-fn is_absence(error: &std::io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
-}
-
-/// An error of the operating system without Rust's "(os error 2)".
-pub fn plain(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }
 
 #[cfg(test)]
@@ -244,7 +214,7 @@ mod tests {
 
     #[test]
     fn unknown_key_gets_only_a_close_suggestion() {
-        let refused = |text: &str| match File::parse(Path::new("c.toml"), text) {
+        let refused = |text: &str| match File::parse(Path::new("c.toml"), text.as_bytes()) {
             Err(error) => error.to_string(),
             Ok(file) => unreachable!("{text} gave {file:?}"),
         };
@@ -252,8 +222,7 @@ mod tests {
             ("stroe = 'x'", "did you mean 'store'?"),
             ("conect-timeout = 1", "did you mean 'connect-timeout'?"),
             ("busy = 1", "did you mean 'busy-exit-code'?"),
-            ("once-per = '1h'", "only be given on the command line: --once-per"),
-            ("replace = true", "only be given on the command line: --replace"),
+            ("pid = 3", "only be given on the command line: --pid"),
         ] {
             let said = refused(text);
             assert!(said.contains(meant), "{said}");
@@ -269,10 +238,10 @@ mod tests {
     #[test]
     fn packaged_file_has_every_setting_as_a_comment() -> Result<(), Box<dyn std::error::Error>> {
         let text = include_str!("../../packaging/dlock.toml");
-        assert!(File::parse(Path::new("dlock.toml"), text)?.entries.is_empty());
+        assert!(File::parse(Path::new("dlock.toml"), text.as_bytes())?.entries.is_empty());
         let lines = text.lines().filter_map(|line| line.strip_prefix('#'));
         let settings = lines.filter(|line| !line.is_empty() && !line.starts_with(' ')).collect::<Vec<_>>();
-        let set = File::parse(Path::new("dlock.toml"), &settings.join("\n"))?;
+        let set = File::parse(Path::new("dlock.toml"), settings.join("\n").as_bytes())?;
         let missing = KEYS.iter().filter(|(name, _)| set.get(name).is_none()).collect::<Vec<_>>();
         assert!(missing.is_empty(), "{missing:?}");
         Ok(())

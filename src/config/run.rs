@@ -1,10 +1,10 @@
 //! Joins flags and configuration files to the plain values of one run. Every default of `run` is
 //! here. Does not check whether the command exists.
 
-use super::file::File;
+use super::Settings;
 use super::url::Location;
-use super::{Settings, Source};
-use crate::cli::{self, key::each_once, options::exit_status};
+use crate::cli::options::{How, exit_status};
+use crate::cli::{self, key::each_once};
 use crate::error::Error;
 use crate::exit::{Exit, OnLost};
 use crate::lock::{Key, Mode, Replicas, Ttl, Wait};
@@ -60,6 +60,16 @@ pub struct Run {
     pub label: Option<String>,
 }
 
+/// How a lock is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Asking {
+    pub mode: Mode,
+    pub ttl: Ttl,
+    pub wait: Wait,
+    /// The status when the lock was not obtained.
+    pub busy: u8,
+}
+
 impl Settings {
     /// The ttl: from the flag, else the configuration files, else 30 s.
     pub fn ttl(&self, flag: Option<Ttl>) -> Result<Ttl, Error> {
@@ -76,27 +86,18 @@ impl Settings {
         if keys.is_empty() {
             return Err(Error::Usage("run needs a key".into()));
         }
-        let ttl = self.ttl(flags.how.ttl)?;
-        let wait = self.wait(flags);
-        let min_hold = flags.min_hold.or_else(|| file.span("min-hold")).unwrap_or_default();
-        if !min_hold.is_zero() && wait != Wait::No {
-            // The flags alone were checked before, so a file has a part in this.
-            return Err(Error::Config(format!(
-                "min-hold ({}) and wait ({}) cannot be combined; '-w 0' or '--min-hold 0' turns one off",
-                self.source("min-hold", "--min-hold", flags.min_hold.is_some()),
-                self.source("wait", "--wait", flags.how.wait.is_some()),
-            )));
-        }
-        let mode = mode(flags, file)?;
+        let min_hold = flags.min_hold.unwrap_or_default();
+        let nonblock = flags.nonblock.then_some(Some(Duration::ZERO));
+        let Asking { mode, ttl, wait, busy } =
+            self.asking(&flags.how, flags.how.wait.or(nonblock), min_hold)?;
         check_replace(flags, wait, mode)?;
         let max_lease = flags.max_lease.unwrap_or_else(|| self.max_lease());
         self.check_lease("ttl", ttl.get(), flags.how.ttl.is_some(), flags.max_lease)?;
-        self.check_lease("min-hold", min_hold, flags.min_hold.is_some(), flags.max_lease)?;
+        self.check_lease("min-hold", min_hold, true, flags.max_lease)?;
         let argv = match &flags.shell {
             Some(text) => vec![self.shell.clone(), "-c".into(), text.clone()],
             None => flags.command.clone(),
         };
-        let text = |flag: &Option<String>, key| flag.clone().or_else(|| Some(file.get(key)?.value.clone()));
         Ok(Run {
             keys,
             mode,
@@ -108,12 +109,8 @@ impl Settings {
             max_run: flags.max_run.or_else(|| file.span("max-run")).filter(|span| !span.is_zero()),
             grace: flags.keep.grace.or_else(|| file.span("grace")).unwrap_or(Duration::from_secs(10)),
             on_lost: flags.keep.on_lost.or_else(|| file.choice("on-lost")).unwrap_or(OnLost::Stop),
-            keep_for: if flags.tree || file.flag("tree") { KeepFor::Tree } else { KeepFor::Command },
-            busy: flags
-                .how
-                .busy_exit_code
-                .or_else(|| file.parsed("busy-exit-code", exit_status))
-                .unwrap_or(Exit::BUSY),
+            keep_for: if flags.tree { KeepFor::Tree } else { KeepFor::Command },
+            busy,
             argv,
             replicas: flags
                 .keep
@@ -123,27 +120,42 @@ impl Settings {
             once_per: flags.once_per,
             replaces: flags.keep.replace,
             not_replaceable: flags.keep.no_replace,
-            reason: text(&flags.how.reason, "reason").filter(|text| !text.is_empty()),
-            label: text(&flags.how.label, "label"),
+            reason: flags.how.reason.clone().filter(|text| !text.is_empty()),
+            label: flags.how.label.clone(),
         })
     }
 
-    fn wait(&self, flags: &cli::Run) -> Wait {
-        match flags.how.wait {
+    /// Joins the flags that `run`, `hold` and `acquire` share with the configuration files. `wait`
+    /// is what the flags say of waiting.
+    pub fn asking(
+        &self,
+        flags: &How,
+        wait: Option<Option<Duration>>,
+        min_hold: Duration,
+    ) -> Result<Asking, Error> {
+        if let Some(misplaced) = self.misplaced() {
+            return Err(Error::Config(misplaced));
+        }
+        let file = &self.file;
+        let wait = match wait {
             Some(bound) => Wait::given(bound),
-            None if flags.nonblock => Wait::No,
-            None if self.file.flag("wait") => Wait::Forever,
-            None => self.file.span("wait").map_or(Wait::No, |span| Wait::given(Some(span))),
+            None if file.flag("wait") => Wait::Forever,
+            None => file.span("wait").map_or(Wait::No, |span| Wait::given(Some(span))),
+        };
+        // The flags alone were checked before, so a file says that it waits.
+        if let Some(set) = file.get("wait").filter(|_| !min_hold.is_zero() && wait != Wait::No) {
+            return Err(Error::Config(format!(
+                "--min-hold and wait ({}) cannot be combined; '-w 0' or '--min-hold 0' turns one off",
+                set.source
+            )));
         }
-    }
-
-    /// Where a setting was made; `given`: by its flag.
-    fn source(&self, key: &'static str, flag: &'static str, given: bool) -> Source {
-        match self.file.get(key) {
-            _ if given => Source::Flag(flag),
-            Some(set) => set.source.clone(),
-            None => Source::Default,
-        }
+        let mode = match (flags.shared, flags.slots) {
+            (true, _) => Mode::Shared,
+            (false, Some(slots)) => Mode::Slots(slots),
+            (false, None) => Mode::Exclusive,
+        };
+        let busy = flags.busy_exit_code.or_else(|| file.parsed("busy-exit-code", exit_status));
+        Ok(Asking { mode, ttl: self.ttl(flags.ttl)?, wait, busy: busy.unwrap_or(Exit::BUSY) })
     }
 
     /// Refuses a lease that a restarted master of several independent ones could forget while it is
@@ -190,36 +202,18 @@ fn check_replace(flags: &cli::Run, wait: Wait, mode: Mode) -> Result<(), Error> 
         ));
     }
     if flags.keep.replace && mode != Mode::Exclusive {
-        return Err(Error::Usage(format!(
-            "--replace is for locks with one holder, not for {mode} ('-x' overrides the configuration file)"
-        )));
+        return Err(Error::Usage(format!("--replace is for locks with one holder, not for {mode}")));
     }
     Ok(())
 }
 
-/// The mode. A flag overrides everything that the files say.
-fn mode(flags: &cli::Run, file: &File) -> Result<Mode, Error> {
-    match (flags.how.shared, flags.how.exclusive, flags.how.slots) {
-        (true, _, _) => return Ok(Mode::Shared),
-        (_, true, _) => return Ok(Mode::Exclusive),
-        (_, _, Some(slots)) => return Ok(Mode::Slots(slots)),
-        (false, false, None) => {}
-    }
-    let said = ["shared", "exclusive", "slots"].into_iter().filter_map(|key| {
-        let set = file.get(key)?;
-        let mode = match (key, &*set.value) {
-            ("slots", slots) => Mode::Slots(slots.parse().ok()?),
-            ("shared", "true") => Mode::Shared,
-            ("exclusive", "true") => Mode::Exclusive,
-            _ => return None,
-        };
-        Some((key, mode, &set.source))
-    });
-    match said.collect::<Vec<_>>()[..] {
-        [] => Ok(Mode::Exclusive),
-        [(_, mode, _)] => Ok(mode),
-        [(one, _, first), (other, _, second), ..] => Err(Error::Config(format!(
-            "{one} ({first}) and {other} ({second}) exclude each other; -x, -s or -n N overrides both"
-        ))),
+/// Refuses the status 0 for a lock that was not obtained: a script would go on without it.
+pub fn script_status(busy: u8) -> Result<(), Error> {
+    match busy {
+        0 => Err(Error::Config(
+            "busy-exit-code is 0 in the configuration, so the script would go on without the lock; add -E 75"
+                .into(),
+        )),
+        _ => Ok(()),
     }
 }

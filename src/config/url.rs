@@ -4,15 +4,15 @@
 //! Each store has a module with its schemes, their parser and the normalized URL. `Location`,
 //! `Location::shape` and `PARSERS` list the stores.
 
+use crate::sys::named_file::read_secret;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 use split::Parts;
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::slice;
+use std::time::Duration;
 
 mod database;
 mod etcd;
@@ -208,16 +208,10 @@ impl Secret {
         Self(text.into())
     }
 
-    /// Reads a secret from a file, without one line end at its end.
-    pub fn of_file(path: &Path) -> Result<Self, String> {
-        const MOST: u64 = 64 * 1024;
-        let said =
-            |error: std::io::Error| format!("cannot read {}: {}", path.display(), super::file::plain(&error));
-        let mut bytes = Vec::new();
-        File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes)).map_err(said)?;
-        if bytes.len() as u64 > MOST {
-            return Err(format!("{} is too long for a password", path.display()));
-        }
+    /// Reads a secret from a file within this time, without one line end at its end.
+    pub fn of_file(path: &Path, within: Duration) -> Result<Self, String> {
+        let bytes =
+            read_secret(path, within).map_err(|fault| format!("cannot read {}: {fault}", path.display()))?;
         let text = String::from_utf8(bytes).map_err(|_| format!("{} is not valid UTF-8", path.display()))?;
         let text =
             text.strip_suffix('\n').map_or(text.as_str(), |text| text.strip_suffix('\r').unwrap_or(text));
@@ -256,10 +250,13 @@ impl Url {
         self.username.is_none() || self.username.as_ref() == user
     }
 
-    /// The login for sentinels. Checks that its file can be read.
-    pub(super) fn sentinel_credentials(&self) -> Result<Option<super::Credentials>, String> {
+    /// The login for sentinels. Checks that its file can be read within this time.
+    pub(super) fn sentinel_credentials(
+        &self,
+        within: Duration,
+    ) -> Result<Option<super::Credentials>, String> {
         let read = |login: &SentinelLogin| {
-            Secret::of_file(&login.password_file)?;
+            Secret::of_file(&login.password_file, within)?;
             let password = Some(super::Password::File(login.password_file.clone()));
             Ok(super::Credentials { username: login.username.clone(), password })
         };

@@ -122,9 +122,6 @@ fn only_a_job_with_slots_has_a_slot_number(backend: Backend) {
     world.run("k", &["-n2", "--report", "r.json"], "true").run();
     let report: Value = serde_json::from_str(&world.read("r.json")).expect("JSON");
     assert_eq!(report["slot"], 0);
-    world.write("config/dlock.toml", "slots = 4\n");
-    world.run("k", &[], told).stdout("0\n").run();
-    world.run("k", &["-x"], told).stdout("none\n").run();
 }
 
 fn a_dead_holders_slot_is_used_again(backend: Backend) {

@@ -86,13 +86,6 @@ fn without_tree_a_daemon_is_left_alone(backend: Backend) {
     world.run("k", &[], &format!("{DAEMON}\nexit 7")).status(7).run();
     assert!(proc::alive(world.wait_for_pid("daemon.pid")));
     assert_eq!(world.state("k"), "free");
-    // The same set in a config file.
-    world.write("c.toml", "tree = true\n");
-    let dlock = world.run("l", &["-v", "--config", "c.toml"], "sleep 1000 &\necho $! > sleep.pid; exit 3");
-    let dlock = dlock.status(3).any_stderr().spawn();
-    wait_for_the_rest(&dlock);
-    proc::signal(world.wait_for_pid("sleep.pid"), Signal::KILL);
-    dlock.finish();
 }
 
 fn a_job_that_leaves_nothing_ends_at_once(backend: Backend) {

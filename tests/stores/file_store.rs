@@ -10,11 +10,11 @@ use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World};
 use rustix::process::{Signal, geteuid};
 use std::fs;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, lchown, symlink};
 use std::path::Path;
 
-const NOBODY: u32 = 65534;
-const AS_NOBODY: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+pub const NOBODY: u32 = 65534;
+pub const AS_NOBODY: [&str; 5] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
 
 fn locks(world: &World, owner: u32, mode: u32) {
     let path = world.path("locks");
@@ -23,7 +23,7 @@ fn locks(world: &World, owner: u32, mode: u32) {
 }
 
 /// Whether the test can become another user.
-fn is_root(world: &World) -> bool {
+pub fn is_root(world: &World) -> bool {
     world.open_to_all();
     let may = geteuid().is_root()
         && world
@@ -126,6 +126,33 @@ fn root_is_not_led_to_another_file() {
     symlink(world.path("precious"), world.path("locks/swept")).expect("a link");
     world.run("k", &[], "true").run();
     assert_eq!(world.read("precious"), "precious");
+}
+
+/// A link of another user could lead root's locks into any directory of root's.
+#[test]
+fn no_link_of_another_user_leads_to_the_directory() {
+    let world = World::without_redis();
+    if !is_root(&world) {
+        return;
+    }
+    fs::set_permissions(world.path("locks"), fs::Permissions::from_mode(0o700)).expect("permissions");
+    fs::create_dir(world.path("private")).expect("a directory");
+    for (target, name) in [("locks", "link"), ("nothing", "dangling"), (".", "up")] {
+        symlink(target, world.path(name)).expect("a link");
+        let at = |name: &str| format!("file:{}", world.path(name).display());
+        let run = |name: &str| world.run("k", &["--store", &at(name)], "echo ran >> log");
+        if target == "locks" {
+            run(name).run();
+        }
+        lchown(world.path(name), Some(NOBODY), None).expect("root may");
+        let name = if name == "up" { "up/private" } else { name };
+        let said = "dlock: .*is a link that belongs to another user \\(65534\\).*\n";
+        run(name).status(78).stderr_like(said).run();
+        world.dlock(["status", "--store", &at(name)]).status(78).stderr_like(said).run();
+    }
+    assert_eq!(world.log(), ["ran"]);
+    assert!(!world.path("nothing").exists());
+    assert_eq!(fs::read_dir(world.path("private")).expect("a directory").count(), 0);
 }
 
 #[test]

@@ -3,27 +3,7 @@
 
 use crate::support::dlock::BINARY;
 use crate::support::world::World;
-use rustix::process::geteuid;
 use std::net::{TcpListener, UdpSocket};
-use std::os::unix::fs::chown;
-
-/// Settings of another user are not used, wherever they are.
-#[test]
-fn a_config_of_another_user_is_skipped() {
-    if !geteuid().is_root() {
-        println!("skipped: this user cannot give a file away");
-        return;
-    }
-    let world = World::without_redis();
-    world.write("config/dlock.toml", "prefix = 'theirs:'\n");
-    let run = || world.run("k", &["-v"], "echo \"$DLOCK_PREFIX\" > prefix").any_stderr();
-    assert!(!run().run().stderr.contains("skipped"));
-    assert_eq!(world.read("prefix"), "theirs:\n", "as long as it is one's own");
-    chown(world.path("config/dlock.toml"), Some(65534), None).expect("root may");
-    let said = run().run().stderr;
-    assert!(said.contains("dlock.toml belongs to another user and is skipped"), "{said}");
-    assert_eq!(world.read("prefix"), "dlock:\n");
-}
 
 /// The hosts file maps localhost to an address that is not only this machine's, and a program
 /// listens there.

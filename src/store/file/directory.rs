@@ -10,10 +10,12 @@
 //! As ssh does with its keys, dlock refuses a directory that an unexpected user could write: one
 //! that all users may write, sticky or not, or whose owner is neither root nor the caller, because
 //! an owner can do anything in it. Its group may write, if its owner allows it; then the files
-//! belong to the group too, and any of its users may replace them (so no sticky bit). The parents of the directory are not checked: a user that can rename a
-//! parent can lead two runs into two directories.
+//! belong to the group too, and any of its users may replace them (so no sticky bit). No
+//! link of another user on the way is followed. Otherwise the parents of the directory are not
+//! checked: a user that can rename a parent can lead two runs into two directories.
 
 use crate::store::Error;
+use crate::sys::named_file::{Fault, open_directory};
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, fchmod, fchown, fstat, fstatfs, openat, statat, unlinkat,
 };
@@ -160,16 +162,17 @@ impl Directory {
                 "{shown} is not an absolute directory; write the whole path, as in file:/var/lib/dlock"
             )));
         }
-        let fd = match place.open() {
-            Err(Errno::NOENT) => {
+        let fd = match open_directory(path) {
+            Err(Fault::Errno(Errno::NOENT)) => {
                 place.create()?;
-                place.open()
+                open_directory(path)
             }
             opened => opened,
         };
-        let fd = fd.map_err(|errno| match errno {
-            Errno::NOTDIR => place.unfit("it is not a directory"),
-            errno => place.error("use the directory", errno),
+        let fd = fd.map_err(|fault| match fault {
+            Fault::Errno(Errno::NOTDIR) => place.unfit("it is not a directory"),
+            Fault::Errno(errno) => place.error("use the directory", errno),
+            fault => place.unsafe_(&fault.to_string()),
         })?;
         let stat = fstat(&fd).map_err(|errno| place.error("use the directory", errno))?;
         let group = place.judge(stat.st_uid, stat.st_gid, stat.st_mode)?;
@@ -319,10 +322,6 @@ struct Unopened<'a> {
 }
 
 impl Unopened<'_> {
-    fn open(&self) -> Result<OwnedFd, Errno> {
-        openat(CWD, self.path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-    }
-
     fn create(&self) -> Result<(), Error> {
         let failed = |error| match errno(&error) {
             // As under /proc, where nothing can be created although no parent is missing.

@@ -70,10 +70,14 @@ fn every_file_that_settings_name_is_checked() {
         let dlock = world.dlock(["doctor", "--json", "--store", &store]);
         assert_eq!(about(dlock, &key), expected("secrets", bad, &format!("chmod 600 {key}")));
     }
+    let config = write("dlock.toml", "store = 'redis://127.0.0.1:1'\n", 0o644);
+    let dlock = world.dlock(["doctor", "--json", "--config", &config]);
+    assert_eq!(about(dlock, &config), expected("settings", false, ""));
     for (mode, bad) in [(0o666, true), (0o644, false)] {
-        let config = write("dlock.toml", "store = 'redis://127.0.0.1:1'\n", mode);
-        let dlock = world.dlock(["doctor", "--json", "--config", &config]);
-        assert_eq!(about(dlock, &config), expected("settings", bad, &format!("chmod 644 {config}")));
+        let ca = write("ca.pem", &client.pem, mode);
+        let store = format!("rediss://127.0.0.1:1?ca={ca}");
+        let dlock = world.dlock(["doctor", "--json", "--store", &store]);
+        assert_eq!(about(dlock, &ca), expected("settings", bad, &format!("chmod 644 {ca}")));
     }
 }
 

@@ -24,7 +24,7 @@ fn a_place_that_cannot_be_written_is_refused_first() {
     world.open_to_all();
     let drops = world.dlock(["--version"]).under(&nobody).any_stdout().any_stderr().spawn().output();
     for path in
-        ["missing/r.json", "directory", "pipe", "/dev/null", "file/r.json", "missing/", "..", "closed/r"]
+        ["missing/r.json", "directory", "pipe", "/dev/zero", "file/r.json", "missing/", "..", "closed/r"]
     {
         let call = world.run("k", &["--report", path], "touch ran").stderr_like("dlock: .*\n").status(78);
         let output = match path {
@@ -149,4 +149,34 @@ fn a_killed_dlock_leaves_the_last_report() {
     holder.finish();
     wait_until("the guard gives the lock back", || world.state("k") == "free");
     assert_eq!(world.read("r.json"), "old");
+}
+
+/// In a directory where others may write, a file of another user stays.
+#[test]
+fn a_report_replaces_no_file_of_another_user() {
+    let world = World::without_redis();
+    // Two devices may be named in place of a file.
+    world.run("k", &["--report", "/dev/null"], "exit 3").status(3).run();
+    let report = world.run("k", &["--report", "/dev/stderr"], "exit 3").status(3);
+    report.stderr_like("\\{.*\"status\":3.*\\}\n").run();
+    assert!(fs::metadata("/dev/null").is_ok_and(|null| !null.is_file()));
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: this user cannot give a file away");
+        return;
+    }
+    for (directory, owner, mode) in [("shared", 0, 0o777), ("theirs", 1001, 0o755)] {
+        let file = format!("{directory}/r.json");
+        world.write(&file, "kept");
+        for name in [&*file, directory] {
+            std::os::unix::fs::chown(world.path(name), Some(1001), Some(1001)).expect("we are root");
+        }
+        std::os::unix::fs::chown(world.path(directory), Some(owner), None).expect("we are root");
+        fs::set_permissions(world.path(directory), fs::Permissions::from_mode(mode)).expect("permissions");
+        let call = world.run("k", &["--report", &file], "exit 3");
+        match directory {
+            "shared" => call.status(78).stderr_like("dlock: .*belongs to another user \\(1001\\)\n").run(),
+            _ => call.status(3).run(),
+        };
+        assert_eq!(world.read(&file) == "kept", directory == "shared");
+    }
 }

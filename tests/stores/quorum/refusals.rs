@@ -62,12 +62,10 @@ fn a_lease_that_could_be_forgotten_is_refused() {
     refused(&["--max-lease", "5s"], 64, "the default --ttl of 30s is longer than --max-lease of 5s");
     let acquire = masters.dlock(&["acquire", "-k", "k", "-t", "6m"]).status(64);
     acquire.stderr_like("dlock: --ttl of 6m is longer than the default --max-lease of 5m.*\n").run();
-    // 'acquire' takes only the limit from the file.
-    masters.world().write("short.toml", "ttl = '5s'\nmax-lease = '10s'");
-    let acquire = masters.dlock(&["acquire", "-k", "k", "--config", "short.toml"]).status(64);
-    acquire
-        .stderr_like("dlock: --ttl of 30s is longer than max-lease \\(short.toml line 2\\) of 10s.*\n")
-        .run();
+    masters.world().write("short.toml", "ttl = '11s'\nmax-lease = '10s'");
+    let acquire = masters.dlock(&["acquire", "-k", "k", "--config", "short.toml"]).status(78);
+    let said = "dlock: ttl \\(short.toml line 1\\) of 11s is longer than max-lease \\(short.toml line 2\\) of 10s.*\n";
+    acquire.stderr_like(said).run();
     masters.world().write("long.toml", "ttl = '1h'");
     refused(
         &["--config", "long.toml"],
