@@ -313,6 +313,9 @@ fn a_zookeeper_without_a_free_client() {
     full.judge(|| drop(only));
 }
 
+/// The URL of a store whose servers are these.
+type UrlOf<'a> = &'a dyn Fn(&[Door]) -> String;
+
 /// The figure is that of each server: three sentinels, five masters, two hosts.
 #[test]
 fn each_of_several_servers_is_left_in_peace() {
@@ -323,7 +326,7 @@ fn each_of_several_servers_is_left_in_peace() {
         let hosts: Vec<_> = ports(doors).iter().map(|port| format!("127.0.0.1:{port}")).collect();
         hosts.join(",")
     };
-    let places: [(usize, &dyn Fn(&[Door]) -> String); 6] = [
+    let places: [(usize, UrlOf<'_>); 6] = [
         (3, &|doors| sentinel::url(&ports(doors))),
         (5, &|doors| masters::url(&ports(doors))),
         (3, &|doors| format!("redis+cluster://{}", hosts(doors))),
