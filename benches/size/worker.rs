@@ -156,7 +156,9 @@ impl Worker {
             while let Some(report) = lease.next_report() {
                 match report {
                     Report::Granted { sent, .. } => return Obtained::Lock(sent),
-                    Report::Busy(blocker) => return Obtained::Busy(Box::new(blocker)),
+                    Report::Busy(blocker) | Report::Contended(blocker) => {
+                        return Obtained::Busy(Box::new(blocker));
+                    }
                     Report::Failed(error) => return Obtained::Failed(error),
                     Report::TooSlow => {
                         return Obtained::Failed(Error::Unavailable("answers came too late".into()));
