@@ -345,7 +345,8 @@ impl Session {
             self.seen = self.seen.max(connection.seen);
             match answered {
                 Ok(()) => return Ok(answers),
-                Err(Failure::Silent(error)) => {
+                // What fails earlier, such as an answer without an end, is not silence.
+                Err(Failure::Silent(error)) if until.passed() || interrupt::is_raised() => {
                     self.silent_since = Some(sent);
                     if deadline.passed() || interrupt::is_raised() {
                         return Err(Failure::Silent(error));
