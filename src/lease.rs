@@ -322,10 +322,10 @@ impl Lease {
     }
 }
 
-/// Gives back everything that `token` has, retrying until `deadline`. What was never asked for is not
-/// given back: the server may be full. If the lock is given back and
-/// only the acknowledgement of replicas is missing, it retries for longer: another master may be
-/// about to take over, and must learn of the release as well.
+/// Gives back everything that `token` has, retrying until `deadline`. If dlock has never asked for
+/// it, nothing is sent: the server may be full. If the lock is given back and only the
+/// acknowledgement of replicas is missing, it retries for longer: another master may be about to
+/// take over, and must learn of the release as well.
 pub fn give_back(
     store: &mut dyn Store,
     names: &Names,

@@ -23,7 +23,7 @@
 //! | [`output`] | every line that a person or a program reads |
 //! | [`shell`] | quotes text for a shell |
 //! | `sim` | for tests: a fleet under a virtual clock, with the real `rules` and `lease` |
-//! | `sys` | what is unsafe, in wrappers that are safe to call, but for one; `sys::named_file` opens what a user named |
+//! | `sys` | the unsafe code, in wrappers that are safe to call, except one; `sys::named_file` opens the files that a user named |
 //!
 //! `cli`, `lock`, `rules`, `exit` and `shell` use nothing below them. `store` and `lease` use those,
 //! and do not know that child processes exist. `supervise` does not know that locks exist. Only

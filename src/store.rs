@@ -221,10 +221,10 @@ pub trait Subscription: Send {
 /// A failure of a store. The text contains no secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Error {
-    /// No connection: nothing listens there, there is no way there, or the name cannot be looked up.
+    /// No connection: nothing listens there, there is no route, or the name cannot be looked up.
     Unreachable(String),
-    /// It does not answer in time, hangs up, is full or still loads its data: it may serve a client
-    /// that comes a moment later.
+    /// The server does not answer in time, hangs up, is full or still loads its data. It may serve a
+    /// client that comes a moment later.
     Overloaded(String),
     /// The host does not exist, or something else than the named server answers: it speaks no TLS,
     /// or its certificate is not trusted.

@@ -1,7 +1,7 @@
 //! Calls of the kernel and the C library that rustix does not offer, or offers with types too
 //! narrow for dlock (a real-time signal has no name, and must still be relayed). All unsafe code of
-//! dlock is here, in small wrappers that decide nothing. They are safe to call but for one,
-//! [`close_all_but`].
+//! dlock is here and in the modules below, in small wrappers that decide nothing. All are safe to
+//! call, except [`close_all_but`].
 
 #![expect(unsafe_code, reason = "fork, exec and signals have no safe interface; the walls are kept here")]
 

@@ -1,7 +1,6 @@
-//! The time namespace of this process (time_namespaces(7)). Processes in different ones read
-//! different times from CLOCK_BOOTTIME at the same moment, though the machine, its boot and its
-//! boot id are the same. So a time that another process is to read is the machine's: that of the
-//! initial namespace.
+//! The time namespace of this process (time_namespaces(7)). Processes in different time namespaces
+//! read different times from CLOCK_BOOTTIME at the same moment, although the boot and its id are the
+//! same. So a time that other processes read is the machine's: that of the initial namespace.
 
 use super::Moment;
 use std::fs;
@@ -9,8 +8,8 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-/// How far the clock of a time namespace is from the machine's: ahead of it, less what it is
-/// behind. The default is the initial namespace.
+/// The offset of a time namespace's CLOCK_BOOTTIME from the machine's: `ahead` minus `behind`. The
+/// default is the initial namespace, which has no offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Namespace {
     ahead: Duration,

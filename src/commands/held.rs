@@ -74,7 +74,7 @@ impl HoldProcess {
             Some((file(format!("/proc/{process}"))?.uid(), program.dev(), program.ino()))
         });
         // Checked last: until here the number was this process's.
-        // An offset with a part of a tick is rounded.
+        // An offset that is no whole number of ticks is rounded.
         let is_same = |started: u64| started.abs_diff(self.started) <= 1;
         (theirs.is_some() && theirs == own && Self::started(&pin).is_some_and(is_same)).then_some(pin)
     }

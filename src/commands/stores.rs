@@ -72,7 +72,8 @@ impl Context {
         Ok(())
     }
 
-    /// Notes that the store was asked for nothing so far. A directory need not be left in peace.
+    /// Records that the store was asked for nothing so far, until a request is sent. Not for a
+    /// directory, whose store does not record what it does.
     pub fn note_nothing_sent(&self) {
         if !matches!(self.settings.store.place, Location::File { .. }) {
             budget::note_unsent();

@@ -1,7 +1,7 @@
 //! How often a request that has failed is tried again, and for how long. The pauses grow, so that a
-//! crowd does not keep a busy server from getting on, and differ, so that the crowd spreads. How
-//! many connections a server sees is limited where they are made (`store::net::budget`); when a
-//! holder renews again, `rules::schedule` says.
+//! crowd does not keep a busy server from getting on, and differ, so that the crowd spreads.
+//! `store::net::budget` limits how many connections a server sees. `rules::schedule` says when a
+//! holder renews again.
 
 use super::Until;
 use crate::clock::Moment;
@@ -9,12 +9,12 @@ use crate::store::Error;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::time::Duration;
 
-/// Longest pause, before it is made to differ. A store that comes back is found as soon.
+/// Longest pause, without the random part. A store that comes back is found about as soon.
 const LONGEST: Duration = Duration::from_secs(1);
-/// How many times as long the next pause is.
+/// Factor from one pause to the next.
 const GROWTH: u32 = 3;
 /// How long a caller that does not wait for the lock asks a server that is overloaded, counted from
-/// its arrival.
+/// the caller's arrival.
 const SERVED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The tries of one caller.
@@ -36,8 +36,8 @@ impl Retry {
         self.failures = 0;
     }
 
-    /// A try has failed: how long to pause, up to half as long again as planned. `who` makes the
-    /// pauses of several callers differ.
+    /// Counts a failed try. Returns how long to pause: as planned, or up to half as long again.
+    /// `who` makes the pauses of several callers differ.
     pub fn pause(&mut self, who: impl Hash) -> Duration {
         let planned = self.first.saturating_mul(GROWTH.saturating_pow(self.failures)).min(LONGEST);
         self.failures = self.failures.saturating_add(1);

@@ -30,9 +30,10 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// Lines for people that may begin with text that others chose, such as a key. Punctuation at the
-/// beginning is escaped if it seldom begins a key: to systemd `<3>` is a priority there. So is `::`
-/// after spaces, too, where a CI runner takes it for a command.
+/// Escapes the beginnings of lines that may begin with text that others chose, such as a key. The
+/// first character of a line is escaped if it is punctuation that seldom begins a key: to systemd
+/// `<3>` is a priority there. `::` is escaped also after spaces, where a CI runner takes it for a
+/// command.
 pub fn safe_lines(text: &str) -> String {
     let safe = |line: &str| {
         let rest = line.trim_start();

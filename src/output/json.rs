@@ -56,8 +56,8 @@ fn internal(error: serde_json::Error) -> Error {
     Error::Internal(error.to_string())
 }
 
-/// Escapes what JSON allows and a terminal or a CI runner would act on, as `escaped` does. Such characters occur in strings only,
-/// except the line ends between fields.
+/// Escapes what JSON allows and a terminal or a CI runner would act on, as `escaped` does. Such
+/// characters occur in strings only, except the line ends between fields.
 fn escaped_json(json: &str) -> String {
     let mut safe = String::with_capacity(json.len());
     for c in json.chars() {

@@ -277,8 +277,8 @@ impl Coordinator for Znodes {
         self.must_sync = true;
     }
 
-    /// There is no second store, because a server serves a session on one connection. The session
-    /// itself dials another one beside a connection that is silent.
+    /// There is no second store, because a server serves a session on one connection only. The
+    /// session itself opens a second connection beside a silent one.
     fn endurance(&self) -> Endurance {
         Endurance::Beside { second: None, timeout_error: silent(self.shown()) }
     }

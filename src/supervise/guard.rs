@@ -113,8 +113,9 @@ struct Cmd {
 
 impl<F: FnMut(Orphaned)> GuardProcess<F> {
     fn new(setup: Setup, on_orphaned: F) -> io::Result<Self> {
-        // It is in another time namespace than dlock, if unshare(2) was called and dlock then
-        // executed (older kernels): with a clock that is behind it would stop the job too late.
+        // On older kernels, if a process calls unshare(2) and then executes dlock, the guard is in
+        // another time namespace than dlock. With a clock that is behind dlock's, the guard would
+        // stop the job too late.
         if Moment::now() < setup.forked_at {
             return Err(io::Error::other("the guard's clock is behind that of dlock"));
         }

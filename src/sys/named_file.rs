@@ -2,8 +2,8 @@
 //! directory of a store. It does not know what these are for.
 //!
 //! dlock may have rights that other users of this machine lack, and they may be able to write where
-//! a name leads. So the kernel resolves each name once, opening waits for nobody, and the
-//! descriptor is judged: by its owner, by the users that may write it, and by its kind.
+//! a name leads. So each use resolves the name once, opening never blocks, and what was opened is
+//! judged: by its owner, by the users that may write it, and by its kind.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
@@ -38,7 +38,7 @@ pub enum Fault {
     Errno(Errno),
     /// It belongs to this other user.
     Foreign(u32),
-    /// It is in a directory of another user, who lets nobody look.
+    /// It is in a directory of another user, into which the caller may not look.
     Hidden,
     Unfit(String),
 }
@@ -330,15 +330,15 @@ fn is_in_proc(file: impl AsFd) -> Result<bool, Errno> {
     Ok(fstatfs(file)?.f_type == PROC_SUPER_MAGIC)
 }
 
-/// Whether anybody but the owner, root and the caller may write it. The caller's group is mostly
-/// one of its own.
+/// Whether anybody but the owner, root and the caller may write it. The caller's group counts as the
+/// caller: mostly it has no other member.
 fn others_may_write(stat: &Stat) -> bool {
     let is_of_others = ![0, getegid().as_raw()].contains(&stat.st_gid);
     stat.st_mode & 0o002 != 0 || stat.st_mode & 0o020 != 0 && is_of_others
 }
 
 /// Whether the owner is root or the caller. In a user namespace the kernel shows one id for all
-/// users outside it, and root is one of them.
+/// users outside it, root among them, so that id counts as root's.
 fn is_trusted(owner: u32) -> bool {
     let read = |path| read_to_string(path).unwrap_or_default();
     let is_unmapped = || {

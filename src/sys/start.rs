@@ -36,9 +36,9 @@ fn check_single_threaded() -> io::Result<()> {
     if unsafe { libc::unshare(libc::CLONE_THREAD) } == 0 {
         return Ok(());
     }
-    // A sandbox may forbid that call. The links of this directory are two, and one for each thread.
+    // A sandbox may forbid that call. This directory has two links, and one more for each thread.
     let is_invalid = io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
-    // If neither can be asked, the same code has had one thread wherever they can.
+    // If neither can be asked, go on: wherever one can, this code is known to have one thread.
     match fs::metadata("/proc/self/task").map_or(!is_invalid, |tasks| tasks.nlink() == 3) {
         true => Ok(()),
         false => Err(io::Error::other("this process has several threads")),

@@ -1,5 +1,5 @@
 //! Renewals with two attempts side by side. Each attempt runs on a thread of its own, with a store
-//! of its own. A store that itself makes the second attempt is alone here.
+//! of its own. A store that makes the second attempt itself (ZooKeeper) has one attempt here.
 //!
 //! The first attempt may go on until the lease ends (on etcd with several members, as long as one
 //! of them answers): a server that was suspended answers it when it resumes, and the lease then

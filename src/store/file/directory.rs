@@ -10,9 +10,9 @@
 //! As ssh does with its keys, dlock refuses a directory that an unexpected user could write: one
 //! that all users may write, sticky or not, or whose owner is neither root nor the caller, because
 //! an owner can do anything in it. Its group may write, if its owner allows it; then the files
-//! belong to the group too, and any of its users may replace them (so no sticky bit). No
-//! link of another user on the way is followed. Otherwise the parents of the directory are not
-//! checked: a user that can rename a parent can lead two runs into two directories.
+//! belong to the group too, and any of its users may replace them (so no sticky bit). No link of
+//! another user on the way is followed. Otherwise the parents of the directory are not checked: a
+//! user that can rename a parent can lead two runs into two directories.
 
 use crate::store::Error;
 use crate::sys::named_file::{Fault, open_directory};

@@ -8,9 +8,10 @@
 //! - A process that has it open for writing sees POLLERR as soon as the last reader is gone: the
 //!   owner has died.
 //! - A byte written to it wakes its owner.
-//! - Its access time, in the machine's CLOCK_BOOTTIME, is the deadline that the owner publishes: the end of a
-//!   holder's lease, or the time when a waiter becomes stale. So a renewal or a heartbeat changes
-//!   nothing that another process changes: it needs no mutex, no record and no space on the disk.
+//! - Its access time, in the machine's CLOCK_BOOTTIME, is the deadline that the owner publishes: the
+//!   end of a holder's lease, or the time when a waiter becomes stale. So a renewal or a heartbeat
+//!   changes nothing that another process changes: it needs no mutex, no record and no space on the
+//!   disk.
 //!   Only the owner sets it: the kernel would do so when a FIFO is read, but the owner reads with
 //!   O_NOATIME.
 //!

@@ -1,10 +1,11 @@
 //! Limits how many connections a server sees that it does not serve. More of them do not help a
 //! server that fails, is full or hangs up. So in any ten seconds a dlock and its guard make at most
-//! 25 such connections to one address, whatever they do; 10 of these are for renewals. A connection
-//! on which the server has answered a request does not count, so normal life is never put off.
+//! 25 such connections to one address, whatever they do: up to 14 for any purpose, and 9 more for
+//! renewals. A connection on which the server has answered a request does not count, so a server
+//! that serves is never kept waiting.
 //!
-//! The count is by address, in memory that dlock and its guard [`share`]. There, too, dlock notes
-//! that a request has left it: what was never asked for need not be given back.
+//! The count is by address, in memory that dlock and its guard [`share`]. This memory also records
+//! that dlock has sent a request: a lock that was never asked for need not be given back.
 
 use super::interrupt;
 use crate::clock::Moment;
@@ -22,16 +23,16 @@ struct Rate {
     interval: u64,
 }
 
-/// At most 15 in any ten seconds. One a second is enough to find soon a server that is back.
+/// At most 14 in any ten seconds. One a second finds a server that is back soon enough.
 const COMMON: Rate = Rate { at_once: 5, interval: 1_050_000_000 };
-/// At most 10 more in any ten seconds, for renewals. With the common ones, a holder can begin as
-/// many attempts as [`crate::rules::schedule`] plans in an outage of half a lease, however short
-/// the lease is.
+/// At most 9 more in any ten seconds, for renewals. With the common ones, a holder can begin as many
+/// attempts as [`crate::rules::schedule`] plans in an outage of half a lease, however short the
+/// lease is.
 const RESERVED: Rate = Rate { at_once: 7, interval: 3_500_000_000 };
 /// Most addresses that are told apart. If there are more, some share a count.
 const SERVERS: usize = 64;
-/// A hash of the address, and for each of the two rates the time at which all connections so far
-/// would have been made, one in each interval (GCRA).
+/// Number of cells of a server: a hash of its address, and for each of the two rates the time at
+/// which all connections so far would have been made at one in each interval (GCRA).
 const EACH: usize = 3;
 /// Index of the note that nothing was sent.
 const UNSENT: usize = SERVERS * EACH;
@@ -44,7 +45,7 @@ pub type Counts = [AtomicU64; PASSWORD + 1];
 /// The counts of a process without a guard.
 static OWN: Counts = [const { AtomicU64::new(0) }; PASSWORD + 1];
 static SHARED: OnceLock<&Counts> = OnceLock::new();
-/// Whether nothing is limited.
+/// Whether this process is exempt from the limits: see [`limit_nothing`].
 static IS_CROWD: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -84,7 +85,7 @@ pub fn note_unsent() {
     counts()[UNSENT].store(1, Ordering::Release);
 }
 
-/// Whether this dlock has never sent a request to its store. False if nobody would know.
+/// Whether dlock has sent nothing to its store since [`note_unsent`]. False if that was never called.
 pub fn is_nothing_sent() -> bool {
     counts()[UNSENT].load(Ordering::Acquire) != 0
 }

@@ -82,8 +82,8 @@ pub fn speaks_tls(host: &str, port: u16, deadline: Moment) -> bool {
     answer.is_ok_and(|first| matches!(first, [0x15 | 0x16, 3]))
 }
 
-/// Servers that were asked for their protocol. Nobody changes that while dlock runs, and a server
-/// that hangs up on everybody is not asked twice.
+/// Servers that were asked for their protocol. Each is asked once: a server that hangs up on
+/// everybody must not see more connections.
 static PROBED: Mutex<BTreeSet<(String, u16)>> = Mutex::new(BTreeSet::new());
 
 /// The first bytes of a server's answer to these bytes.

@@ -22,7 +22,7 @@ pub trait Source: Send + Sync {
     /// The server has answered the last password; do not use it for another connection.
     fn used(&self) {}
 
-    /// The server has refused it.
+    /// The server has refused the last password.
     fn refused(&self) {}
 }
 

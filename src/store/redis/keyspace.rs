@@ -127,8 +127,8 @@ impl RedisStore {
 }
 
 /// The patterns of the keys that a user with this prefix needs: the lock keys, and the derived keys
-/// of their locks. The hash tag may be anything, because a key may have one of its own. Patterns of
-/// prefixes none of which begins with another share no lock.
+/// of their locks. The hash tag may be anything, because a key may have one of its own. If neither
+/// of two prefixes begins with the other, their patterns share no lock.
 pub fn key_patterns(prefix: &str) -> String {
     let prefix = escape_glob(prefix);
     if prefix.is_empty() { "~*".into() } else { format!("~{prefix}* ~dlock.*:{{*}}:{prefix}*") }

@@ -150,9 +150,9 @@ impl Server {
         Ok(Some(rights))
     }
 
-    /// Whether an ACL made for this user lets it touch the locks of another prefix. It reads a key
-    /// that does not exist. The server checks the right before it redirects (MOVED). The user
-    /// `default` may mostly do all, and says nothing about other teams.
+    /// Whether the ACL of this user lets it touch the locks of another prefix, by reading a key that
+    /// does not exist. The server checks the right before it redirects (MOVED). False for the user
+    /// `default`: most servers let it do all, also where no other team uses them.
     fn may_touch_others(&mut self, prefix: &str) -> Result<bool, Error> {
         let user = self.0.target().username.as_deref();
         if prefix.is_empty() || user.is_none_or(|user| user == "default") {

@@ -152,8 +152,8 @@ pub trait Dialect: Send + Sync {
     /// crash undo a commit, or an empty text; and the user's role if it has all rights.
     fn survey(&self) -> String;
 
-    /// Returns one row: the owner of the tables, or all users, if they may change the tables besides
-    /// dlock's user; else NULL. None where tables have no owner.
+    /// Asks who else may change the tables: one row that names their owner, all users, or both; else
+    /// NULL. None where tables have no owner.
     fn others(&self) -> Option<String> {
         None
     }

@@ -7,8 +7,8 @@
 //! answers when it resumes; the connection may be dead, which looks the same from here. A server that
 //! reads a request for the session on a new connection drops the old one with the answer that is due
 //! there. And a TCP proxy delivers such a request long after it was sent, if the server's listen
-//! backlog was full. So the new connection is first one that asks for nothing but an answer, and the
-//! session moves only if that one is answered and the silent one is not.
+//! backlog was full. So dlock first opens a *probe*: a connection that only asks `srvr`. The session
+//! moves only if a probe is answered and the silent connection is not.
 
 use super::jute::{Answers, Ask, hello};
 use super::wire::{Connection, send_word};
@@ -33,8 +33,8 @@ const BRIEF_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Longest of these pauses.
 const PAUSE_MOST: Duration = Duration::from_millis(500);
-/// For this part of the session's timeout, a connection may answer later than a probe did: a server
-/// that resumes has many requests to answer.
+/// Divisor of the session's timeout. For this part of it a silent connection may answer later than a
+/// probe, and is still kept: a server that resumes has many requests to answer.
 const GRACE_SHARE: u32 = 64;
 /// Least number of signs of life within a session's timeout. A holder renews four times in it, and
 /// so sends no pings.
@@ -143,8 +143,8 @@ impl Session {
         schedule::silence(self.timeout)
     }
 
-    /// Waits until the connection, silent since then, answers. Beside it, sends a probe to each
-    /// server: if one is answered, the session moves there.
+    /// Waits until the connection, silent since then, answers. Meanwhile sends a probe to each server
+    /// in turn. If one is answered, the session moves to that server.
     fn outwait(&mut self, since: Moment, deadline: Moment) -> Result<(), Failure> {
         let target = Arc::clone(&self.target);
         let count = target.servers.len();
@@ -218,7 +218,8 @@ impl Session {
     }
 
     /// Waits for the silent connection, if there is one, and for this new one. Returns whether the
-    /// silent one has answered first. A server that moves the session to the new one closes it.
+    /// silent one has answered first. A server that moves the session to the new connection closes
+    /// the silent one.
     fn is_answered_before(&mut self, new: &mut Connection, deadline: Moment) -> Result<bool, Failure> {
         while let Some(connection) = &mut self.connection {
             match connection.has_news() {

@@ -1,6 +1,6 @@
-//! Tests that only dlock's user may change its nodes. Where the root or the chroot is open to
+//! Tests that not everybody may change dlock's nodes. Where the root or the chroot is open to
 //! everybody, a stranger may have created them first. Without a user, dlock's nodes are open to all,
-//! and nothing is tested.
+//! and nothing is tested. Another user who is named passes the test; `dlock doctor` warns.
 //!
 //! Nodes above `dlock` are not tested: nobody can delete or replace a node that has children.
 
@@ -9,7 +9,7 @@ use super::jute::{Answer, Answers, Code, Grant};
 use crate::store::Error;
 use std::collections::BTreeSet;
 
-/// The rights to write, create, delete, and set the access list. Only the right to read is 1.
+/// The rights to write, create, delete, and set the access list: all but the right to read, 1.
 const CHANGES: i32 = 2 | 4 | 8 | 16;
 
 impl Znodes {
@@ -66,13 +66,13 @@ impl Grant {
         self.rights & CHANGES != 0
     }
 
-    /// Whether this is no user who logs in.
+    /// Whether this is everybody, or an address: no user who logs in.
     fn is_of_anybody(&self) -> bool {
         ["world", "ip"].contains(&self.scheme.as_str())
     }
 
-    /// Whether both are of the same identity. To a user that may not change the list, a
-    /// server shows `x` for the hash of a password.
+    /// Whether both are of the same identity. To a user that may not change the list, a server shows
+    /// `x` for the hash of a password.
     fn is_of(&self, other: &Self) -> bool {
         let is_hidden = other.id.ends_with(":x") && self.shown() == other.shown();
         self.scheme == other.scheme && (self.id == other.id || is_hidden)

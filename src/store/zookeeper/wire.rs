@@ -2,8 +2,8 @@
 //! Requests are sent in one batch and answered in order. Events of watches come in between, and are
 //! kept until the caller takes them.
 //!
-//! A connection that is only silent can be used further: the answer to a request that was given up
-//! is known by its number, and skipped. After any other failure the connection is dropped.
+//! A connection that is only silent stays in use: the answer to a request that was given up is
+//! recognized by its number, and skipped. After any other failure the connection is dropped.
 
 use super::jute::{self, Access, Answer, Answers, Ask, Code, Head, Welcome};
 use crate::clock::Moment;
@@ -39,8 +39,8 @@ pub struct Connection {
     is_pinged: bool,
 }
 
-/// Sends a four-letter command on a connection of its own. A server answers it, be it that the command
-/// is not in its `4lw.commands.whitelist`.
+/// Sends a four-letter command on a connection of its own. A server answers also if the command is
+/// not in its `4lw.commands.whitelist`: with that reason.
 pub fn send_word(target: &Target, server: &Address, word: &str, deadline: Moment) -> Result<Pipe, Error> {
     let mut pipe = Pipe::open(server.to_string(), target, server, deadline)?;
     pipe.begin_tls(target, server, deadline)?;

@@ -63,7 +63,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             }
             Fork::Child => {
                 drop(reader);
-                // As before exec: the lock must not be called held now.
+                // As before exec: the hold must not be reported as granted once TERM is due.
                 if self.setup.is_too_late() {
                     sys::exit_now(0);
                 }
