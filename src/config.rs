@@ -441,7 +441,7 @@ impl<'a> Layers<'a> {
             Err(fault) if fault.is_absence() => {}
             Err(fault) => {
                 let text = unread(path, &fault);
-                return Err(Error::Config(format!("{text}; --config names another file, or this one")));
+                return Err(Error::Config(format!("{text}; use --config to name another file, or this one")));
             }
         }
         let xdg =
@@ -454,7 +454,7 @@ impl<'a> Layers<'a> {
                 Err(fault) if fault.is_absence() => {}
                 Err(fault @ Fault::Foreign(_)) => {
                     self.warnings
-                        .push(format!("{}; --config names it if it is meant", unread(&path, &fault)));
+                        .push(format!("{}; if it is meant, name it by --config", unread(&path, &fault)));
                 }
                 Err(fault @ Fault::Hidden) => self.remarks.push(unread(&path, &fault)),
                 Err(fault) => return Err(Error::Config(unread(&path, &fault))),

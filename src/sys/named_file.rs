@@ -140,7 +140,8 @@ pub fn read_secret(path: &Path, within: Duration) -> Result<Vec<u8>, Fault> {
         match poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(&timeout)) {
             Ok(0) => {
                 let within = humantime::format_duration(within);
-                return Err(Fault::Unfit(format!("its end did not come within {within}")));
+                let why = format!("no end of file came within {within}; what writes to it must close it");
+                return Err(Fault::Unfit(why));
             }
             Ok(_) => {}
             Err(Errno::INTR) => continue,

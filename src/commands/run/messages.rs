@@ -118,8 +118,8 @@ impl<'a> Messages<'a> {
             && !self.has_said_around.replace(true)
         {
             let text = format!(
-                "{} is held for process {}, which this one descends from: neither goes on if that waits for this; \
-                 a 'dlock run' inside needs the variables that 'dlock hold --export' prints",
+                "{} is held for process {}, which this one descends from: if that process waits for this one, neither \
+                 goes on; a dlock inside needs the variables that 'dlock hold --export' prints",
                 self.asked.at(waiting.blocker.at),
                 holder.owner.pid
             );

@@ -6,7 +6,8 @@ use crate::store::net::failure::plain;
 use redis::ServerError;
 
 /// The keys that dlock's user needs, as an ACL names them.
-pub const KEYS: &str = "~PREFIX* ~dlock.*:{*}:PREFIX*, where PREFIX is dlock: unless --prefix says another";
+pub const KEYS: &str =
+    "~PREFIX* ~dlock.*:{*}:PREFIX*, where PREFIX is 'dlock:' unless --prefix names another";
 
 /// Whether the server has all the clients that it takes. It has read nothing from this one.
 pub fn is_full(error: &ServerError) -> bool {
