@@ -452,7 +452,7 @@ impl<'a> Layers<'a> {
             match File::read(&path, Owner::RootOrCaller)? {
                 Ok(file) => self.files.push(file),
                 Err(fault) if fault.is_absence() => {}
-                Err(fault @ Fault::Foreign(_)) => {
+                Err(fault @ (Fault::Foreign(_) | Fault::ForeignLink(..))) => {
                     self.warnings
                         .push(format!("{}; if it is meant, name it by --config", unread(&path, &fault)));
                 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 const AFTER: &str = "\
 Examples:
   # Until the deployment is over, ten minutes at most:
-  dlock wait deploy -w 10m
+  dlock wait deploy -w 10m || exit
 
 The lock is not taken: another may take it the moment after. A lock that
 is kept by --min-hold after its run has ended is not free yet. Several locks are

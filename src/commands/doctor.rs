@@ -9,8 +9,9 @@ use crate::exit::Exit;
 use crate::output::columns::Width;
 use crate::output::doctor::{Finding, Verdict, text};
 use crate::output::{self, coloured, json};
+use crate::sys::named_file;
 use judge::judge;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::MetadataExt as _;
 
 mod judge;
 
@@ -56,7 +57,10 @@ fn clear(settings: &Settings) -> Option<judge::Clear> {
 fn files(settings: &Settings) -> Vec<judge::SettingsFile> {
     let file = |(path, sensitivity): &(std::path::PathBuf, Sensitivity)| {
         let found = std::fs::metadata(path).ok()?;
-        let mode = found.permissions().mode();
+        // The bits for writing count as they do where the file is read.
+        let mode = found.mode();
+        let is_open = named_file::may_be_written(mode, found.uid(), found.gid());
+        let mode = if is_open { mode } else { mode & !0o022 };
         // What is not a regular file (/dev/fd/3, a pipe) cannot be read by others.
         found.is_file().then(|| judge::SettingsFile { path: path.clone(), sensitivity: *sensitivity, mode })
     };

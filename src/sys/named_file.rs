@@ -38,6 +38,8 @@ pub enum Fault {
     Errno(Errno),
     /// It belongs to this other user.
     Foreign(u32),
+    /// The way to it leads through a link of this name that belongs to this other user.
+    ForeignLink(OsString, u32),
     /// It is in a directory of another user, into which the caller may not look.
     Hidden,
     Unfit(String),
@@ -73,6 +75,11 @@ impl fmt::Display for Fault {
                 f.write_str(&text.split(" (os error").next().unwrap_or_default().to_lowercase())
             }
             Self::Foreign(owner) => write!(f, "it belongs to another user ({owner})"),
+            Self::ForeignLink(name, owner) => write!(
+                f,
+                "'{}' is a link that belongs to another user ({owner}), and is not followed",
+                name.display()
+            ),
             Self::Hidden => f.write_str("permission denied"),
             Self::Unfit(why) => f.write_str(why),
         }
@@ -86,18 +93,17 @@ pub enum Owner {
     RootOrCaller,
 }
 
-/// Reads a file of settings: a regular one that no other user may write, or /dev/null. Links of any
-/// owner are followed.
+/// Reads a file of settings: a regular one that no other user may write, or /dev/null. If the owner
+/// matters, so do the owners of the links that lead there: a user can let them lead to text of his
+/// own in a file that the kernel shows as root's, as in a sysfs of his.
 pub fn read_settings(path: &Path, owner: Owner) -> Result<Vec<u8>, Fault> {
-    // To open a device can start a timer or wind a tape, so the file is looked at first.
-    let place = openat(CWD, path, LOOK, Mode::empty()).map_err(|errno| match errno {
-        Errno::ACCESS if is_hidden_by_another(path) => Fault::Hidden,
-        errno => errno.into(),
+    let place = look_at(path, owner).map_err(|fault| match fault {
+        Fault::Errno(Errno::ACCESS) if is_hidden_by_another(path) => Fault::Hidden,
+        // Without what it leads to, a link is no missing file.
+        absent if absent.is_absence() => dangling(path).unwrap_or(absent),
+        fault => fault,
     })?;
     let stat = fstat(&place)?;
-    if owner == Owner::RootOrCaller && !is_trusted(stat.st_uid) {
-        return Err(Fault::Foreign(stat.st_uid));
-    }
     if kind(&stat) == FileType::CharacterDevice && (major(stat.st_rdev), minor(stat.st_rdev)) == (1, 3) {
         return Ok(Vec::new());
     }
@@ -127,6 +133,28 @@ pub fn read_settings(path: &Path, owner: Owner) -> Result<Vec<u8>, Fault> {
     let mut bytes = Vec::new();
     read_on(&File::from(file), &mut bytes)?;
     limited(bytes)
+}
+
+/// Opens a file of settings, only to look at it: to open a device can start a timer or wind a tape.
+fn look_at(path: &Path, owner: Owner) -> Result<OwnedFd, Fault> {
+    if owner == Owner::Any {
+        return Ok(openat(CWD, path, LOOK, Mode::empty())?);
+    }
+    let at = Destination::find(path)?;
+    let place = openat(&at.directory, &at.name, LOOK | OFlags::NOFOLLOW, Mode::empty())?;
+    let (stat, directory) = (fstat(&place)?, fstat(&at.directory)?);
+    // Another user's directory may have a hard link to a file of root that is meant for something else.
+    let is_misplaced = stat.st_nlink > 1 && !is_trusted(directory.st_uid, &directory);
+    if is_misplaced || !is_trusted(stat.st_uid, &directory) {
+        return Err(Fault::Foreign(if is_misplaced { directory.st_uid } else { stat.st_uid }));
+    }
+    Ok(place)
+}
+
+/// The fault of a link that leads nowhere.
+fn dangling(path: &Path) -> Option<Fault> {
+    let link = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    (kind(&link) == FileType::Symlink).then(|| Fault::Unfit("it is a link that leads nowhere".into()))
 }
 
 /// Reads a file of any kind and owner, within this time: a pipe may have no writer.
@@ -166,7 +194,11 @@ pub fn open_to_append(path: &Path) -> Result<File, Fault> {
         Err(Errno::EXIST) => {
             at.judge(&statat(&at.directory, &at.name, AtFlags::SYMLINK_NOFOLLOW)?)?;
             let file = openat(&at.directory, &at.name, flags, Mode::empty())?;
-            at.judge(&fstat(&file)?)?;
+            let stat = fstat(&file)?;
+            at.judge(&stat)?;
+            if stat.st_nlink > 1 {
+                return Err(Fault::Unfit("it has another name, too (a hard link)".into()));
+            }
             Ok(file.into())
         }
         created => Ok(created?.into()),
@@ -248,12 +280,8 @@ impl Destination {
                 _ if steps.is_empty() => return Ok(Self { directory, name }),
                 _ => return Err(Errno::NOTDIR.into()),
             }
-            if !is_trusted(stat.st_uid) {
-                return Err(Fault::Unfit(format!(
-                    "'{}' is a link that belongs to another user ({}), and is not followed",
-                    name.display(),
-                    stat.st_uid
-                )));
+            if !is_trusted(stat.st_uid, &fstat(&directory)?) {
+                return Err(Fault::ForeignLink(name, stat.st_uid));
             }
             links += 1;
             if links > LINKS_MAX {
@@ -294,8 +322,14 @@ impl Destination {
             return Err(Fault::irregular());
         }
         let directory = fstat(&self.directory)?;
-        let is_at_home = directory.st_uid == file.st_uid && !others_may_write(&directory);
-        if is_trusted(file.st_uid) || is_at_home { Ok(()) } else { Err(Fault::Foreign(file.st_uid)) }
+        // A group with the number of the owner is the owner's own.
+        let is_private = directory.st_mode & 0o002 == 0 && directory.st_gid == directory.st_uid;
+        let is_at_home = directory.st_uid == file.st_uid && (is_private || !others_may_write(&directory));
+        if is_trusted(file.st_uid, &directory) || is_at_home {
+            Ok(())
+        } else {
+            Err(Fault::Foreign(file.st_uid))
+        }
     }
 }
 
@@ -331,22 +365,39 @@ fn is_in_proc(file: impl AsFd) -> Result<bool, Errno> {
     Ok(fstatfs(file)?.f_type == PROC_SUPER_MAGIC)
 }
 
-/// Whether anybody but the owner, root and the caller may write it. The caller's group counts as the
-/// caller: mostly it has no other member.
+/// Whether anybody but the owner, root and the caller may write it. The caller's group is mostly one
+/// of its own, and so is a group that has the caller's number.
 fn others_may_write(stat: &Stat) -> bool {
-    let is_of_others = ![0, getegid().as_raw()].contains(&stat.st_gid);
-    stat.st_mode & 0o002 != 0 || stat.st_mode & 0o020 != 0 && is_of_others
+    may_be_written(stat.st_mode, stat.st_uid, stat.st_gid)
+}
+
+/// The same of a file with these permission bits, owner and group.
+pub fn may_be_written(mode: u32, owner: u32, group: u32) -> bool {
+    let caller = geteuid().as_raw();
+    let is_private = owner == caller && group == caller;
+    let is_of_others = ![0, getegid().as_raw()].contains(&group) && !is_private;
+    mode & 0o002 != 0 || mode & 0o020 != 0 && is_of_others
 }
 
 /// Whether the owner is root or the caller. In a user namespace the kernel shows one id for all
-/// users outside it, root among them, so that id counts as root's.
-fn is_trusted(owner: u32) -> bool {
+/// users outside it. Root is one of them, so such an owner counts as root in a directory in which
+/// nobody else may write.
+fn is_trusted(owner: u32, directory: &Stat) -> bool {
+    owner == 0 || owner == geteuid().as_raw() || is_unmapped(owner) && !others_may_write(directory)
+}
+
+/// Whether this id stands for the users outside of a user namespace, and for no user inside.
+fn is_unmapped(id: u32) -> bool {
     let read = |path| read_to_string(path).unwrap_or_default();
-    let is_unmapped = || {
-        read("/proc/sys/kernel/overflowuid").trim() == owner.to_string()
-            && read("/proc/self/uid_map").split_whitespace().ne(["0", "0", "4294967295"])
+    if read("/proc/sys/kernel/overflowuid").trim() != id.to_string() {
+        return false;
+    }
+    let map = read("/proc/self/uid_map");
+    let is_inside = |line: &str| {
+        let fields: Vec<u64> = line.split_whitespace().filter_map(|field| field.parse().ok()).collect();
+        !matches!(fields[..], [first, _, count] if !(first..first + count).contains(&id.into()))
     };
-    owner == 0 || owner == geteuid().as_raw() || is_unmapped()
+    !map.is_empty() && !map.lines().any(is_inside)
 }
 
 /// Whether the nearest directory that the caller can look at belongs to another user.

@@ -126,6 +126,39 @@ fn a_config_is_judged_by_who_may_write_it() {
     assert!(!world.path("ran").exists());
 }
 
+/// A stranger's link can lead to text of the stranger's in a file that the kernel shows as root's, such as the
+/// alias of a network interface in a sysfs of the stranger's own.
+#[test]
+fn a_config_is_not_found_through_a_link_of_a_stranger() {
+    let world = World::without_redis();
+    world.write("config/own.toml", "prefix = 'file:'\n");
+    link(&world, "own.toml", CONFIG);
+    reads(prefix(&world), true);
+    link(&world, "nowhere", CONFIG);
+    let nowhere = "dlock: .*dlock.toml is not read: it is a link that leads nowhere\n";
+    world.run("k", &["-q"], "touch ran").status(78).stderr_like(nowhere).run();
+    if !is_root(&world) {
+        return;
+    }
+    mode(&world, "locks", 0o700);
+    let said = "dlock: .*dlock.toml is not read: 'dlock.toml' is a link that belongs to another user \\(65534\\).*--config.*\n";
+    for target in ["own.toml", "nowhere"] {
+        link(&world, target, CONFIG);
+        give(&world, CONFIG, NOBODY);
+        reads(prefix(&world).stderr_like(said), false);
+    }
+    // A hard link in a directory of the stranger's.
+    fs::remove_file(world.path(CONFIG)).expect("a link");
+    fs::hard_link(world.path("config/own.toml"), world.path(CONFIG)).expect("a link");
+    reads(prefix(&world), true);
+    give(&world, "config", NOBODY);
+    reads(
+        prefix(&world).stderr_like("dlock: .*dlock.toml is not read: it belongs to another user.*\n"),
+        false,
+    );
+    assert!(!world.path("ran").exists());
+}
+
 /// A user-private group, as with umask 002.
 #[test]
 fn the_callers_own_group_may_write_a_config() {
@@ -253,10 +286,20 @@ fn an_unmapped_owner_counts_as_root() {
     mode(&world, "locks", 0o700);
     give(&world, CONFIG, 4321);
     reads(prefix(&world).under(&namespace), true);
-    link(&world, "r.json", "link");
-    give(&world, "link", 4321);
-    world.run("k", &["--report", "link"], "exit 3").under(&namespace).status(3).run();
-    assert!(world.read("r.json").contains("\"status\":3"));
+    world.write("closed/r.json", "");
+    mode(&world, "closed", 0o755);
+    link(&world, "r.json", "closed/link");
+    give(&world, "closed/link", 4321);
+    world.run("k", &["--report", "closed/link"], "exit 3").under(&namespace).status(3).run();
+    assert!(world.read("closed/r.json").contains("\"status\":3"));
+    // Where everybody may write, it may be anybody's.
+    world.write("open/r.json", "");
+    mode(&world, "open", 0o1777);
+    link(&world, "r.json", "open/link");
+    give(&world, "open/link", 4321);
+    let refused = world.run("k", &["--report", "open/link"], "touch ran").under(&namespace).status(78);
+    refused.stderr_like("dlock: .*belongs to another user.*\n").run();
+    assert!(!world.path("ran").exists());
 }
 
 #[test]
@@ -284,7 +327,7 @@ fn variables_go_to_no_file_of_a_stranger() {
     fifo(&world, "open/fifo");
     world.write("open/file", "");
     give(&world, "open/file", NOBODY);
-    give(&world, "shared", 1001);
+    lchown(world.path("shared"), Some(1001), Some(4321)).expect("root may");
     mode(&world, "shared", 0o775);
     world.write("shared/file", "");
     give(&world, "shared/file", 1001);
@@ -303,8 +346,12 @@ fn variables_go_to_no_file_of_a_stranger() {
     }
     assert!(!world.path("new").exists());
     assert_eq!(world.read("private"), "kept\n");
-    // As GitHub's runner gives one to a job that is root in a container.
+    fs::hard_link(world.path("private"), world.path("open/private")).expect("a link");
+    let other = "dlock: .*another name.*; nothing is held\n";
+    held_for(&process, "open/private").status(78).stderr_like(other).run();
+    // As GitHub's runner gives one to a job that is root in a container; with umask 002.
     give(&world, "theirs", 1001);
+    mode(&world, "theirs", 0o775);
     world.write("theirs/env", "A=b");
     give(&world, "theirs/env", 1001);
     link(&world, "theirs/env", "own-link");
