@@ -314,6 +314,25 @@ fn a_zookeeper_without_a_free_client() {
     full.judge(|| drop(only));
 }
 
+/// A Redis that refuses AUTH or SELECT runs the request behind it all the same.
+#[test]
+fn what_a_refused_login_took_is_given_back() {
+    let world = World::with_redis(&[]);
+    // The server knows the scripts from now on.
+    world.run("warm", &[], "true").run();
+    let place = format!("127.0.0.1:{}", world.redis().port());
+    for (url, status) in [
+        (format!("redis://{place}/99"), 78),
+        (format!("redis://:wrong@{place}"), 77),
+        (format!("redis://nobody:wrong@{place}"), 77),
+    ] {
+        for words in [&["run", "-k", "k", "--", "true"][..], &["acquire", "-k", "k"]] {
+            world.dlock(words).env("DLOCK_STORE", &url).status(status).any_stderr().run();
+            wait_until("it is given back", || world.state("k") == "free");
+        }
+    }
+}
+
 /// The URL of a store whose servers are these.
 type UrlOf<'a> = &'a dyn Fn(&[Door]) -> String;
 

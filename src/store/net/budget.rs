@@ -74,13 +74,14 @@ fn counts() -> &'static Counts {
     SHARED.get().copied().unwrap_or(&OWN)
 }
 
-/// Notes that a request is about to be sent, after the login. Returns whether it is the first.
-pub fn note_sent() -> bool {
-    counts()[UNSENT].swap(0, Ordering::AcqRel) != 0
+/// Notes that a request is about to be sent, after the login. An answer that refuses it does not undo
+/// that: another master may have granted the lock, and a Redis that refuses AUTH or SELECT runs the
+/// command that came with it.
+pub fn note_sent() {
+    counts()[UNSENT].store(0, Ordering::Release);
 }
 
-/// Notes that nothing was sent so far, or that the first request was refused together with its
-/// connection.
+/// Notes that nothing was sent so far. Call it before the first request that asks for the lock.
 pub fn note_unsent() {
     counts()[UNSENT].store(1, Ordering::Release);
 }

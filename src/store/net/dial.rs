@@ -112,7 +112,9 @@ fn connected_to_any(addresses: &[SocketAddr], deadline: Moment) -> io::Result<(T
             return Err(ErrorKind::TimedOut.into());
         }
         let until = Moment::now().after(share);
-        let said = budget::count(address, until)
+        // While another address is left, this one is not waited for.
+        let patience = if untried > 1 { Moment::now() } else { until };
+        let said = budget::count(address, patience)
             .and_then(|counted| Ok((connected(address, until.left())?, counted)));
         match said {
             Ok((stream, counted)) => {

@@ -6,7 +6,7 @@
 //! After any failure the caller drops the connection, because a late reply would answer the wrong
 //! request.
 
-use super::failure::{is_full, refusal};
+use super::failure::refusal;
 use super::script;
 use super::target::Target;
 use crate::clock::Moment;
@@ -56,8 +56,6 @@ pub struct Connection {
     is_spoiled: bool,
     /// Whether the server has ever sent a reply.
     has_replied: bool,
-    /// Whether the first command on this connection is the first that this dlock has sent.
-    is_first: bool,
 }
 
 impl Connection {
@@ -103,7 +101,6 @@ impl Connection {
             asking: Asking::No,
             is_spoiled: false,
             has_replied: false,
-            is_first: false,
         })
     }
 
@@ -159,7 +156,7 @@ impl Connection {
             self.owed.push_back(before);
         }
         if !commands.is_empty() {
-            self.is_first |= budget::note_sent();
+            budget::note_sent();
         }
         for command in commands {
             command.write_packed_command(&mut bytes);
@@ -175,10 +172,7 @@ impl Connection {
     fn settle_next(&mut self, deadline: Moment) -> Result<(), Error> {
         let value = self.parse(deadline)?;
         match (self.owed.pop_front(), value) {
-            (Some(Before::Greeting), value @ Value::ServerError(_)) => {
-                self.note_refusal();
-                return Err(self.refused(value));
-            }
+            (Some(Before::Greeting), value @ Value::ServerError(_)) => return Err(self.refused(value)),
             (Some(Before::Aside), value) => self.aside.push(value),
             _ => {}
         }
@@ -191,19 +185,16 @@ impl Connection {
             self.settle_next(deadline)?;
         }
         let reply = self.parse(deadline)?;
-        match &reply {
-            Value::ServerError(error) if is_full(error) => self.note_refusal(),
-            Value::ServerError(_) => {}
-            _ => self.pipe.has_answered(),
+        let is_served = match &reply {
+            Value::ServerError(error) => {
+                !matches!(refusal(&self.target.shown, error), Error::Overloaded(_) | Error::Denied(_))
+            }
+            _ => true,
+        };
+        if is_served {
+            self.pipe.has_answered();
         }
         Ok(reply)
-    }
-
-    /// The server has refused this client before it read any command.
-    fn note_refusal(&self) {
-        if self.is_first {
-            budget::note_unsent();
-        }
     }
 
     /// Waits for the next reply until `deadline`. An error reply is an `Err`, except if it tells what to

@@ -10,7 +10,7 @@ pub const KEYS: &str =
     "~PREFIX* ~dlock.*:{*}:PREFIX*, where PREFIX is 'dlock:' unless --prefix names another";
 
 /// Whether the server has all the clients that it takes. It has read nothing from this one.
-pub fn is_full(error: &ServerError) -> bool {
+fn is_full(error: &ServerError) -> bool {
     error.details().is_some_and(|text| text.contains("max number of clients"))
 }
 
