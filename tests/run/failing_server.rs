@@ -9,12 +9,16 @@ use crate::support::mysql::Mysql;
 #[cfg(feature = "postgres")]
 use crate::support::postgres::Postgres;
 use crate::support::redis::ask;
-use crate::support::wait::{wait_for, wait_until, wait_within};
+#[cfg(feature = "zookeeper")]
+use crate::support::wait::wait_for;
+use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::{Backend, World, on_every_store};
 #[cfg(feature = "zookeeper")]
 use crate::support::zookeeper::ZooKeeper;
 use crate::support::{masters, proc, sentinel};
+#[cfg(feature = "zookeeper")]
 use std::io::{ErrorKind, Read as _};
+#[cfg(feature = "zookeeper")]
 use std::net::TcpStream;
 use std::thread::sleep;
 use std::time::Duration;
