@@ -169,6 +169,7 @@ fn a_holder_rides_out_a_server_that_hangs_up(backend: Backend) {
     world.wait_for_log("up");
     for _ in 0..2 {
         door.close();
+        // The length of the outage: less than half of the lease.
         sleep(ttl * 4 / 10);
         door.open(server);
         // A whole lease: a job whose lock was not renewed in time is stopped by then.

@@ -1,6 +1,6 @@
 //! Tests that not everybody may change dlock's nodes. Where the root or the chroot is open to
 //! everybody, a stranger may have created them first. Without a user, dlock's nodes are open to all,
-//! and nothing is tested. Another user who is named passes the test; `dlock doctor` warns.
+//! and nothing is tested. A list may name another user: that passes, and `dlock doctor` warns.
 //!
 //! Nodes above `dlock` are not tested: nobody can delete or replace a node that has children.
 

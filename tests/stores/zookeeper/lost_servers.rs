@@ -97,14 +97,17 @@ fn a_full_listen_backlog_behind_a_proxy_disturbs_no_job() {
     let start = |number: usize| {
         let holder = world.run(&format!("k{number}"), &["-t", "6s"], JOB).any_stderr().spawn();
         wait_until("it has its lock", || world.log().len() == number + 1);
+        // The holders renew one after the other.
         sleep(ttl / 40);
         holder
     };
     let holders: Vec<_> = (0..10).map(start).collect();
     let before = proxy.connections();
     server.signal(Signal::STOP);
+    // The length of the outage: less than half of the lease.
     sleep(ttl * 45 / 100);
     server.signal(Signal::CONT);
+    // A whole lease: a job whose lock was not renewed in time is stopped by then.
     sleep(ttl);
     let new = proxy.connections() - before;
     world.write("go", "");
