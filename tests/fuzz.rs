@@ -195,7 +195,7 @@ fn no_inherited_value_starts_a_job_unlocked() {
         world.url()
     );
     let holder = world
-        .run("k", &["-t", "1m"], "touch up; while [ ! -e go ]; do sleep 0.02; done")
+        .run("k", &["-t", "1m"], "touch up; while [ ! -e go ]; do sleep 0.1; done")
         .any_stderr()
         .spawn();
     crate::support::wait::wait_until("the job runs", || world.path("up").exists());

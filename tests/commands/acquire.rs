@@ -48,7 +48,7 @@ fn documented<'w>(world: &'w World, shell: &str) -> Dlock<'w> {
         world.script(step, &format!("#!/bin/sh\necho {step} >> log\n"));
     }
     world.write("config/dlock.toml", "verbose = true\n");
-    world.script("transform", "#!/bin/sh\necho transform >> log\nuntil [ -e go ]; do sleep 0.02; done\n");
+    world.script("transform", "#!/bin/sh\necho transform >> log\nuntil [ -e go ]; do sleep 0.1; done\n");
     world.write("documented", text);
     script(world, shell, "").under(&[shell, "./documented"]).any_stderr()
 }
@@ -252,7 +252,7 @@ fn every_mode_and_several_keys(backend: Backend) {
 fn it_waits_its_turn(backend: Backend) {
     let world = World::new(backend);
     let holder = hold(&world, "k", &[]);
-    let text = "lock=$(dlock acquire -q --export -k k -w) || exit; eval \"$lock\"; echo first >> log; until [ -e go ]; do sleep 0.02; done
+    let text = "lock=$(dlock acquire -q --export -k k -w) || exit; eval \"$lock\"; echo first >> log; until [ -e go ]; do sleep 0.1; done
         dlock release -q k";
     let first = script(&world, "sh", text).spawn();
     world.wait_for_waiters("k", 1);
@@ -365,7 +365,7 @@ fn a_min_hold_outlasts_the_release(backend: Backend) {
 
 /// Starts a run that holds the key until the file `end` exists.
 fn hold(world: &World, key: &str, options: &[&str]) -> Running {
-    let holder = world.run(key, options, "echo up >> log; until [ -e end ]; do sleep 0.02; done").spawn();
+    let holder = world.run(key, options, "echo up >> log; until [ -e end ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     holder
 }
@@ -375,7 +375,7 @@ fn hold(world: &World, key: &str, options: &[&str]) -> Running {
 fn a_signal_ends_it_while_the_server_hangs() {
     let world = World::with_redis(&[]);
     let holder =
-        world.run("k", &["-t", "10m"], "echo up >> log; until [ -e end ]; do sleep 0.02; done").spawn();
+        world.run("k", &["-t", "10m"], "echo up >> log; until [ -e end ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     let waiter = world.dlock(["acquire", "-k", "k", "-w"]).any_stderr().dies_of(15).spawn();
     world.wait_for_waiters("k", 1);

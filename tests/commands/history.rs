@@ -16,7 +16,7 @@ on_every_store!(
     only_the_last_64_are_kept,
 );
 
-const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
 
 fn ends(world: &World, key: &str) -> Vec<Value> {
     let output = world.dlock(["history", key, "--json"]).any_stdout().run();
@@ -104,7 +104,7 @@ fn cut_runs_short(world: &World, store: &str) {
     proc::signal(crashed.pid(), Signal::KILL);
     wait_until("its guard clears up", || told() == 1);
     // The job exits with 0 after TERM, but that is no success.
-    let obeys = "trap 'exit 0' TERM; while :; do sleep 0.01; done";
+    let obeys = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
     run(&["--max-run", "200ms"], obeys).status(124).run();
     let stopped = run(&["-t", "1m"], HOLD).status(79).spawn();
     world.wait_for_lines("up", 2);
@@ -253,7 +253,7 @@ fn refusals_are_ticks_between_the_rows() {
     world.run("k", &[], "exit 0").run();
     for refusals in [3, 1] {
         let before = world.lines("up");
-        let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+        let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
         world.wait_for_lines("up", before + 1);
         for _ in 0..refusals {
             world.run("k", &[], "true").status(75).any_stderr().run();

@@ -17,7 +17,7 @@ on_every_store!(
     control_characters_are_escaped,
 );
 
-const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
 
 #[track_caller]
 fn metrics(world: &World, arguments: &[&str]) -> String {

@@ -93,7 +93,7 @@ fn paused_and_resumed(world: &World) {
 }
 
 fn hold(world: &World) -> Running {
-    let holder = world.run("k", &[], "echo up >> log; until [ -e end ]; do sleep 0.02; done").any_stderr();
+    let holder = world.run("k", &[], "echo up >> log; until [ -e end ]; do sleep 0.1; done").any_stderr();
     let holder = holder.spawn();
     world.wait_for_log("up");
     holder
@@ -102,7 +102,7 @@ fn hold(world: &World) -> Running {
 fn a_holder_goes_on(backend: Backend) {
     let world = World::new(backend);
     let inside = format!("{BINARY} run -k k -- sh -c 'echo inside >> log'");
-    let job = format!("echo up >> log; until [ -e go ]; do sleep 0.02; done; {inside}; echo over >> log");
+    let job = format!("echo up >> log; until [ -e go ]; do sleep 0.1; done; {inside}; echo over >> log");
     let holder = world.run("k", &["-t", "4s"], &job).spawn();
     world.wait_for_log("up");
     let said = "dlock: k in .* is paused for 1m: no new holder until then; .*@.* \\(pid \\d+\\) goes on\n";

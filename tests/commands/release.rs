@@ -26,7 +26,7 @@ on_every_store!(
     success_is_reported_on_a_terminal_only,
 );
 
-const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
 
 /// Starts a run that would last for ever, and will be stopped.
 fn endless(world: &World, key: &str, options: &[&str]) -> Running {
@@ -172,7 +172,7 @@ fn the_next_holder_is_not_asked(backend: Backend) {
     let mut terminal = Terminal::open(&world);
     terminal.type_line("dlock release k; echo STATUS $?");
     terminal.expect("[y/N] ");
-    let second = world.run("k", &["-w"], "echo second >> log; until [ -e end ]; do sleep 0.02; done").spawn();
+    let second = world.run("k", &["-w"], "echo second >> log; until [ -e end ]; do sleep 0.1; done").spawn();
     world.wait_for_waiters("k", 1);
     world.write("go", "");
     first.finish();
@@ -190,7 +190,7 @@ fn the_next_holder_is_not_asked(backend: Backend) {
 
 fn a_timeout_runs_out_and_the_request_to_stop_remains(backend: Backend) {
     let world = World::new(backend);
-    let job = "trap 'echo term >> log; [ -e go ] && exit' TERM; echo up >> log; while :; do sleep 0.02; done";
+    let job = "trap 'echo term >> log; [ -e go ] && exit' TERM; echo up >> log; while :; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "6s", "--grace", "1h"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     let release = world.dlock(["release", "k", "-y", "--timeout", "0.3"]).status(75).any_stderr().run();
@@ -205,7 +205,7 @@ fn a_timeout_runs_out_and_the_request_to_stop_remains(backend: Backend) {
 
 fn a_signal_ends_the_watching_only(backend: Backend) {
     let world = World::new(backend);
-    let job = "trap 'echo term >> log' TERM; echo up >> log; until [ -e go ]; do sleep 0.02; done";
+    let job = "trap 'echo term >> log' TERM; echo up >> log; until [ -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "6s", "--grace", "1h"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     let release = world.dlock(["release", "k", "-y"]).dies_of(15).any_stderr().spawn();

@@ -20,7 +20,7 @@ on_every_store!(
     a_hold_that_is_not_renewed_is_stale,
 );
 
-const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
 
 fn a_held_lock_with_waiters(backend: Backend) {
     let world = World::new(backend);
@@ -161,7 +161,7 @@ fn a_free_lock(backend: Backend) {
 fn a_revoked_lock(backend: Backend) {
     let world = World::new(backend);
     // The job ignores TERM, so the lock stays revoked for a while.
-    let job = "trap '' TERM; echo $$ > job.pid; echo up >> log; while :; do sleep 0.05; done";
+    let job = "trap '' TERM; echo $$ > job.pid; echo up >> log; while :; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "20s", "--grace", "30s"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();
@@ -268,7 +268,7 @@ fn assert_idle_ones_are_left_alone(world: &World, store: &str, redis: &Redis, pr
         run(&format!("idle-{number}"), &[], "true").run();
     }
     run("kept", &["--min-hold", "1m"], "true").run();
-    let holder = run("busy", &[], "touch up; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    let holder = run("busy", &[], "touch up; while [ ! -e go ]; do sleep 0.1; done").spawn();
     wait_until("it holds", || world.path("up").exists());
     let looks = || {
         let stats: String = redis.ask(&["INFO", "commandstats"]);

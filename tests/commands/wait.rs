@@ -22,7 +22,7 @@ on_every_store!(
 );
 
 fn hold(world: &World, key: &str) -> Running {
-    let job = format!("echo up-{key} >> log; until [ -e end-{key} ]; do sleep 0.02; done");
+    let job = format!("echo up-{key} >> log; until [ -e end-{key} ]; do sleep 0.1; done");
     let holder = world.run(key, &[], &job).spawn();
     world.wait_for_log(&format!("up-{key}"));
     holder
@@ -57,7 +57,7 @@ fn it_takes_no_lock_and_delays_nobody(backend: Backend) {
     let holder = hold(&world, "k");
     let mut looker = start_wait(&world, &["k"]);
     let next =
-        world.run("k", &["-w"], "echo next >> log; until [ -e end-next ]; do sleep 0.02; done").spawn();
+        world.run("k", &["-w"], "echo next >> log; until [ -e end-next ]; do sleep 0.1; done").spawn();
     world.wait_for_waiters("k", 1);
     world.write("end-k", "");
     holder.finish();

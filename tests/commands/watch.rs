@@ -23,7 +23,7 @@ on_every_store!(
     a_short_run_of_several_locks_is_reported_for_each,
 );
 
-const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
 
 /// Starts `dlock watch`, and waits until it watches.
 #[track_caller]

@@ -72,7 +72,7 @@ fn a_read_claims_the_row() {
 /// next run writes. Then the first job goes on, before its guard can end it.
 fn comes_back_too_late(world: &World) {
     let writes = format!("{} 2> refusal; echo \"status $?\" >> log", writes("older"));
-    let job = format!("echo $$ > job; while [ ! -e go ]; do sleep 0.02; done; {writes}");
+    let job = format!("echo $$ > job; while [ ! -e go ]; do sleep 0.1; done; {writes}");
     let holder = world.run("report", &["-t", "2s"], &job).status(79).any_stderr().spawn();
     let (job, guard) = (world.wait_for_pid("job"), holder.guard());
     for pid in [guard, holder.pid(), job] {

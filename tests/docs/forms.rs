@@ -357,7 +357,7 @@ fn no_script_goes_on_if_a_signal_ends_a_renewal() {
         .filter(|form| form.text.contains("dlock renew "))
         .flat_map(|form| [Signal::TERM, Signal::INT, Signal::HUP, Signal::KILL].map(|signal| (form, signal)))
     {
-        let text = format!("{}echo held >> held; until [ -e go ]; do sleep 0.02; done\n", before(form));
+        let text = format!("{}echo held >> held; until [ -e go ]; do sleep 0.1; done\n", before(form));
         let text = format!("export DLOCK_OP_TIMEOUT=10m\n{text}{}\necho went on >> log\n", form.text);
         let bin = Path::new(BINARY).parent().expect("a directory").display().to_string();
         let runner = Runner::Shell(&["sh"]);
@@ -388,7 +388,7 @@ fn a_script_goes_on_with_the_lock() {
     for form in &one_of_each(forms, |form| form.text.clone()) {
         let world = world();
         let job =
-            format!("{}\necho went on >> log; until [ -e go ]; do sleep 0.02; done\n", form.waiting(false));
+            format!("{}\necho went on >> log; until [ -e go ]; do sleep 0.1; done\n", form.waiting(false));
         for runner in Runner::all() {
             let mut script = runner.start(&world, &world.path("bin"), &runner.script(&before(form), &job));
             wait_until(&format!("{form:?}"), || {

@@ -27,7 +27,7 @@ fn world() -> World {
     std::os::unix::fs::symlink(BINARY, world.path("dlock")).expect("a link");
     for step in ["fetch", "load", "build.sh", "deploy.sh"] {
         let script = format!(
-            "#!/bin/sh\necho {step} >> log\nuntil [ -e go ] || [ {step} = fetch ] || [ {step} = build.sh ]; do sleep 0.02; done\n"
+            "#!/bin/sh\necho {step} >> log\nuntil [ -e go ] || [ {step} = fetch ] || [ {step} = build.sh ]; do sleep 0.1; done\n"
         );
         world.script(step, &script);
     }
@@ -66,7 +66,7 @@ fn works(world: &World, key: &str, last: &str, start: impl Fn() -> Child) {
     is_stopped(world, key, start(), last);
     // If the lock is busy, the program does nothing.
     world.write("log", "");
-    let holder = world.run(key, &[], "echo other >> log; until [ -e go ]; do sleep 0.02; done").spawn();
+    let holder = world.run(key, &[], "echo other >> log; until [ -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("other");
     let busy = start().wait().expect("our child");
     assert_eq!(busy.code(), Some(75));

@@ -19,14 +19,14 @@ const SEGMENTS: usize = 5;
 /// read it.
 const PAY_WHEN_ALL_HAVE_READ: &str = "
     : > read.$$
-    while [ $(ls read.* | wc -l) -lt 9 ]; do sleep 0.01; done";
+    while [ $(ls read.* | wc -l) -lt 9 ]; do sleep 0.1; done";
 
 /// Under a lock the buyers cannot all be inside at once, but all try: the first buyer pays only
 /// when eight others wait. Two buyers inside at once would be noticed, and would have read an old
 /// stock.
 const PAY_WHEN_ALL_HAVE_COME: &str = "
     mkdir inside || echo 'not alone' >> log
-    while [ $(ls come.* | wc -l) -lt 9 ]; do sleep 0.01; done
+    while [ $(ls come.* | wc -l) -lt 9 ]; do sleep 0.1; done
     sleep 0.1
     rmdir inside";
 
@@ -36,7 +36,7 @@ const PAY_WHEN_FIVE_ARE_IN: &str = "
     mkdir inside.$DLOCK_SLOT || echo 'not alone' >> log
     [ -n \"$DLOCK_SLOT\" ] || [ \"$(echo inside.*)\" = inside. ] || echo 'not alone' >> log
     : > come.$$
-    while [ $(ls come.* | wc -l) -lt 5 ]; do sleep 0.01; done
+    while [ $(ls come.* | wc -l) -lt 5 ]; do sleep 0.1; done
     sleep 0.1
     rmdir inside.$DLOCK_SLOT";
 

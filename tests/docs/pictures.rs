@@ -19,7 +19,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 const ROWS: u16 = 24;
 const COLUMNS: u16 = 104;
-const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
 
 /// Text, background, and the terminal colours 1 to 5.
 struct Palette {
@@ -211,7 +211,7 @@ fn play_nights(world: &mut World) -> Redis {
     ] {
         let begin = first + night * 24 * 60 * MINUTE + if minutes > 22 { 10 * MINUTE } else { 0 };
         ahead(begin);
-        let script = format!("while [ ! -e go ]; do sleep 0.02; done; {end}");
+        let script = format!("while [ ! -e go ]; do sleep 0.1; done; {end}");
         let call = run_on(world, name, &["-t", "20h", "--label", "report"], &script).any_stderr();
         let call = match end {
             "exit 3" => call.status(3),

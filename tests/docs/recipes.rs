@@ -103,7 +103,7 @@ fn the_tables_of_other_tools_are_right() {
             };
             assert_eq!((status, same(&flocks)), (Some(0), same(&noted)), "{row}");
             if flock.contains(" -n ") {
-                let job = "echo up >> log; until test -e go; do sleep 0.02; done";
+                let job = "echo up >> log; until test -e go; do sleep 0.1; done";
                 let holder = world.dlock(["run", "-k", "l", "--", "sh", "-c", job]);
                 let holder = holder.under(&["flock", "lock"]).spawn();
                 world.wait_for_log("up");

@@ -12,7 +12,7 @@ on_every_store!(
     watch_prints_what_the_schema_says
 );
 
-const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
 
 fn document() -> Value {
     serde_json::from_str(include_str!("../../docs/dlock.schema.json")).expect("the schema is JSON")

@@ -259,7 +259,7 @@ fn two_versions_exclude_each_other(backend: Backend) {
         return;
     }
     let world = World::new(backend);
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     for old_first in [true, false] {
         let one = |dlock| if old_first { previous(dlock) } else { dlock };
         let other = |dlock| if old_first { dlock } else { previous(dlock) };

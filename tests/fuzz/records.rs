@@ -36,7 +36,7 @@ on_the_other_stores! {
 
 fn a_damaged_record_hides_no_other_lock(backend: Backend) {
     let world = World::new(backend);
-    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("good", &["-t", "5m"], hold).any_stderr().spawn();
     world.wait_for_log("up");
     let mut dice = Dice(0xD1CE);

@@ -84,7 +84,7 @@ fn by_way_of(world: &World, other: u16) -> String {
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 fn any_answer_ends_in_a_line(backend: Backend) {
     let (world, tongue) = (World::new(backend), Tongue::of(backend));
-    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("held", &["-t", "5m"], hold).any_stderr().spawn();
     world.wait_for_log("up");
     let (last, seeds) = (if is_soak() { 3000 } else { 100 }, AtomicU64::new(1));
@@ -219,7 +219,7 @@ fn one_holder(backend: Backend, seed: u64) {
             _ => Lie::Say(garbled(dice, answer)),
         }
     });
-    let job = "echo $$ > pid; while [ ! -e go ]; do sleep 0.05; done; echo done >> log";
+    let job = "echo $$ > pid; while [ ! -e go ]; do sleep 0.1; done; echo done >> log";
     let options = ["-t", "4s", "--grace", "200ms", "--store", &by_way_of(&world, liar)];
     let holder = world.run("k", &options, job).env("DLOCK_OP_TIMEOUT", "2s").any_stderr().spawn();
     let pid = world.wait_for_pid("pid");

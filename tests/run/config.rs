@@ -44,7 +44,7 @@ fn a_config_file_names_the_store_and_the_defaults_of_run() {
         world.url()
     );
     world.write("config/dlock.toml", &text);
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["--max-run", "1h"], job).env_remove("DLOCK_STORE").spawn();
     world.wait_for_log("up");
     let left = world.redis().ask::<i64>(&["PTTL", "dlock:k"]);
@@ -124,7 +124,7 @@ fn help_shows_no_values_and_everything_is_explained() {
 #[test]
 fn messages_can_be_json() {
     let world = World::new(Backend::Redis);
-    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.05; done").spawn();
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     let by_flag = world.run("k", &["--log-format", "json"], "true").status(75).any_stderr().run();
     let by_variable =

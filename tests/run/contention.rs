@@ -22,7 +22,7 @@ on_every_store!(
 
 fn one_of_many_runs_and_the_others_report_the_holder(backend: Backend) {
     let world = World::new(backend);
-    let job = "echo ran $PPID >> log; while [ ! -e enough ]; do sleep 0.05; done";
+    let job = "echo ran $PPID >> log; while [ ! -e enough ]; do sleep 0.1; done";
     let mut contenders = (0..CONTENDERS)
         .map(|_| world.run("nightly", &["--label", "the-nightly-backup"], job).spawn())
         .collect::<Vec<_>>();
@@ -54,7 +54,7 @@ fn one_of_many_runs_and_the_others_report_the_holder(backend: Backend) {
 
 fn many_waiters_run_one_at_a_time_in_order(backend: Backend) {
     let world = World::new(backend);
-    let first = world.run("queue", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    let first = world.run("queue", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     let waiting = queue_up(&world, "queue", CONTENDERS);
     world.write("go", "");
@@ -69,7 +69,7 @@ fn many_waiters_run_one_at_a_time_in_order(backend: Backend) {
 /// A waiter does not have to poll.
 fn each_waiter_is_woken_at_once(backend: Backend) {
     let world = World::new(backend);
-    let first = world.run("queue", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    let first = world.run("queue", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     let waiting = world.queue("queue", &["-w"], ["date +%s%3N >> times; sleep 0.3"; 7]);
     world.write("go", "");
@@ -89,7 +89,7 @@ fn each_waiter_is_woken_at_once(backend: Backend) {
 fn a_granted_waiter_has_a_whole_lease(backend: Backend) {
     let world = World::new(backend);
     let hold =
-        |name: &str| format!("echo {name} $DLOCK_FENCE >> log; while [ ! -e {name} ]; do sleep 0.02; done");
+        |name: &str| format!("echo {name} $DLOCK_FENCE >> log; while [ ! -e {name} ]; do sleep 0.1; done");
     let first = world.run("k", &[], &hold("first")).spawn();
     wait_until("the first runs", || world.log().len() == 1);
     let second = world.run("k", &["-w", "-t", "10m"], &hold("second")).any_stderr().spawn();
@@ -124,9 +124,9 @@ fn a_crowd_that_comes_at_once_runs_one_at_a_time(backend: Backend) {
 
 fn a_run_without_wait_does_not_overtake(backend: Backend) {
     let world = World::new(backend);
-    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
-    let job = "echo waited >> log; while [ ! -e done ]; do sleep 0.02; done";
+    let job = "echo waited >> log; while [ ! -e done ]; do sleep 0.1; done";
     let waiter = world.run("k", &["-w"], job).any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     world.write("go", "");
@@ -142,7 +142,7 @@ fn a_run_without_wait_does_not_overtake(backend: Backend) {
 
 fn a_wait_that_runs_out_ends_busy(backend: Backend) {
     let world = World::new(backend);
-    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     let busy = "dlock: .*k.*\n";
     world.run("k", &["-w", "300ms"], "echo ran >> log").status(75).stderr_like(busy).run();
@@ -158,7 +158,7 @@ fn a_wait_that_runs_out_ends_busy(backend: Backend) {
 
 fn keys_and_prefixes_do_not_meet(backend: Backend) {
     let world = World::new(backend);
-    let holder = world.run("a", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    let holder = world.run("a", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     world.run("b", &[], "echo another key >> log").run();
     world.run("a", &["--prefix", "other:"], "echo another prefix >> log").run();
@@ -172,7 +172,7 @@ fn keys_and_prefixes_do_not_meet(backend: Backend) {
 /// It is printed once.
 fn a_waiter_reports_after_a_while_that_it_waits(backend: Backend) {
     let world = World::new(backend);
-    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["--label", "the-long-one"], hold).spawn();
     world.wait_for_log("up");
     let quiet = world.run("k", &["-w", "-q"], "true").spawn();
@@ -198,7 +198,7 @@ fn a_waiter_reports_after_a_while_that_it_waits(backend: Backend) {
 fn a_wait_that_ends_during_a_request_ends_busy() {
     let world = World::new(Backend::Redis);
     let holder =
-        world.run("k", &["-t", "60s"], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+        world.run("k", &["-t", "60s"], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     let waiter = world
         .run("k", &["-w", "6s", "--op-timeout", "30s"], "echo no >> log")

@@ -15,7 +15,7 @@ use std::process::Command;
 const NOBODY: u32 = 65534;
 /// Logs when it is in a cgroup of its own, and does not end.
 const STUBBORN: &str = "trap '' TERM; echo $$ > job.pid
-    while ! grep -q dlock-stop- /proc/self/cgroup; do sleep 0.02; done; echo taken >> log; exec sleep 1000";
+    while ! grep -q dlock-stop- /proc/self/cgroup; do sleep 0.1; done; echo taken >> log; exec sleep 1000";
 
 /// A cgroup for one test, removed when it is dropped.
 struct Group(PathBuf);

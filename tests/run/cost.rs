@@ -85,7 +85,7 @@ fn a_hand_over_costs_the_same_in_any_crowd() {
     // Loads the scripts into the server.
     world.run("k", &[], "true").run();
     let per_waiter = |crowd: usize| {
-        let holder = world.run("k", &[], "while [ ! -e go ]; do sleep 0.02; done").spawn();
+        let holder = world.run("k", &[], "while [ ! -e go ]; do sleep 0.1; done").spawn();
         world.wait_for_state("k", "held");
         let waiters: Vec<_> =
             (0..crowd).map(|_| world.run("k", &["-w", "-q"], "echo ran >> log").spawn()).collect();
@@ -157,7 +157,7 @@ fn a_waiter_does_not_read_all_other_waiters() {
     const OTHERS: u64 = 500;
     let world = World::new(Backend::Redis);
     let redis = world.redis();
-    let holder = world.run("k", &[], "while [ ! -e go ]; do sleep 0.02; done").spawn();
+    let holder = world.run("k", &[], "while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_state("k", "held");
     let looks = calls(redis, "lrange");
     let waiter = world.run("k", &["-w", "-q"], "true").spawn();
@@ -213,7 +213,7 @@ fn a_short_run_starts_no_thread_and_touches_little_memory() {
 fn a_wait_starts_no_thread() {
     for backend in [Backend::Redis, Backend::File] {
         let world = World::new(backend);
-        let holder = world.run("k", &[], "while [ ! -e go ]; do sleep 0.02; done").spawn();
+        let holder = world.run("k", &[], "while [ ! -e go ]; do sleep 0.1; done").spawn();
         world.wait_for_state("k", "held");
         let look = "ls /proc/$(cut -d' ' -f4 /proc/$PPID/stat)/task | wc -l >> log";
         let waiter = world.run("k", &["-w", "-q"], look).spawn();

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 /// The job ignores TERM, so that only KILL ends it.
-const DEAF: &str = "trap '' TERM; echo $$ > job.tmp; mv job.tmp job.pid; while :; do sleep 0.05; done";
+const DEAF: &str = "trap '' TERM; echo $$ > job.tmp; mv job.tmp job.pid; while :; do sleep 0.1; done";
 /// Memory that the guard may need while it stops a small job, in KiB: mostly pages of its own
 /// program.
 const STOPPING: u64 = 4096;

@@ -6,7 +6,7 @@ use crate::support::world::{Backend, World};
 use dlock::rules::QUEUE_MAX;
 use serde_json::Value;
 
-const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
 const QUEUE: &str = "dlock.queue:{dlock:k}:dlock:k";
 
 /// Writes waiters for `k` into Redis, behind all others.

@@ -81,7 +81,7 @@ fn guard_killed_while_it_stops_a_job_that_lost_its_lease() {
     let world = World::new(Backend::Redis);
     let proxy = Proxy::before(world.redis().port());
     // The job survives TERM, so that only KILL ends it.
-    let job = "trap 'echo term >> log' TERM; echo up >> log; while :; do sleep 0.05; done";
+    let job = "trap 'echo term >> log' TERM; echo up >> log; while :; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "15s"], job).env("DLOCK_STORE", proxy.url()).status(79);
     let holder = holder.any_stderr().spawn();
     world.wait_for_log("up");
@@ -98,7 +98,7 @@ fn guard_killed_while_it_stops_a_job_that_lost_its_lease() {
 /// usual.
 fn guard_stopped(backend: Backend) {
     let world = World::new(backend);
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done; echo end >> log; exit 4";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done; echo end >> log; exit 4";
     let holder = world.run("k", &["-t", "5s"], job).status(4).any_stderr().spawn();
     world.wait_for_log("up");
     let guard = holder.guard();
@@ -117,7 +117,7 @@ fn guard_killed_before_the_start(backend: Backend) {
     let world = World::new(backend);
     // On `file:` the dlock that is stopped below may hold the lock's mutex, and the holder then
     // reports that it waits.
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &[], job).any_stderr().spawn();
     world.wait_for_log("up");
     let queued = world.run("k", &["-w", "-t", LONG], "echo ran >> log").status(70).any_stderr().spawn();
@@ -143,7 +143,7 @@ fn a_stopped_guard_keeps_no_ended_job(backend: Backend) {
         for options in [&["-t", LONG][..], &["-t", LONG, "--tree"], &["-t", LONG, "--on-lost", "warn"]] {
             scope.spawn(move || {
                 let world = World::new(backend);
-                let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 4";
+                let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done; exit 4";
                 let holder = world.run("k", options, job).status(4).any_stderr().spawn();
                 world.wait_for_log("up");
                 let guard = holder.guard();
@@ -163,7 +163,7 @@ fn a_stopped_guard_keeps_no_ended_job(backend: Backend) {
 fn a_guard_stopped_in_the_middle_of_a_stop_spares_no_process() {
     let world = World::new(Backend::Redis);
     job::prepare(&world);
-    let script = "sh family & trap 'echo left >> log; exit 0' TERM; while :; do sleep 0.05; done";
+    let script = "sh family & trap 'echo left >> log; exit 0' TERM; while :; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "8s", "--max-run", "2s", "--grace", "10m"], script).status(79);
     let holder = holder.any_stderr().spawn();
     job::family(&world);
@@ -218,7 +218,7 @@ fn a_guard_that_stops_a_job_has_real_time_priority() {
         return;
     }
     let world = World::new(Backend::Redis);
-    let job = "trap 'while [ ! -e go ]; do sleep 0.02; done; exit' TERM; echo up >> log; while :; do sleep 0.02; done";
+    let job = "trap 'while [ ! -e go ]; do sleep 0.1; done; exit' TERM; echo up >> log; while :; do sleep 0.1; done";
     let options = ["--max-run", "2s", "--grace", "1m"];
     let holder = world.run("k", &options, job).status(124).any_stderr().spawn();
     world.wait_for_log("up");

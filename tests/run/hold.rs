@@ -109,8 +109,8 @@ fn a_lock_is_held_until_the_process_ends(backend: Backend) {
 /// Processes that it leaves behind are not stopped, as with `run`.
 fn a_process_that_executes_another_program_keeps_the_lock(backend: Backend) {
     let world = World::new(backend);
-    let script = "until [ -e go ]; do sleep 0.02; done; sleep 1000 & echo $! > left.pid; \
-                  exec sh -c 'echo again >> log; until [ -e stop ]; do sleep 0.02; done'";
+    let script = "until [ -e go ]; do sleep 0.1; done; sleep 1000 & echo $! > left.pid; \
+                  exec sh -c 'echo again >> log; until [ -e stop ]; do sleep 0.1; done'";
     let target = Target::sh(&world, script);
     let holder = hold(&world, "k", &["-t", LONG], &target).spawn();
     world.wait_for_state("k", "held");
@@ -138,7 +138,7 @@ fn the_token_releases_the_lock_from_outside(backend: Backend) {
     world.write("token", granted["token"].as_str().expect("a token"));
     world.dlock(["release", "k", "--token-file", "token"]).any_stderr().run();
     let next = world
-        .run("k", &["-w"], "echo next >> log; until [ -e go ]; do sleep 0.02; done")
+        .run("k", &["-w"], "echo next >> log; until [ -e go ]; do sleep 0.1; done")
         .any_stderr()
         .spawn();
     world.wait_for_log("next");
@@ -271,7 +271,7 @@ fn a_signal_releases_the_lock() {
 #[test]
 fn a_process_that_ends_is_not_waited_for() {
     let world = World::without_redis();
-    let holder = world.run("k", &["-t", LONG], "until [ -e go ]; do sleep 0.02; done").spawn();
+    let holder = world.run("k", &["-t", LONG], "until [ -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_state("k", "held");
     let mut target = Target::sh(&world, "exec sleep 1000");
     let waiter = hold(&world, "k", &["-w"], &target).status(75).any_stderr().spawn();

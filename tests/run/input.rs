@@ -282,7 +282,7 @@ fn odd_keys_are_keys(backend: Backend) {
             "--",
             "sh",
             "-c",
-            "printf %s \"$DLOCK_KEY\" > key; echo up; while [ ! -e go ]; do sleep 0.02; done",
+            "printf %s \"$DLOCK_KEY\" > key; echo up; while [ ! -e go ]; do sleep 0.1; done",
         ]);
         let holder = world.dlock(words).any_stdout().spawn();
         crate::support::wait::wait_until("the job runs", || world.read("key") == key);

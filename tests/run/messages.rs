@@ -19,7 +19,7 @@ on_every_store!(
     a_hold_prints_its_events
 );
 
-const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
 const JSON: [&str; 2] = ["--log-format", "json"];
 
 /// The messages in `text`, each of them checked against the schema.

@@ -68,7 +68,7 @@ fn a_waiter_gets_the_lock_when_it_is_over(backend: Backend) {
     let holder = world.run(
         "tick",
         &["--min-hold", "2s", "-t", "10m"],
-        "echo up >> log; while [ ! -e go ]; do sleep 0.02; done",
+        "echo up >> log; while [ ! -e go ]; do sleep 0.1; done",
     );
     let holder = holder.spawn();
     world.wait_for_log("up");

@@ -38,7 +38,7 @@ fn outer<'w>(world: &'w World, options: &[&str], script: &str) -> Dlock<'w> {
 fn a_nested_run_starts_at_once_and_releases_nothing(backend: Backend) {
     let world = World::new(backend);
     let script = "$D run -k k -- echo one; $D run -k k -w -- echo two; $D run -k k -w 10m -- echo three
-        $D status --json k > during; $D run -k k -c 'echo four; echo up >> log; until [ -e go ]; do sleep 0.02; done'";
+        $D status --json k > during; $D run -k k -c 'echo four; echo up >> log; until [ -e go ]; do sleep 0.1; done'";
     let run = outer(&world, &[], script).stdout("one\ntwo\nthree\nfour\n").spawn();
     world.wait_for_log("up");
     let status = world.status("k");
@@ -98,7 +98,7 @@ fn the_environment_is_that_of_the_hold(backend: Backend) {
 
 fn nested_runs_do_not_exclude_each_other(backend: Backend) {
     let world = World::new(backend);
-    let both = "echo in >> log; until [ $(grep -c in log) = 2 ]; do sleep 0.02; done";
+    let both = "echo in >> log; until [ $(grep -c in log) = 2 ]; do sleep 0.1; done";
     let script = format!("$D run -k k -c '{both}' & $D run -k k -c '{both}'; wait");
     outer(&world, &[], &script).run();
 }
@@ -129,9 +129,9 @@ fn a_nested_run_needs_a_mode_that_the_hold_covers(backend: Backend) {
 
 fn keys_that_are_not_held_are_acquired(backend: Backend) {
     let world = World::new(backend);
-    let inner = "echo in >> log; echo $DLOCK_KEY $DLOCK_FENCE > inner; until [ -e go ]; do sleep 0.02; done";
+    let inner = "echo in >> log; echo $DLOCK_KEY $DLOCK_FENCE > inner; until [ -e go ]; do sleep 0.1; done";
     let script =
-        format!("$D run -k l -k k -k m -c '{inner}'; echo out >> log; until [ -e end ]; do sleep 0.02; done");
+        format!("$D run -k l -k k -k m -c '{inner}'; echo out >> log; until [ -e end ]; do sleep 0.1; done");
     let run = outer(&world, &[], &script).spawn();
     world.wait_for_log("in");
     for key in ["k", "l", "m"] {
@@ -152,7 +152,7 @@ fn keys_that_are_not_held_are_acquired(backend: Backend) {
     assert_eq!(world.read("status"), "64\n");
     outer(&world, &[], &format!("$D run -k k -k l -w 10m {status}")).stdout("ran\n").run();
     outer(&world, &[], &format!("$D run -k k -k l {status}")).stdout("ran\n").run();
-    let other = world.run("l", &[], "echo other >> log; until [ -e other ]; do sleep 0.02; done").spawn();
+    let other = world.run("l", &[], "echo other >> log; until [ -e other ]; do sleep 0.1; done").spawn();
     world.wait_for_log("other");
     outer(&world, &[], &format!("$D run -k k -k l {status}")).stderr_like("dlock: l .* is busy.*\n").run();
     assert_eq!(world.read("status"), "75\n");
@@ -178,7 +178,7 @@ fn a_stale_dlock_held_is_not_believed(backend: Backend) {
     assert!(held.contains("token"));
     // A free lock is acquired as usual.
     let stale = |options: &[&str], script: &str| world.run("k", options, script).env("DLOCK_HELD", &held);
-    let run = stale(&[], "echo up >> log; until [ -e go ]; do sleep 0.02; done").spawn();
+    let run = stale(&[], "echo up >> log; until [ -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     assert_eq!(world.status("k")["holders"][0]["pid"], run.pid());
     // If another run holds the lock, the run is busy, and with --wait it waits.
@@ -193,7 +193,7 @@ fn a_stale_dlock_held_is_not_believed(backend: Backend) {
 
 fn a_forged_dlock_held_is_not_believed(backend: Backend) {
     let world = World::new(backend);
-    let keep = "printf %s \"$DLOCK_HELD\" > held; echo up >> log; until [ -e go ]; do sleep 0.02; done";
+    let keep = "printf %s \"$DLOCK_HELD\" > held; echo up >> log; until [ -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &[], keep).spawn();
     world.wait_for_log("up");
     let held: Value = serde_json::from_str(&world.read("held")).expect("JSON");
@@ -222,7 +222,7 @@ fn a_forged_dlock_held_is_not_believed(backend: Backend) {
     let run = world.run(
         "l",
         &[],
-        "printf %s \"$DLOCK_HELD\" > mine; echo l >> log; until [ -e go ]; do sleep 0.02; done",
+        "printf %s \"$DLOCK_HELD\" > mine; echo l >> log; until [ -e go ]; do sleep 0.1; done",
     );
     let run = run.env("DLOCK_HELD", &wider).spawn();
     world.wait_for_log("l");
@@ -238,8 +238,8 @@ fn a_forged_dlock_held_is_not_believed(backend: Backend) {
 fn another_prefix_or_store_is_another_lock(backend: Backend) {
     let world = World::new(backend);
     let script = format!(
-        "$D run --prefix other: -k k -- sh -c 'echo in >> log; until [ -e go ]; do sleep 0.02; done' &
-        $D run --store file:{} -k k -- sh -c 'echo in >> log; until [ -e go ]; do sleep 0.02; done' & wait",
+        "$D run --prefix other: -k k -- sh -c 'echo in >> log; until [ -e go ]; do sleep 0.1; done' &
+        $D run --store file:{} -k k -- sh -c 'echo in >> log; until [ -e go ]; do sleep 0.1; done' & wait",
         world.path("elsewhere").display()
     );
     std::fs::create_dir(world.path("elsewhere")).expect("a directory");
@@ -278,7 +278,7 @@ fn a_nested_run_stops_its_own_job_and_no_other(backend: Backend) {
     let world = World::new(backend);
     let script = "sleep 1000 & echo $! > beside.pid
         $D run -k k --max-run 300ms -c 'setsid sleep 1000 & echo $! > inside.pid; wait'
-        echo stopped >> log; until [ -e go ]; do sleep 0.02; done; kill $(cat beside.pid)";
+        echo stopped >> log; until [ -e go ]; do sleep 0.1; done; kill $(cat beside.pid)";
     let run = outer(&world, &[], script).any_stderr().spawn();
     world.wait_for_log("stopped");
     assert!(!proc::alive(world.wait_for_pid("inside.pid")), "all of the inner job is stopped");
@@ -293,7 +293,7 @@ fn a_nested_run_stops_its_own_job_and_no_other(backend: Backend) {
 fn a_nested_run_killed_as_the_command_keeps_the_lock_until_its_job_is_dead(backend: Backend) {
     let world = World::new(backend);
     let job = "trap 'echo asked >> log' TERM; cut -d' ' -f4 /proc/$PPID/stat > dlock.pid; echo up >> log; \
-        until [ -e go ]; do sleep 0.02; done; echo down >> log";
+        until [ -e go ]; do sleep 0.1; done; echo down >> log";
     let inner = [BINARY, "run", "-k", "k", "--grace", "60s", "--", "sh", "-c", job];
     let run = world.dlock(["run", "-k", "k", "--"]).args(inner).dies_of(9).any_stderr().spawn();
     world.wait_for_log("up");
@@ -315,7 +315,7 @@ fn a_killed_nested_run_ends_its_own_job_and_no_other(backend: Backend) {
     let world = World::new(backend);
     let script = "sleep 1000 & echo $! > beside.pid
         sh -c 'echo $$ > dlock.pid; exec $D run -k k --grace 100ms -c \"echo \\$\\$ > inside.pid; sleep 1000\"'
-        echo killed >> log; until [ -e go ]; do sleep 0.02; done; kill $(cat beside.pid)";
+        echo killed >> log; until [ -e go ]; do sleep 0.1; done; kill $(cat beside.pid)";
     let run = outer(&world, &[], script).any_stderr().spawn();
     let inside = world.wait_for_pid("inside.pid");
     proc::signal(world.wait_for_pid("dlock.pid"), Signal::KILL);
@@ -335,7 +335,7 @@ fn a_signal_reaches_the_command(backend: Backend) {
     world.write(
         "signalled",
         "trap 'echo usr1 >> log' USR1; trap 'echo term >> log; exit 9' TERM; echo up >> log
-        while :; do sleep 0.02; done",
+        while :; do sleep 0.1; done",
     );
     let run = outer(&world, &[], script).stdout("9\n").any_stderr().spawn();
     world.wait_for_log("up");
@@ -351,7 +351,7 @@ fn a_signal_reaches_the_command(backend: Backend) {
 /// lock.
 fn a_loss_outside_ends_everything_inside(backend: Backend) {
     let world = World::new(backend);
-    world.write("deaf", "trap '' TERM; echo $$ > $1.pid; while :; do sleep 0.02; done");
+    world.write("deaf", "trap '' TERM; echo $$ > $1.pid; while :; do sleep 0.1; done");
     let script = "$D run -k k -- sh deaf same & $D run -k l -t 8s -- sh deaf other & wait";
     let run = outer(&world, &["-t", "8s", "--grace", "100ms"], script).status(79).any_stderr().spawn();
     let jobs = ["same.pid", "other.pid"].map(|file| world.wait_for_pid(file));

@@ -128,7 +128,7 @@ fn a_failure_is_no_success(backend: Backend) {
 /// Starts a run that holds the lock until `end` has content, and exits with the status in that
 /// file.
 fn runner(world: &World) -> Running {
-    let job = "echo up >> log; until [ -s end ]; do sleep 0.02; done; exit $(cat end)";
+    let job = "echo up >> log; until [ -s end ]; do sleep 0.1; done; exit $(cat end)";
     let runner = world.run("k", &["--once-per", "1h"], job).any_stderr().spawn();
     world.wait_for_log("up");
     runner
@@ -175,7 +175,7 @@ fn the_next_run_starts_if_one_fails_or_is_killed(backend: Backend) {
 fn a_success_counts_while_another_run_holds_the_lock(backend: Backend) {
     let world = World::new(backend);
     world.run("k", &["--once-per", "1h"], "echo ran >> log").run();
-    let holder = world.run("k", &[], "echo up >> log; until [ -e end ]; do sleep 0.02; done").spawn();
+    let holder = world.run("k", &[], "echo up >> log; until [ -e end ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     world.run("k", &["--once-per", "1h"], "echo again >> log").stderr_like(DONE).run();
     world.run("k", &["--once-per", "1h", "-w"], "echo again >> log").stderr_like(DONE).run();

@@ -213,7 +213,7 @@ fn the_password_is_sent_again_on_a_new_connection() {
     let app = ["--user", "app", "on", ">op3n-s3same", "~*", "&*", "+@all"];
     let world = World::with_redis(&[&any[..], &app].concat());
     let url = format!("redis://app:{SECRET}@127.0.0.1:{}", world.redis().port());
-    let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "6s"], job).env("DLOCK_STORE", url).any_stderr().spawn();
     world.wait_for_log("up");
     for _ in 0..3 {
@@ -233,7 +233,7 @@ fn a_password_command_is_left_in_peace() {
         world.redis().ask::<()>(&["ACL", "SETUSER", "app", "resetpass", password]);
     };
     let url = format!("redis://app@127.0.0.1:{}", world.redis().port());
-    let job = "echo up >> log; until [ -e go ]; do sleep 0.05; done";
+    let job = "echo up >> log; until [ -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "12s"], job).env("DLOCK_STORE", url).any_stderr();
     let holder = holder.env("DLOCK_PASSWORD_COMMAND", "date +%s%N >> runs; echo old").spawn();
     world.wait_for_log("up");
@@ -282,7 +282,7 @@ on_every_store!(a_token_is_not_shown);
 /// A token is a secret as well: only the job gets it.
 fn a_token_is_not_shown(backend: Backend) {
     let world = World::new(backend);
-    let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.02; done";
+    let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-v"], job).any_stderr().spawn();
     wait_until("the job runs", || !world.read("token").is_empty());
     let token = world.read("token").trim().to_owned();

@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 use std::fs::{self, File};
 
-const JOB: &str = "echo up >> log; while ! [ -e end ]; do sleep 0.05; done";
+const JOB: &str = "echo up >> log; while ! [ -e end ]; do sleep 0.1; done";
 
 /// Waits until each of these processes has printed `what`.
 fn wait_until_all_say(loud: &[Running], what: &str) {

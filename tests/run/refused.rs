@@ -15,7 +15,7 @@ on_every_store!(
     a_crowd_that_is_refused_does_the_holder_no_harm
 );
 
-const HOLD: &str = "echo up >> log; while ! [ -e go ]; do sleep 0.02; done";
+const HOLD: &str = "echo up >> log; while ! [ -e go ]; do sleep 0.1; done";
 
 /// What `history --refused` shows, newest first.
 fn told(world: &World, key: &str) -> Vec<Value> {

@@ -29,7 +29,7 @@ on_every_store!(
 
 /// Logs when it gets TERM, a moment later.
 const JOB: &str = "trap 'sleep 0.2; echo ended >> log; exit' TERM
-    echo up >> log; until [ -e end ]; do sleep 0.02; done; echo done >> log";
+    echo up >> log; until [ -e end ]; do sleep 0.1; done; echo done >> log";
 
 const SENT_HOME: &str = "(?:dlock: (?:waiting|got) .*\n)*dlock: superseded by .*@.* \\(pid \\d+\\), which wants to run .* \
     under k in .* \\(--replace\\); the command did not run\n";
@@ -59,7 +59,7 @@ fn wait_for_a_waiter(world: &World, waiter: &Running) {
 
 fn a_waiter_that_gives_up_reports_whom_it_asked(backend: Backend) {
     let world = World::new(backend);
-    let stubborn = "trap '' TERM; echo up >> log; until [ -e end ]; do sleep 0.02; done";
+    let stubborn = "trap '' TERM; echo up >> log; until [ -e end ]; do sleep 0.1; done";
     let holder = world.run("k", &["--grace", "1m", "-t", "2m"], stubborn).any_stderr().spawn();
     world.wait_for_log("up");
     let said = world.run("k", &["--replace", "-w", "6s"], "true").status(75).any_stderr().run().stderr;
@@ -200,7 +200,7 @@ fn while_a_lock_is_paused_no_holder_is_asked_to_end(backend: Backend) {
 fn each_replacement_is_reported(backend: Backend) {
     let world = World::new(backend);
     // The job takes its time to end, so that the request is visible.
-    let deaf = "trap '' TERM; echo up >> log; until [ -e end ]; do sleep 0.02; done";
+    let deaf = "trap '' TERM; echo up >> log; until [ -e end ]; do sleep 0.1; done";
     let watch = world.dlock(["watch", "-v", "--json", "k"]).any_stdout().any_stderr().spawn();
     wait_until("it watches", || watch.messages().contains("watching from now on"));
     let holder = world.run("k", &["-t", "5s", "--grace", "1m"], deaf).any_stderr().spawn();
@@ -273,7 +273,7 @@ fn storm(backend: Backend, crowd: usize, times: u64) {
         let mut running: Vec<Running> = Vec::new();
         // The first two runs meet behind a job that is not replaceable, however slow the machine
         // is.
-        let script = format!("until [ -e gate.{time} ]; do sleep 0.02; done");
+        let script = format!("until [ -e gate.{time} ]; do sleep 0.1; done");
         let first = world.run("k", &["--no-replace"], &script).any_stderr().spawn();
         world.wait_for_state("k", "held");
         for number in 0..crowd {

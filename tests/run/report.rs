@@ -126,7 +126,7 @@ fn a_run_that_ends_by_itself(backend: Backend) {
 
 fn a_lock_that_is_busy(backend: Backend) {
     let world = World::new(backend);
-    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     let busy = |status| {
         json!({"outcome": "busy", "status": status, "started": false, "exit_status": null, "signal": null,
@@ -149,7 +149,7 @@ fn a_lock_that_is_busy(backend: Backend) {
 
 fn a_waiter_that_is_interrupted(backend: Backend) {
     let world = World::new(backend);
-    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     for signal in [Signal::INT, Signal::TERM] {
         let waiter = reported(&world, "k", &["-w"], "true").dies_of(signal.as_raw()).spawn();
@@ -183,14 +183,14 @@ fn a_command_that_does_not_start(backend: Backend) {
 
 fn max_run_and_the_status_of_the_command(backend: Backend) {
     let world = World::new(backend);
-    let job = "trap 'exit 5' TERM; while :; do sleep 0.02; done";
+    let job = "trap 'exit 5' TERM; while :; do sleep 0.1; done";
     reported(&world, "k", &["--max-run", "300ms"], job).status(124).any_stderr().run();
     expect(&world, json!({"outcome": "timeout", "status": 124, "started": true, "exit_status": 5}));
 }
 
 fn a_lock_that_an_operator_takes_away(backend: Backend) {
     let world = World::new(backend);
-    let job = "trap 'exit 6' TERM; echo up >> log; while :; do sleep 0.02; done";
+    let job = "trap 'exit 6' TERM; echo up >> log; while :; do sleep 0.1; done";
     let holder = reported(&world, "k", &["-t", "5s"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     world.dlock(["release", "k", "--force"]).any_stdout().any_stderr().run();

@@ -22,7 +22,7 @@ on_every_store!(
 );
 
 fn hold(name: &str) -> String {
-    format!("echo {name} >> log; while [ ! -e {name}.go ]; do sleep 0.02; done")
+    format!("echo {name} >> log; while [ ! -e {name}.go ]; do sleep 0.1; done")
 }
 
 /// `dlock run` on several keys.
@@ -193,7 +193,7 @@ fn shared_and_slots_over_several(backend: Backend) {
     other.finish();
     // The slot has the same number in all keys, and no other run has it in any of them.
     let told =
-        |name: &str| format!("echo {name} $DLOCK_SLOT >> log; while [ ! -e slots.go ]; do sleep 0.02; done");
+        |name: &str| format!("echo {name} $DLOCK_SLOT >> log; while [ ! -e slots.go ]; do sleep 0.1; done");
     let first = on(&world, &["a"], &["-n", "3"], &told("first")).spawn();
     world.wait_for_log("first 0");
     let second = on(&world, &["b", "a"], &["-n", "3"], &told("second")).spawn();

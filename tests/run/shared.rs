@@ -20,7 +20,7 @@ on_every_store!(
 
 /// A job that runs until the file `NAME.go` exists.
 fn hold(name: &str) -> String {
-    format!("echo start {name} >> log; while [ ! -e {name}.go ]; do sleep 0.02; done; echo end {name} >> log")
+    format!("echo start {name} >> log; while [ ! -e {name}.go ]; do sleep 0.1; done; echo end {name} >> log")
 }
 
 fn reader(world: &World, name: &str) -> Running {
@@ -107,7 +107,7 @@ fn all_readers_at_the_head_come_in_together(backend: Backend) {
     let first = world.run("k", &[], &hold("w")).spawn();
     world.wait_for_log("start w");
     let together =
-        format!("echo start r >> log; until [ $(grep -c 'start r' log) = {READERS} ]; do sleep 0.02; done");
+        format!("echo start r >> log; until [ $(grep -c 'start r' log) = {READERS} ]; do sleep 0.1; done");
     let mut crowd = world.queue("k", &["-s", "-w"], [&together; READERS]);
     crowd.push(world.run("k", &["-w"], "echo second writer >> log").any_stderr().spawn());
     world.wait_for_waiters("k", READERS + 1);

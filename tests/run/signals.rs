@@ -66,7 +66,7 @@ fn a_signal_ends_dlock_as_it_ends_the_job(backend: Backend) {
         assert_eq!(world.state("k"), "free");
     }
     // CMD may take its time, and its status counts.
-    let job = "trap 'sleep 0.5; echo clean_up >> log; exit 8' TERM; echo ready >> log; while :; do sleep 0.05; done";
+    let job = "trap 'sleep 0.5; echo clean_up >> log; exit 8' TERM; echo ready >> log; while :; do sleep 0.1; done";
     let dlock = world.run("k", &["--grace", "100ms"], job).status(8).any_stderr().spawn();
     world.wait_for_log("ready");
     dlock.signal(Signal::TERM);
@@ -90,7 +90,7 @@ fn a_stop_stops_the_job_and_continue_continues_it(backend: Backend) {
 fn a_signal_ends_a_waiter(backend: Backend) {
     let world = World::new(backend);
     let holder =
-        world.run("k", &["-t", "1m"], "echo up >> log; while [ ! -e go ]; do sleep 0.05; done").spawn();
+        world.run("k", &["-t", "1m"], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     for signal in [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT] {
         let waiter = world.run("k", &["-w"], "echo ran >> log").dies_of(signal.as_raw()).any_stderr().spawn();
@@ -121,7 +121,7 @@ fn a_signal_ends_a_waiter(backend: Backend) {
 #[test]
 fn an_ignored_signal_does_not_end_the_job() {
     let world = World::new(Backend::Redis);
-    let job = "echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.05; done; exit 9";
+    let job = "echo $$ > job.pid; while [ ! -e stop ]; do sleep 0.1; done; exit 9";
     let habit = ["env", "--ignore-signal=INT,HUP"];
     let dlock = world.run("k", &[], job).under(&habit).status(9).spawn();
     let job = world.wait_for_pid("job.pid");

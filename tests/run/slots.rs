@@ -18,7 +18,7 @@ on_every_store!(
 
 /// A job that logs its slot, and runs until the file `NAME.go` exists.
 fn hold(name: &str) -> String {
-    format!("echo {name} $DLOCK_SLOT >> log; while [ ! -e {name}.go ]; do sleep 0.02; done")
+    format!("echo {name} $DLOCK_SLOT >> log; while [ ! -e {name}.go ]; do sleep 0.1; done")
 }
 
 fn holder(world: &World, name: &str, slot: usize) -> Running {

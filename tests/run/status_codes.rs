@@ -95,7 +95,7 @@ fn a_command_string_runs_in_the_shell(backend: Backend) {
 fn a_message_that_cannot_be_written_fails_nothing() {
     let world = World::new(Backend::Redis);
     world.run("k", &[], "exit 3").after_shell("exec 2> /dev/full").status(3).run();
-    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.05; done").spawn();
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     world.run("k", &[], "true").after_shell("exec 2> /dev/full").status(75).run();
     world.run("k", &[], "true").after_shell("exec 2>&-").status(75).run();
@@ -118,7 +118,7 @@ fn a_message_that_nobody_reads_delays_nothing() {
         options.read(true).write(true).custom_flags(nonblocking).open(world.path("full")).expect("the fifo");
     while full.write(&[b'x'; 4096]).is_ok() {}
     while full.write(b"x").is_ok() {}
-    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.05; done").spawn();
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     world.run("k", &[], "true").after_shell("exec 2> full").status(75).run();
     world.write("go", "");

@@ -190,7 +190,7 @@ fn signals_sent_to_dlock_reach_the_job_once(backend: Backend) {
 
 fn an_interrupt_ends_a_waiter_and_its_loop(backend: Backend) {
     let world = World::new(backend);
-    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.05; done").spawn();
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     world.script(
         "loop",
@@ -212,7 +212,7 @@ fn an_interrupt_ends_a_waiter_and_its_loop(backend: Backend) {
 #[test]
 fn a_waiter_on_a_terminal_says_whom_it_waits_for() {
     let world = World::new(Backend::Redis);
-    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["--label", "the-long-one"], hold).spawn();
     world.wait_for_log("up");
     let mut terminal = Terminal::open(&world);

@@ -35,8 +35,8 @@ const LONG: &str = "10m";
 /// exists.
 const DAEMON: &str = r#"
 (setsid sh -c 'echo $$ > daemon.tmp; mv daemon.tmp daemon.pid
-    while [ ! -e go ]; do sleep 0.02; done; echo daemon ends >> log; exit 5' &)
-while [ ! -e daemon.pid ]; do sleep 0.01; done
+    while [ ! -e go ]; do sleep 0.1; done; echo daemon ends >> log; exit 5' &)
+while [ ! -e daemon.pid ]; do sleep 0.1; done
 "#;
 
 /// Part of the message of `-v` when CMD has ended and other processes have not.
@@ -121,12 +121,12 @@ fn another_process_with_the_id_of_cmd_is_not_cmd() {
     // The daemon starts processes until one has the id that CMD had. They end as children of the
     // guard.
     let daemon = r#"
-        while kill -0 $1 2> /dev/null; do sleep 0.01; done
+        while kill -0 $1 2> /dev/null; do sleep 0.1; done
         while [ ! -e again ]; do
             (echo $(($1 - 1)) > /proc/sys/kernel/ns_last_pid; sh -c '[ $$ = '$1' ] && : > again; exit 99' &)
             sleep 0.02
         done
-        while [ ! -e go ]; do sleep 0.02; done"#;
+        while [ ! -e go ]; do sleep 0.1; done"#;
     world.write("daemon", daemon);
     let dlock = world.run("k", &["-v", "--tree"], "(setsid sh daemon $$ &); exit 7").under(&unshare);
     let dlock = dlock.status(7).any_stderr().spawn();

@@ -16,7 +16,7 @@ on_every_store!(
     a_log_says_that_it_waits_and_that_it_is_over,
 );
 
-const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
 const WAIT: &str = "dlock run -k nightly -w -- sh -c 'echo ran-$((1+1))'";
 
 /// Starts a run that holds the lock until the file `go` exists.

@@ -44,7 +44,7 @@ fn the_documented_line_is_enough() {
     grant(&world, &line());
     let run = |key, options: &[&str], script| as_user(world.run(key, options, script));
     let dlock = |words: &[&str]| as_user(world.dlock(words)).any_stdout().any_stderr();
-    let until_go = "echo started >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let until_go = "echo started >> log; while [ ! -e go ]; do sleep 0.1; done";
 
     run("k", &[], "true").run();
     run("tick", &["--min-hold", "1h"], "true").run();

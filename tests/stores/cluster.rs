@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// A job that logs TERM and runs until `go` exists.
 const JOB: &str =
-    "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 7";
+    "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.1; done; exit 7";
 
 const WAITER: &str = "echo waited $DLOCK_FENCE >> log";
 

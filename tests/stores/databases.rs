@@ -73,7 +73,7 @@ fn every_connection_ends_politely(kind: Kind) {
     for words in [&["status"][..], &["history", "k"], &["doctor"], &["metrics"], &["release", "k"]] {
         world.dlock(words).any_stdout().any_stderr().run();
     }
-    let holder = world.run("other", &[], "echo on >> log; until [ -e over ]; do sleep 0.02; done").spawn();
+    let holder = world.run("other", &[], "echo on >> log; until [ -e over ]; do sleep 0.1; done").spawn();
     wait_until("it is held", || world.log().last().is_some_and(|line| line == "on"));
     wait_until("the holder has one connection", || server.connected() == 1);
     world.run("other", &[], "true").status(75).any_stderr().run();
@@ -118,7 +118,7 @@ fn half_a_lease_without_a_server_disturbs_no_job(kind: Kind) {
 
 fn a_server_that_is_gone_for_good_ends_the_job_in_time(kind: Kind) {
     let (world, mut server) = own_server(kind);
-    let job = "trap 'echo term >> log' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let job = "trap 'echo term >> log' TERM; echo $$ > pid; while :; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "5s", "--grace", "300ms"], job).status(79).any_stderr().spawn();
     let pid = world.wait_for_pid("pid");
     server.kill();

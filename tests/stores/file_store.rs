@@ -76,7 +76,7 @@ fn users_of_a_group_wait_in_one_queue() {
         return;
     }
     locks(&world, 0, 0o2770);
-    let job = "while ! [ -e end ]; do sleep 0.05; done";
+    let job = "while ! [ -e end ]; do sleep 0.1; done";
     let mut runs = vec![world.run("k", &[], job).spawn()];
     wait_until("the job runs", || world.state("k") == "held");
     for number in 1..=20 {
@@ -205,7 +205,7 @@ fn a_fifo_in_the_place_of_a_file_hangs_nobody() {
 fn a_stopped_process_with_the_mutex_kills_no_job() {
     let world = World::new(Backend::File);
     let holder =
-        world.run("k", &["-t", "8s"], "echo up >> log; while ! [ -e end ]; do sleep 0.05; done").spawn();
+        world.run("k", &["-t", "8s"], "echo up >> log; while ! [ -e end ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     let mutex = fs::read_dir(world.path("locks")).expect("a directory").flatten();
     let mutex = mutex.map(|file| file.path()).find(|path| path.extension().is_some_and(|end| end == "mutex"));
@@ -269,7 +269,7 @@ fn waiters_across_many_locks_harm_nobody() {
 fn a_long_queue_is_served_in_order() {
     let waiters = if is_soak() { 1000 } else { 60 };
     let world = World::new(Backend::File);
-    let job = "echo up >> log; while ! [ -e end ]; do sleep 0.05; done";
+    let job = "echo up >> log; while ! [ -e end ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "10s"], job).spawn();
     world.wait_for_log("up");
     let mut queue = Vec::new();

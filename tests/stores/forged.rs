@@ -9,7 +9,7 @@ use redis::cmd;
 use serde_json::{Map, Value, json};
 use std::fs;
 
-const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+const HOLD: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
 
 /// Owners that dlock never writes.
 fn owners() -> Vec<Value> {

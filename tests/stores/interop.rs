@@ -30,7 +30,7 @@ fn a_librarys_lock_excludes_dlock() {
 #[test]
 fn dlocks_lock_excludes_a_library() {
     let world = World::new(Backend::Redis);
-    let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.02; done";
+    let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("job", &["--prefix", ""], job).spawn();
     wait_until("the job runs", || !world.read("token").is_empty());
     let redis = world.redis();
@@ -69,7 +69,7 @@ fn a_waiter_follows_a_library() {
 #[test]
 fn dlock_deletes_only_its_own_token() {
     let world = World::new(Backend::Redis);
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("job", &["--prefix", "", "-t", "1h"], job).any_stderr().spawn();
     world.wait_for_log("up");
     world.redis().ask::<()>(&["SET", "job", "theirs", "PX", "600000"]);

@@ -37,7 +37,7 @@ fn no_lost_packet_leaves_a_lock() {
 fn no_lost_packet_disturbs_a_job() {
     each_fault(3..=5, |world, proxy, fault, number| {
         proxy.plan(number, fault);
-        let job = "trap 'echo disturbed >> log' TERM; echo ran >> log; while [ ! -e over ]; do sleep 0.05; done; exit 5";
+        let job = "trap 'echo disturbed >> log' TERM; echo ran >> log; while [ ! -e over ]; do sleep 0.1; done; exit 5";
         let holder = world.run("k", &["-t", "8s"], job).env("DLOCK_STORE", proxy.url());
         let holder = holder.status(5).any_stderr().spawn();
         // Two requests more than the one that is hit: the heartbeat goes on.
@@ -53,7 +53,7 @@ fn no_lost_packet_disturbs_a_job() {
 #[test]
 fn no_lost_packet_idles_the_queue() {
     each_fault(1..=6, |world, proxy, fault, number| {
-        let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+        let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
         let holder = world.run("k", &["-t", "5m"], job).spawn();
         world.wait_for_log("up");
         proxy.plan(number, fault);
@@ -108,7 +108,7 @@ fn a_request_executed_late_by_a_stopped_server_is_released() {
 fn a_release_in_an_outage_is_completed_later() {
     let world = World::new(Backend::Redis);
     let proxy = Proxy::before(world.redis().port());
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 3";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done; exit 3";
     let pipe = ["sh", "-c", "\"$@\" 2>&1 | cat > printed; echo eof >> log", "sh"];
     let holder = world.run("k", &["-t", "10m"], job).under(&pipe).env("DLOCK_STORE", proxy.url()).spawn();
     world.wait_for_log("up");

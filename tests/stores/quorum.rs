@@ -29,10 +29,10 @@ const ALONE: &str =
 
 /// Runs until `over` exists, and logs a TERM.
 const STEADY: &str =
-    "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e over ]; do sleep 0.05; done; exit 9";
+    "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e over ]; do sleep 0.1; done; exit 9";
 
 /// Ignores TERM, so that only KILL ends it.
-const DEAF: &str = "trap '' TERM; echo $$ > job.tmp; mv job.tmp job.pid; while :; do sleep 0.05; done";
+const DEAF: &str = "trap '' TERM; echo $$ > job.tmp; mv job.tmp job.pid; while :; do sleep 0.1; done";
 
 #[track_caller]
 fn fences(masters: &Masters) -> Vec<u64> {

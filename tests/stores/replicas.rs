@@ -7,7 +7,7 @@ use crate::support::wait::wait_until;
 use crate::support::world::World;
 
 const JOB: &str =
-    "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 7";
+    "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.1; done; exit 7";
 
 struct Replicated {
     master: Redis,

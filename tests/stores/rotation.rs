@@ -15,7 +15,7 @@ use doors::postgres;
 use doors::{Door, FIRST, SECOND, cluster, quorum, redis, sentinels};
 use rustix::process::Signal;
 
-const JOB: &str = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; echo done >> log";
+const JOB: &str = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.1; done; echo done >> log";
 
 /// How dlock gets the password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -27,7 +27,7 @@ fn renewals_until(server: &Redis, mut happened: impl FnMut() -> bool) -> usize {
 
 /// A job that logs TERM and runs until `go` exists.
 const JOB: &str =
-    "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 7";
+    "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.1; done; exit 7";
 
 struct Watched {
     sentinels: Vec<Sentinel>,
@@ -129,7 +129,7 @@ fn a_planned_failover_loses_no_release() {
     let world = &watched.world;
     let options = ["-t", "1m", "--replicas", "all"];
     let holder =
-        world.run("k", &options, "echo up >> log; while [ ! -e go ]; do sleep 0.01; done").any_stderr();
+        world.run("k", &options, "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").any_stderr();
     let holder = holder.spawn();
     world.wait_for_log("up");
     watched.sentinels[0].fail_over();
@@ -150,7 +150,7 @@ fn a_planned_failover_loses_nothing_that_one_replica_acknowledged() {
     let watched = watched_with(2, 1, &[]);
     let world = &watched.world;
     let options = ["-t", "1m", "--replicas", "1"];
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.01; done";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &options, job).any_stderr().spawn();
     world.wait_for_log("up");
     watched.sentinels[0].fail_over();

@@ -53,7 +53,7 @@ fn a_server_that_loads_sees_few_connections_of_a_holder() {
     let mut world = World::with_redis(&["--save", "3600", "1", "--rdbcompression", "no"]);
     let proxy = Proxy::before(world.redis().port());
     world.use_store(proxy.url());
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "20s"], job).any_stderr().spawn();
     world.wait_for_log("up");
     world.redis().ask::<()>(&["DEBUG", "POPULATE", "2000", "x", "1024"]);
@@ -90,7 +90,7 @@ fn a_server_that_cannot_persist_says_so() {
 #[test]
 fn memory_pressure_ends_no_job() {
     let world = World::new(Backend::Redis);
-    let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "6s"], job).any_stderr().spawn();
     world.wait_for_log("up");
     let waiter = world.run("k", &["-w", "-t", "6s"], "echo waited >> log; sleep 7").any_stderr().spawn();
@@ -166,7 +166,7 @@ fn an_evicted_record_gives_no_slot_away() {
 fn an_evicted_record_ends_no_hold() {
     let world = World::new(Backend::Redis);
     let job =
-        "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 7";
+        "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.1; done; exit 7";
     let holder = world.run("k", &["-t", "6s"], job).status(7).any_stderr().spawn();
     world.wait_for_log("up");
     for _ in 0..2 {
@@ -183,7 +183,7 @@ fn an_evicted_record_ends_no_hold() {
 #[test]
 fn forgotten_scripts_are_sent_again() {
     let world = World::new(Backend::Redis);
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "8s"], job).spawn();
     world.wait_for_log("up");
     let waiter = world.run("k", &["-w", "-t", "8s"], "echo waited >> log").any_stderr().spawn();
@@ -215,7 +215,7 @@ fn a_renamed_command_is_named_without_its_arguments() {
 #[test]
 fn closed_connections_are_opened_again() {
     let world = World::new(Backend::Redis);
-    let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     // Two late renewals in a row on a busy machine would be reported.
     let holder = world.run("k", &["-t", "8s"], job).spawn();
     world.wait_for_log("up");
@@ -260,7 +260,7 @@ fn every_key_has_an_end() {
         }
     };
     let holder = world
-        .run("k", &["--min-hold", "2m"], "echo up >> log; while [ ! -e go ]; do sleep 0.05; done")
+        .run("k", &["--min-hold", "2m"], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done")
         .spawn();
     world.wait_for_log("up");
     all_end("held");

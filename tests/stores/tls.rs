@@ -50,7 +50,7 @@ fn a_server_is_trusted_by_name_and_by_address() {
 fn waiters_wait_and_wake_over_tls() {
     let world = World::with_tls(&Authority::new("ca"), &[]);
     let first =
-        world.run("k", &["-t", "60s"], "echo first >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+        world.run("k", &["-t", "60s"], "echo first >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("first");
     world.run("k", &[], "true").status(75).stderr_like("dlock: .*\n").run();
     let second = world.run("k", &["-w"], "echo second >> log").any_stderr().spawn();
@@ -278,7 +278,7 @@ fn the_guard_of_a_killed_dlock_releases_over_tls() {
 #[test]
 fn a_lease_outlives_its_connection() {
     let world = World::with_tls(&Authority::new("ca"), &[]);
-    let job = "echo started >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let job = "echo started >> log; while [ ! -e go ]; do sleep 0.1; done";
     let running = world.run("k", &["-t", "8s"], job).any_stderr().spawn();
     world.wait_for_log("started");
     for _ in 0..2 {
@@ -299,7 +299,7 @@ fn a_wrong_certificate_for_a_while_ends_no_job() {
         world.redis().ask::<()>(&["CONFIG", "SET", "tls-cert-file", &pem, "tls-key-file", &key]);
         world.redis().ask::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     };
-    let job = "echo held >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let job = "echo held >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "20s"], job).any_stderr().spawn();
     world.wait_for_log("held");
     let waiter = world.run("k", &["-w"], "echo waited >> log").any_stderr().spawn();

@@ -25,7 +25,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// A job that runs until `go` exists.
-const JOB: &str = "echo $$ > pid; echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
+const JOB: &str = "echo $$ > pid; echo up >> log; while [ ! -e go ]; do sleep 0.1; done; echo done >> log";
 
 /// A world with a server of its own.
 fn own_server(settings: &[&str]) -> (World, ZooKeeper) {
@@ -226,7 +226,7 @@ struct Turn {
 /// Measures the cost per turn of a queue, from the first turn to the last.
 fn cost_of_a_turn(world: &World, server: &ZooKeeper, key: &str, waiters: usize) -> Turn {
     let all = ["-t", "60s", "--op-timeout", "20s"];
-    let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.02; done");
+    let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.1; done");
     let holder = world.run(key, &all, &script).any_stderr().spawn();
     world.wait_for_log(key);
     let run = |_| world.run(key, &[&["-w"], &all[..]].concat(), "true").any_stderr().spawn();

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use std::time::Duration;
 
 /// A job that runs until `go` exists.
-pub const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done; echo done >> log";
+pub const JOB: &str = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done; echo done >> log";
 
 /// `dlock` adds what both need to log in.
 #[track_caller]
@@ -54,7 +54,7 @@ pub fn notices_deaths(world: &World) {
     let wait = |script: &str| world.run("k", &options, script).any_stderr().spawn();
     let crowd: Vec<_> = (0..57).map(|_| wait("true")).collect();
     world.wait_for_waiters("k", 57);
-    let next = wait("while [ ! -e on ]; do sleep 0.02; done");
+    let next = wait("while [ ! -e on ]; do sleep 0.1; done");
     world.wait_for_waiters("k", 58);
     let few = [59, 60].map(|number| {
         let waiter = wait("true");

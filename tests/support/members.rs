@@ -81,7 +81,7 @@ pub fn a_follower_is_cut_off(world: &World, cluster: &impl Cluster) {
 fn is_cut_off(world: &World, cluster: &impl Cluster, member: usize) {
     let alone = cluster.url_of(&[member]);
     let others = cluster.url_of(&[(member + 1) % 3, (member + 2) % 3]);
-    let job = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let job = "trap '' TERM; echo $$ > pid; while :; do sleep 0.1; done";
     let options = ["-t", "5s", "--grace", "300ms", "--store", &alone];
     let holder = world.run("k", &options, job).status(79).any_stderr().spawn();
     world.wait_for_pid("pid");
@@ -149,7 +149,7 @@ pub fn all_stand_still_for_half_a_lease(world: &World, cluster: &impl Cluster, t
 /// All members are gone, or stand still, for longer than a lease: the job is dead in time, and the
 /// message says why.
 pub fn all_are_gone_for_good(world: &World, cluster: &impl Cluster, signal: Signal) {
-    let job = "trap 'echo term >> log' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let job = "trap 'echo term >> log' TERM; echo $$ > pid; while :; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "5s", "--grace", "300ms"], job).status(79).any_stderr().spawn();
     let pid = world.wait_for_pid("pid");
     (0..3).for_each(|member| cluster.signal(member, signal));

@@ -14,7 +14,7 @@ on_every_store!(
 
 fn a_token_releases_its_own_hold_only(backend: Backend) {
     let world = World::new(backend);
-    let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.02; done";
+    let job = "echo $DLOCK_TOKEN > token.tmp; mv token.tmp token; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "6s"], job).status(79).any_stderr().spawn();
     wait_until("the job runs", || !world.read("token").is_empty());
     world.write("strange", "00000000000000000000000000000000\n");

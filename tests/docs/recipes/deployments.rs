@@ -85,7 +85,7 @@ fn a_newer_commit_replaces_the_preview_of_an_older_one() {
     world.script(
         "deploy-preview",
         "#!/bin/sh\ntrap 'echo cleared up >> log; exit' TERM\necho $COMMIT >> log\n\
-         until [ -e go ]; do sleep 0.02; done\n",
+         until [ -e go ]; do sleep 0.1; done\n",
     );
     let deploy = |commit: &str| {
         let mut step = on_a_machine(&world, step);

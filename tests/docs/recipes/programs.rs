@@ -24,7 +24,7 @@ fn a_program_in_python_holds_a_lock() {
     assert_eq!(sql("SELECT rows, fence FROM total"), format!("7|{}", world.fence("import")), "{name}");
     assert_eq!(world.state("import"), "free", "{name}");
 
-    let holder = world.run("import", &[], "touch up; until test -e go; do sleep 0.02; done").spawn();
+    let holder = world.run("import", &[], "touch up; until test -e go; do sleep 0.1; done").spawn();
     wait_until("it is held", || world.path("up").exists());
     assert_eq!(run(), Some(75), "{name}");
     assert!(world.read("messages").contains("dlock: import in "), "{}", world.read("messages"));
@@ -57,7 +57,7 @@ fn the_lock_of_redis_py_and_dlocks_exclude_each_other() {
     let busy = world.run("import", &[], "echo ours >> log").status(75).any_stderr().run().stderr;
     assert!(busy.contains("import"), "{busy}");
     assert_eq!(world.status("import")["holders"][0]["foreign"], true);
-    let waiter = world.run("import", &["-w"], "echo ours >> log; until test -e on; do sleep 0.02; done");
+    let waiter = world.run("import", &["-w"], "echo ours >> log; until test -e on; do sleep 0.1; done");
     let waiter = waiter.any_stderr().spawn();
     world.wait_for_waiters("import", 1);
     world.write("go", "");

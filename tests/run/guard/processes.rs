@@ -15,7 +15,7 @@ use std::process::Command;
 fn an_orphan_of_the_shell_that_became_dlock_survives() {
     let world = World::new(Backend::Redis);
     let before = "(sh -c 'echo $$ > stranger.tmp; mv stranger.tmp stranger.pid; exec sleep 1000' &
-        until [ -e die ]; do sleep 0.02; done) &";
+        until [ -e die ]; do sleep 0.1; done) &";
     let holder = world.run("k", &["--grace", "100ms"], "echo up >> log; exec sleep 1000").after_shell(before);
     let holder = holder.status(70).any_stderr().spawn();
     world.wait_for_log("up");
@@ -43,10 +43,10 @@ fn as_pid_1_dlock_reaps_foreign_processes() {
     }
     let world = World::new(Backend::Redis);
     let orphans =
-        "for i in 1 2 3 4 5; do (sh -c 'echo up >> log; until [ -e die ]; do sleep 0.02; done' &); done
+        "for i in 1 2 3 4 5; do (sh -c 'echo up >> log; until [ -e die ]; do sleep 0.1; done' &); done
         exec \"$@\"";
     let under = [&unshare[..], &["sh", "-c", orphans, "sh"]].concat();
-    let holder = world.run("k", &[], "echo up >> log; until [ -e go ]; do sleep 0.02; done; exit 3");
+    let holder = world.run("k", &[], "echo up >> log; until [ -e go ]; do sleep 0.1; done; exit 3");
     let holder = holder.under(&under).status(3).any_stderr().spawn();
     world.wait_for_lines("up", 6);
     let dlock = *proc::children(holder.pid()).first().expect("the one that unshare started");

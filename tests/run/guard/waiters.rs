@@ -19,7 +19,7 @@ on_every_store!(
 /// The next waiter gets the lock, although the waiter before it was killed.
 fn waiter_killed(backend: Backend) {
     let world = World::new(backend);
-    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     let doomed = world.run("k", &["-w"], "echo doomed >> log").any_stderr().dies_of(9).spawn();
     world.wait_for_waiters("k", 1);
@@ -37,13 +37,13 @@ fn waiter_killed(backend: Backend) {
 /// then.
 fn stopped_waiter_does_not_run_late(backend: Backend) {
     let world = World::new(backend);
-    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     let job = "echo sleeper $(ls running 2> /dev/null) >> log";
     let sleeper = world.run("k", &["-w", "-t", "4s"], job).any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     sleeper.signal(Signal::STOP);
-    let job = "echo next >> log; : > running; while [ ! -e done ]; do sleep 0.02; done; rm running";
+    let job = "echo next >> log; : > running; while [ ! -e done ]; do sleep 0.1; done; rm running";
     let next = world.run("k", &["-w"], job).any_stderr().spawn();
     world.wait_for_waiters("k", 2);
     world.write("go", "");
@@ -62,7 +62,7 @@ fn stopped_waiter_does_not_run_late(backend: Backend) {
 
 fn a_waiter_whose_guard_was_stopped_goes_on(backend: Backend) {
     let world = World::new(backend);
-    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.02; done").spawn();
+    let holder = world.run("k", &[], "echo up >> log; while [ ! -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_log("up");
     let waiter = world.run("k", &["-w"], "echo waited >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
@@ -84,7 +84,7 @@ fn a_waiter_whose_guard_was_stopped_goes_on(backend: Backend) {
 /// not one after the other.
 fn crashed_waiters_delay_the_queue_once(backend: Backend) {
     let world = World::new(backend);
-    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let hold = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", LONG], hold).spawn();
     world.wait_for_log("up");
     let doomed = world.queue("k", &["-w", "-t", LONG], ["echo doomed >> log"; 6]);

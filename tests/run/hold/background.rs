@@ -29,7 +29,7 @@ fn a_script_holds_a_lock_in_the_background(backend: Backend) {
         out=$("$DLOCK" hold -k more --pid $$ --background -v 2>&1 3>&1) || exit 22
         case $out in *"got more in"*"more in"*"is held until process $$ ends"*) ;; *) echo "$out"; exit 23 ;; esac
         echo held >> log
-        until [ -e go ]; do sleep 0.02; done
+        until [ -e go ]; do sleep 0.1; done
     "#;
     let mut command = world.command("sh");
     command.args(["-c", script]).env("DLOCK", BINARY).env("DLOCK_STORE", world.url());
@@ -57,7 +57,7 @@ fn a_script_holds_a_lock_in_the_background(backend: Backend) {
 #[test]
 fn a_signal_while_it_waits_prints_its_status() {
     let world = World::without_redis();
-    let holder = world.run("k", &[], "until [ -e go ]; do sleep 0.02; done").spawn();
+    let holder = world.run("k", &[], "until [ -e go ]; do sleep 0.1; done").spawn();
     world.wait_for_state("k", "held");
     let pid = std::process::id().to_string();
     for (signal, number) in [(Signal::TERM, 15), (Signal::INT, 2), (Signal::HUP, 1), (Signal::QUIT, 3)] {
@@ -97,7 +97,7 @@ fn a_run_inside_that_waits_for_its_own_script_says_so() {
     assert!(acquiring.contains("k in ") && acquiring.contains(", which this one descends from: "), "{said}");
     // The same record, seen from elsewhere.
     let script =
-        r#""$DLOCK" hold -k k --pid $$ --background && echo up > up && until [ -e go ]; do sleep 0.02; done"#;
+        r#""$DLOCK" hold -k k --pid $$ --background && echo up > up && until [ -e go ]; do sleep 0.1; done"#;
     let mut command = world.command("sh");
     command.args(["-c", script]).env("DLOCK", BINARY).env("DLOCK_STORE", world.url());
     let mut holder = command.spawn().expect("sh");

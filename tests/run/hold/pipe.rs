@@ -74,7 +74,7 @@ impl Drop for Piped {
 
 fn a_program_holds_a_lock_by_a_pipe(backend: Backend) {
     let world = World::new(backend);
-    let holder = world.run("k", &["-t", LONG], "until [ -e go ]; do sleep 0.02; done").any_stderr().spawn();
+    let holder = world.run("k", &["-t", LONG], "until [ -e go ]; do sleep 0.1; done").any_stderr().spawn();
     world.wait_for_state("k", "held");
     let mut program = Piped::new(&world, &["-w", "-t", LONG]);
     assert_eq!(program.hear("waiting")["ahead"], 0);

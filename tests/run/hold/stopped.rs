@@ -92,7 +92,7 @@ fn a_process_of_another_user_is_named_and_waited_for() {
     }
     let world = World::new(Backend::Redis);
     world.open_to_all();
-    let target = Target::sh(&world, "until [ -e go ]; do sleep 0.02; done");
+    let target = Target::sh(&world, "until [ -e go ]; do sleep 0.1; done");
     let pid = target.pid().to_string();
     let dlock = world.dlock(["hold", "-k", "k", "-t", LONG, "--grace", "200ms", "--pid", &pid]);
     let holder =

@@ -83,14 +83,14 @@ fn a_slow_answer_does_not_lengthen_the_lease() {
 fn dead_by_the_deadline_after_slow_answers(ttl: &str, delay: Duration, last: impl FnOnce(&World, &Proxy)) {
     let world = World::new(Backend::Redis);
     // Loads the scripts into the server, so that each operation is one request.
-    let other = world.run("other", &["-t", "6s"], "while [ ! -e renewed ]; do sleep 0.05; done").spawn();
+    let other = world.run("other", &["-t", "6s"], "while [ ! -e renewed ]; do sleep 0.1; done").spawn();
     wait_until("it is held", || world.redis().get("dlock:other").is_some());
     world.redis().after_renewal("dlock:other");
     world.write("renewed", "");
     other.finish();
     let proxy = Proxy::before(world.redis().port());
     proxy.delay_replies(delay);
-    let job = "trap '' TERM; echo $$ > job.tmp; mv job.tmp job.pid; while :; do sleep 0.05; done";
+    let job = "trap '' TERM; echo $$ > job.tmp; mv job.tmp job.pid; while :; do sleep 0.1; done";
     let holder = world.run("k", &["-t", ttl, "--op-timeout", "5s"], job).env("DLOCK_STORE", proxy.url());
     let holder = holder.status(79).any_stderr().spawn();
     last(&world, &proxy);
@@ -120,7 +120,7 @@ fn a_long_grace_does_not_outlast_the_lease() {
 #[test]
 fn a_late_renewal_does_not_cancel_the_stop() {
     let world = World::new(Backend::Redis);
-    let job = "trap 'echo term >> log' TERM; echo $$ > job.pid; while :; do sleep 0.05; done";
+    let job = "trap 'echo term >> log' TERM; echo $$ > job.pid; while :; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "6s"], job).status(79).any_stderr().spawn();
     let job = world.wait_for_pid("job.pid");
     world.redis().pause();

@@ -46,7 +46,7 @@ fn a_lost_lock_leaves_the_job_its_grace_and_no_more() {
 
 fn stopped_long_before_the_deadline(lose: impl FnOnce(&World)) -> World {
     let world = World::new(Backend::Redis);
-    let job = "trap '' TERM; echo $$ > job.tmp; mv job.tmp job.pid; while :; do sleep 0.05; done";
+    let job = "trap '' TERM; echo $$ > job.tmp; mv job.tmp job.pid; while :; do sleep 0.1; done";
     let options = ["-t", "40s", "--grace", "300ms"];
     let holder = world.run("k", &options, job).status(79).any_stderr().spawn();
     let job = world.wait_for_pid("job.pid");
@@ -81,7 +81,7 @@ fn a_loss_is_noticed_at_the_next_heartbeat(backend: Backend) {
             scope.spawn(move || {
                 let world = World::new(backend);
                 let job =
-                    "trap 'echo term >> log; exit 1' TERM; echo up >> log; while :; do sleep 0.05; done";
+                    "trap 'echo term >> log; exit 1' TERM; echo up >> log; while :; do sleep 0.1; done";
                 // The next heartbeat comes after 8 s. The lease alone would let the job run for
                 // 25.3 s.
                 let holder = world.run("k", &["-t", "32s"], job).status(79).any_stderr().spawn();
@@ -127,7 +127,7 @@ fn a_store_that_forgot_the_lock_is_reported(backend: Backend) {
 
 fn on_lost_warn_lets_the_job_end(backend: Backend) {
     let world = World::new(backend);
-    let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.05; done; echo end >> log";
+    let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.1; done; echo end >> log";
     let holder = world.run("k", &["-t", "6s", "--on-lost", "warn"], job).status(79).any_stderr().spawn();
     world.wait_for_log("up");
     forget(&world);
@@ -145,7 +145,7 @@ fn a_forced_release_stops_the_job_and_spares_the_next_holder(backend: Backend) {
     world.wait_for_log("old");
     let forced = world.dlock(["release", "k", "--force", "--now", "-y"]).any_stdout().any_stderr().run();
     assert!((forced.stdout + &forced.stderr).contains("may still run"), "it says that both may run");
-    let job = "echo new >> log; while [ ! -e go ]; do sleep 0.05; done; exit 6";
+    let job = "echo new >> log; while [ ! -e go ]; do sleep 0.1; done; exit 6";
     let new = world.run("k", &["-t", "8s"], job).status(6).spawn();
     world.wait_for_log("new");
     let fence = world.fence("k");
@@ -223,7 +223,7 @@ fn a_lock_key_taken_over_is_a_loss() {
 /// The lock is lost between the last heartbeat and the end of CMD. The release notices.
 fn a_lock_that_vanished_before_the_end_is_lost(backend: Backend) {
     let world = World::new(backend);
-    let job = "touch up; while [ ! -e go ]; do sleep 0.02; done; exit 3";
+    let job = "touch up; while [ ! -e go ]; do sleep 0.1; done; exit 3";
     let holder = world.run("k", &["-t", "10m", "--report", "r.json"], job).status(79);
     let holder = holder.stderr_like("dlock: k .*was lost before the command ended .*status 3.*\n").spawn();
     wait_until("the job runs", || world.path("up").exists());

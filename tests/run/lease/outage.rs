@@ -34,7 +34,7 @@ fn half_a_ttl_without_server(outage: Outage, phase: Duration) {
     let world = World::new(Backend::Redis);
     let proxy = Proxy::before(world.redis().port());
     let job =
-        "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e over ]; do sleep 0.05; done; exit 9";
+        "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e over ]; do sleep 0.1; done; exit 9";
     // The lease limits one attempt as well, so a long --op-timeout does no harm.
     let holder = world.run("k", &["-t", "12s", "--op-timeout", "1m"], job).env("DLOCK_STORE", proxy.url());
     let holder = holder.status(9).any_stderr().spawn();
@@ -74,7 +74,7 @@ fn a_stopped_server_finds_two_renewals_of_each_holder() {
     let proxy = Proxy::before(world.redis().port());
     world.redis().ask::<()>(&["ACL", "SETUSER", "holder", "on", ">sesame", "~*", "+@all"]);
     let holder =
-        world.run("k", &["-t", "12s"], "echo up >> log; while [ ! -e over ]; do sleep 0.05; done; exit 9");
+        world.run("k", &["-t", "12s"], "echo up >> log; while [ ! -e over ]; do sleep 0.1; done; exit 9");
     let holder = holder.env("DLOCK_USERNAME", "holder").env("DLOCK_PASSWORD", "sesame");
     let holder = holder.env("DLOCK_STORE", proxy.url()).status(9).any_stderr().spawn();
     world.wait_for_log("up");
@@ -101,7 +101,7 @@ fn a_stopped_server_finds_two_renewals_of_each_holder() {
 #[test]
 fn an_outage_while_queued_is_ridden_out() {
     let world = World::new(Backend::Redis);
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "20s"], job).any_stderr().spawn();
     world.wait_for_log("up");
     let proxy = Proxy::before(world.redis().port());
@@ -123,7 +123,7 @@ fn an_outage_while_queued_is_ridden_out() {
 #[test]
 fn an_outage_that_makes_all_waiters_stale_keeps_the_order() {
     let mut world = World::with_redis(&["--appendonly", "yes", "--appendfsync", "always"]);
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.02; done";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "1m"], job).any_stderr().spawn();
     world.wait_for_log("up");
     let jobs = (0..6).map(|number| format!("echo {number} >> log"));
@@ -144,7 +144,7 @@ fn an_outage_that_makes_all_waiters_stale_keeps_the_order() {
 #[test]
 fn a_wait_that_ends_in_an_outage_is_69() {
     let world = World::new(Backend::Redis);
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "1m"], job).spawn();
     world.wait_for_log("up");
     let waiter = world.run("k", &["-w", "2s"], "echo waited >> log").status(69).any_stderr().spawn();
@@ -183,7 +183,7 @@ fn waiters_go_on_waiting_after_a_restart() {
 #[test]
 fn a_release_without_answer_keeps_the_jobs_status() {
     let world = World::new(Backend::Redis);
-    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.05; done; exit 3";
+    let job = "echo up >> log; while [ ! -e go ]; do sleep 0.1; done; exit 3";
     let holder = world.run("k", &["-t", "20s"], job).status(3).stderr_like("dlock: .*k.*\n").spawn();
     world.wait_for_log("up");
     world.redis().pause();

@@ -45,7 +45,7 @@ fn the_last_of_a_crowd_soon_notices_a_death_before_it(kind: Kind) {
 /// come and go.
 fn writes_of_a_turn(world: &World, server: &Server, key: &str, waiters: usize, others: usize) -> f64 {
     let all: &[&str] = &["-t", "30s", "--op-timeout", "20s"];
-    let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.02; done");
+    let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.1; done");
     let holder = world.run(key, all, &script).any_stderr().spawn();
     world.wait_for_log(key);
     let waiting = server.count_waiting(&format!("dlock:{key}"));

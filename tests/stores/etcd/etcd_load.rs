@@ -66,7 +66,7 @@ fn a_turn_costs_the_same_however_many_wait() {
 fn cost_of_a_turn(world: &World, etcd: &Etcd, key: &str, waiters: usize) -> [f64; 3] {
     wait_until("nobody has a lease", || etcd.ctl(&["lease", "list"]) == "found 0 leases");
     let all = ["-t", "60s", "--op-timeout", "20s"];
-    let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.02; done");
+    let script = format!("echo {key} >> log; while [ ! -e go.{key} ]; do sleep 0.1; done");
     let holder = world.run(key, &all, &script).any_stderr().spawn();
     world.wait_for_log(key);
     let run = |_| world.run(key, &[&["-w"], &all[..]].concat(), "true").any_stderr().spawn();
@@ -216,7 +216,7 @@ fn many_locks_of_one_run_are_given_back_and_more_are_refused() {
             let job = ["--", "sh", "-c", job].map(str::to_owned);
             world.dlock(arguments.into_iter().chain(keys.clone()).chain(job)).any_stderr().spawn()
         };
-        let holder = run("while [ ! -e go ]; do sleep 0.02; done");
+        let holder = run("while [ ! -e go ]; do sleep 0.1; done");
         world.wait_for_state("m1", "held");
         // The release also touches the waiters of each lock; together that would be too much for
         // one transaction.

@@ -113,7 +113,7 @@ fn members_that_shut_down_end_no_wait() {
 fn a_holder_that_reaches_only_a_minority_loses_its_lock_in_time() {
     let (world, etcd) = own_cluster(3, &[]);
     let alone = format!("etcd://127.0.0.1:{}", etcd.port(0));
-    let job = "echo $$ > pid; while :; do sleep 0.05; done";
+    let job = "echo $$ > pid; while :; do sleep 0.1; done";
     let options = ["-t", "5s", "--grace", "300ms", "--store", &alone];
     let holder = world.run("k", &options, job).status(79).any_stderr().spawn();
     let pid = world.wait_for_pid("pid");
@@ -163,7 +163,7 @@ fn half_a_session_without_any_member_disturbs_no_job() {
 fn a_cluster_that_is_gone_for_good_ends_the_job_in_time() {
     for signal in [Signal::KILL, Signal::STOP] {
         let (world, etcd) = own_cluster(1, &[]);
-        let job = "trap 'echo term >> log' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+        let job = "trap 'echo term >> log' TERM; echo $$ > pid; while :; do sleep 0.1; done";
         let holder = world.run("k", &["-t", "5s", "--grace", "300ms"], job).status(79).any_stderr().spawn();
         let pid = world.wait_for_pid("pid");
         etcd.signal(0, signal);
@@ -187,7 +187,7 @@ fn members_that_are_gone_for_good_end_the_job_in_time() {
 fn a_lease_that_an_old_leader_keeps_is_not_relied_on() {
     let (world, etcd) = own_cluster(1, &[]);
     let behind = stale_leader_before(etcd.port(0));
-    let job = "trap '' TERM; echo $$ > pid; while :; do sleep 0.05; done";
+    let job = "trap '' TERM; echo $$ > pid; while :; do sleep 0.1; done";
     let store = format!("etcd://127.0.0.1:{behind}");
     let options = ["-t", "5s", "--grace", "300ms", "--store", &store];
     let holder = world.run("k", &options, job).status(79).any_stderr().spawn();

@@ -17,7 +17,7 @@ const AHEAD: Namespace = &["unshare", "--time", "--boottime", "40", "--fork", "-
 const BEHIND: Namespace = &["unshare", "--time", "--boottime", "-40", "--fork", "--kill-child"];
 const A_DAY_AHEAD: Namespace = &["unshare", "--time", "--boottime", "86400", "--fork", "--kill-child"];
 
-const UNTIL_END: &str = "echo up >> log; while [ ! -e end ]; do sleep 0.05; done";
+const UNTIL_END: &str = "echo up >> log; while [ ! -e end ]; do sleep 0.1; done";
 
 /// Whether the test may make such namespaces. The machine must have been up for 40 s.
 fn may_shift() -> bool {
@@ -142,7 +142,7 @@ fn the_process_of_a_hold_is_named_by_the_time_of_the_machine() {
         let world = World::new(Backend::File);
         let words = ["hold", "-k", "k", "--pid", &std::process::id().to_string(), "--background"];
         let script = format!(
-            "\"$0\" {} --env-file variables && echo done >> log; while [ ! -e end ]; do sleep 0.05; done",
+            "\"$0\" {} --env-file variables && echo done >> log; while [ ! -e end ]; do sleep 0.1; done",
             words.join(" ")
         );
         let mut holder = world.command(namespace.first().unwrap_or(&"env"));

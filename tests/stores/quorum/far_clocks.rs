@@ -34,7 +34,7 @@ fn a_min_hold_counts_from_the_grant_of_the_majority() {
     far.go_far(Duration::from_millis(300));
     masters.at_mut(2).kill();
     let store = url(&[masters.at(0).port(), far.port(), masters.at(2).port()]);
-    let script = "touch up; while [ ! -e go ]; do sleep 0.02; done";
+    let script = "touch up; while [ ! -e go ]; do sleep 0.1; done";
     let run = masters.run("k", &["-t", "20s", "--min-hold", "1m", "--op-timeout", "20s"], script);
     let holder = run.env("DLOCK_STORE", store).any_stderr().spawn();
     wait_until("the job runs", || masters.world().path("up").exists());
