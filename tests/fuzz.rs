@@ -194,10 +194,8 @@ fn no_inherited_value_starts_a_job_unlocked() {
         r#"[{{"store":"{}","prefix":"dlock:","keys":["k"],"token":"{token}","fence":7,"by":"run","ttl_ms":5000}}]"#,
         world.url()
     );
-    let holder = world
-        .run("k", &["-t", "1m"], "touch up; while [ ! -e go ]; do sleep 0.1; done")
-        .any_stderr()
-        .spawn();
+    let holder =
+        world.run("k", &["-t", "1m"], "touch up; while [ ! -e go ]; do sleep 0.1; done").any_stderr().spawn();
     crate::support::wait::wait_until("the job runs", || world.path("up").exists());
     let mut dice = Dice(0xF00D);
     let odd = ["", "[]", "[[]]", "{}", "null", "\u{0}", "[{", "é", "1e999", "-1", "[null]", "\"k\""];

@@ -56,8 +56,7 @@ fn it_takes_no_lock_and_delays_nobody(backend: Backend) {
     let world = World::new(backend);
     let holder = hold(&world, "k");
     let mut looker = start_wait(&world, &["k"]);
-    let next =
-        world.run("k", &["-w"], "echo next >> log; until [ -e end-next ]; do sleep 0.1; done").spawn();
+    let next = world.run("k", &["-w"], "echo next >> log; until [ -e end-next ]; do sleep 0.1; done").spawn();
     world.wait_for_waiters("k", 1);
     world.write("end-k", "");
     holder.finish();

@@ -137,10 +137,8 @@ fn the_token_releases_the_lock_from_outside(backend: Backend) {
     let granted: Value = serde_json::from_str(line).expect("JSON");
     world.write("token", granted["token"].as_str().expect("a token"));
     world.dlock(["release", "k", "--token-file", "token"]).any_stderr().run();
-    let next = world
-        .run("k", &["-w"], "echo next >> log; until [ -e go ]; do sleep 0.1; done")
-        .any_stderr()
-        .spawn();
+    let next =
+        world.run("k", &["-w"], "echo next >> log; until [ -e go ]; do sleep 0.1; done").any_stderr().spawn();
     world.wait_for_log("next");
     holder.finish();
     assert_eq!(target.0.try_wait().expect("our child"), None, "nothing is lost");

@@ -187,21 +187,6 @@ fn a_bad_store_is_78() {
     faults.are_none(&world);
 }
 
-/// A dlock that was built without a store says where to get a build with it.
-#[cfg(not(any(feature = "sql", feature = "etcd", feature = "zookeeper")))]
-#[test]
-fn a_store_that_was_not_built_in_is_78() {
-    let world = World::new(Backend::Redis);
-    for (scheme, user) in [("mysql", "app@"), ("postgres", "app@"), ("etcd", ""), ("zookeeper", "")] {
-        for command in [&["run", "-k", "k", "--", "true"][..], &["status"], &["doctor"]] {
-            let url = format!("{scheme}://{user}127.0.0.1/ops");
-            let said = world.dlock(command).env("DLOCK_STORE", &url).status(78).any_stderr().run().stderr;
-            assert!(said.contains(&format!("without {scheme};")), "{said}");
-            assert!(said.contains(&format!("--features {scheme}`")), "{said}");
-        }
-    }
-}
-
 #[test]
 fn a_bad_variable_is_78() {
     let world = World::new(Backend::Redis);

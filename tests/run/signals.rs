@@ -66,7 +66,8 @@ fn a_signal_ends_dlock_as_it_ends_the_job(backend: Backend) {
         assert_eq!(world.state("k"), "free");
     }
     // CMD may take its time, and its status counts.
-    let job = "trap 'sleep 0.5; echo clean_up >> log; exit 8' TERM; echo ready >> log; while :; do sleep 0.1; done";
+    let job =
+        "trap 'sleep 0.5; echo clean_up >> log; exit 8' TERM; echo ready >> log; while :; do sleep 0.1; done";
     let dlock = world.run("k", &["--grace", "100ms"], job).status(8).any_stderr().spawn();
     world.wait_for_log("ready");
     dlock.signal(Signal::TERM);

@@ -80,8 +80,7 @@ fn a_loss_is_noticed_at_the_next_heartbeat(backend: Backend) {
         for loss in [Loss::Forgotten, Loss::Forced] {
             scope.spawn(move || {
                 let world = World::new(backend);
-                let job =
-                    "trap 'echo term >> log; exit 1' TERM; echo up >> log; while :; do sleep 0.1; done";
+                let job = "trap 'echo term >> log; exit 1' TERM; echo up >> log; while :; do sleep 0.1; done";
                 // The next heartbeat comes after 8 s. The lease alone would let the job run for
                 // 25.3 s.
                 let holder = world.run("k", &["-t", "32s"], job).status(79).any_stderr().spawn();
