@@ -246,10 +246,7 @@ impl Settings {
         let prefix = layers
             .text(flags.prefix.as_deref(), "--prefix", "DLOCK_PREFIX", "prefix")?
             .unwrap_or(Set { value: DEFAULT_PREFIX.into(), source: Source::Default })
-            .try_map(|prefix| match prefix.chars().any(char::is_control) {
-                true => Err("a prefix must not contain control characters".into()),
-                false => Ok(prefix),
-            })?;
+            .try_map(checked_prefix)?;
         let log_format = layers.value(flags.log_format, "DLOCK_LOG_FORMAT", choice)?;
         let file = &layers.file;
         let no_color = environment.shared_variable("NO_COLOR").map(|_| Color::Never);
@@ -310,13 +307,27 @@ fn verbosity(flags: &Common, file: &File) -> Result<Verbosity, Error> {
     }
 }
 
+fn checked_prefix(prefix: String) -> Result<String, String> {
+    if prefix.chars().any(char::is_control) {
+        return Err("a prefix must not contain control characters".into());
+    }
+    if prefix.trim() != prefix {
+        return Err("the prefix begins or ends with white space; remove it".into());
+    }
+    Ok(prefix)
+}
+
 /// The error for an invalid setting, with its source.
 fn invalid(source: &Source, why: &str) -> Error {
     Error::Config(format!("{source}: {why}"))
 }
 
-/// Reads and checks dlock's own variables. Errors: set but empty (except DLOCK_PREFIX), and not
-/// UTF-8. An empty DLOCK_STORE is ignored if a flag names the store.
+/// Reads and checks dlock's own variables. Errors: set but empty (except DLOCK_PREFIX), in quotes
+/// (except a password or its command), and not UTF-8. An empty DLOCK_STORE is ignored if a flag names
+/// the store.
+///
+/// Quotes: `docker --env-file` keeps them and systemd's EnvironmentFile does not, so the same line
+/// would name two stores, or two prefixes.
 fn own_variables(flags: &Common, environment: &Environment) -> Result<BTreeMap<&'static str, String>, Error> {
     let mut read = BTreeMap::new();
     for name in VARIABLES {
@@ -330,9 +341,19 @@ fn own_variables(flags: &Common, environment: &Environment) -> Result<BTreeMap<&
         if text.is_empty() && name != "DLOCK_PREFIX" {
             return Err(Error::Config(format!("{name} is set but empty; give it a value or unset it")));
         }
+        let may_be_quoted = ["DLOCK_PASSWORD", "DLOCK_PASSWORD_COMMAND"].contains(&name);
+        if !may_be_quoted && ['"', '\''].iter().any(|quote| is_between(text, *quote)) {
+            return Err(Error::Config(format!(
+                "{name}: the quotes are part of the value (docker --env-file keeps them, systemd and a shell do not); remove them"
+            )));
+        }
         read.insert(name, text.to_owned());
     }
     Ok(read)
+}
+
+fn is_between(text: &str, quote: char) -> bool {
+    text.strip_prefix(quote).is_some_and(|rest| rest.ends_with(quote))
 }
 
 /// Parses one of a closed set of words.

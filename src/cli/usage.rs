@@ -6,6 +6,7 @@ use super::complete::Question;
 use super::hold::Hold;
 use super::options::How;
 use super::{Cli, Command, LogFormat, Release, Run, leading};
+use crate::lock::Key;
 use crate::shell::word;
 use clap::ValueEnum as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -129,7 +130,11 @@ fn check_key(command: &str, how: &How, rest: &str) -> Result<(), String> {
     if how.key.is_empty() {
         return Err(format!("{command} needs a key (-k, --key): dlock {command} -k KEY{rest}"));
     }
-    Ok(())
+    // A space too many would make another lock of it, and both jobs would run.
+    match how.key.iter().map(Key::as_str).find(|key| key.trim() != *key) {
+        Some(key) => Err(format!("the key '{}' begins or ends with white space; remove it", short(key))),
+        None => Ok(()),
+    }
 }
 
 /// Whether the flag asks to wait.
@@ -443,6 +448,10 @@ mod tests {
             &["run", "-k", "a", "--wiat", "--", "true"],
             &["run", "-k", "a", "-q", "-v", "--", "true"],
             &["run", "-k", "a", "--op-timeout", "0", "--", "true"],
+            &["run", "-k", "a ", "--", "true"],
+            &["run", "-k", "a", "-k", "\u{a0}b", "--", "true"],
+            &["acquire", "-k", " a"],
+            &["hold", "-k", " "],
             &["status", "--jsno"],
             &["status", "--json=1"],
             &["release"],
@@ -473,6 +482,8 @@ mod tests {
         assert!(said.contains("not waiting is the default"), "{said}");
         let said = refused(&["run", "-k", "a", "-s", "-n", "3", "--", "true"]);
         assert!(said.contains("--shared and --slots exclude each other"), "{said}");
+        let said = refused(&["run", "-k", "a ", "--", "true"]);
+        assert!(said.contains("'a ' begins or ends with white space"), "{said}");
         let said = refused(&["run", "a", "--", "echo", "hi"]);
         assert!(said.contains("dlock run -k a -- CMD"), "{said}");
         for line in [&["run", "-k", "a", "-w", "echo", "h i"][..], &["run", "-ka", "-qw", "echo", "h i"]] {

@@ -187,6 +187,36 @@ fn set_but_empty_is_refused() -> Outcome {
     Ok(())
 }
 
+/// `docker --env-file` keeps quotes, systemd's EnvironmentFile strips them: with `"app:"` the two
+/// lock in different places.
+#[test]
+fn quotes_and_white_space_around_a_value_are_refused() -> Outcome {
+    let file = |name: &str| name == "DLOCK_PASSWORD_FILE" || name == "DLOCK_CONFIG";
+    for name in VARIABLES.into_iter().filter(|name| !name.ends_with("PASSWORD") && !name.ends_with("COMMAND"))
+    {
+        for value in ["\"app:\"", "'app:'", "\"\""] {
+            let line = Machine::new()?.with(name, value).refused(&["--store=file:/d"]);
+            assert!(line.starts_with(name) && line.contains("quote"), "{line}");
+        }
+        if !file(name) {
+            let one = Machine::new()?.with(name, "\"").run(&[]);
+            assert!(!format!("{one:?}").contains("quote"), "{name}: {one:?}");
+        }
+    }
+    for name in ["DLOCK_PASSWORD", "DLOCK_PASSWORD_COMMAND"] {
+        assert!(Machine::new()?.with(name, "'x'").settings(&["--store=redis://h"]).is_ok(), "{name}");
+    }
+    assert_eq!(Machine::new()?.with("DLOCK_PREFIX", "\"a':").settings(&[])?.prefix, "\"a':");
+    for prefix in [" app:", "app: ", "\u{a0}"] {
+        assert!(Machine::new()?.with("DLOCK_PREFIX", prefix).refused(&[]).contains("white space"));
+        assert!(Machine::new()?.refused(&["--prefix", prefix]).starts_with("--prefix: "));
+        let file = Machine::new()?.machine_file(&format!("prefix = '{prefix}'"))?;
+        assert!(file.refused(&[]).contains("line 1"), "{prefix:?}");
+    }
+    assert_eq!(Machine::new()?.settings(&["--prefix=a b:"])?.prefix, "a b:");
+    Ok(())
+}
+
 #[test]
 fn invalid_variables_are_refused() -> Outcome {
     for (name, value) in [

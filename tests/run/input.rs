@@ -261,7 +261,7 @@ on_every_store!(odd_keys_are_keys);
 fn odd_keys_are_keys(backend: Backend) {
     let world = World::new(backend);
     let long = "é".repeat(256);
-    for key in [" ", "a b", "../../etc/passwd", "*", "a*[b]?\\", "{tag}rest", "-", "ü/ß", "%s%n", &long] {
+    for key in ["a b", "../../etc/passwd", "*", "a*[b]?\\", "{tag}rest", "-", "ü/ß", "%s%n", &long] {
         let mut words = vec!["run", "-k", key, "-t", "1m"];
         words.extend([
             "--",
