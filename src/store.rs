@@ -236,7 +236,9 @@ pub enum Error {
     Contended(String),
     /// It did the operation, and too few replicas acknowledged it in time.
     Unacknowledged(String),
-    /// Authentication failed or a right is missing.
+    /// The password was refused, or cannot be read.
+    Password(String),
+    /// A right is missing, or the server lets nobody in from here.
     Denied(String),
     /// This store can never hold locks.
     Unfit(String),
@@ -250,7 +252,7 @@ impl Error {
     /// waiting; any other error ends its wait at once. A holder retries its renewal after every
     /// error, until its deadline.
     pub fn is_transient(&self) -> bool {
-        !matches!(self, Self::Denied(_) | Self::Unfit(_) | Self::Garbled(_))
+        !matches!(self, Self::Password(_) | Self::Denied(_) | Self::Unfit(_) | Self::Garbled(_))
     }
 
     /// Whether a caller should wait for a store that it has not reached yet. A host name that does
@@ -263,7 +265,7 @@ impl Error {
     /// The exit status of this error.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Denied(_) => Exit::Denied,
+            Self::Password(_) | Self::Denied(_) => Exit::Denied,
             Self::Unfit(_) => Exit::Config,
             _ => Exit::Unavailable,
         }
@@ -278,6 +280,7 @@ impl Error {
             Self::Unavailable(text) => Self::Unavailable(change(text)),
             Self::Contended(text) => Self::Contended(change(text)),
             Self::Unacknowledged(text) => Self::Unacknowledged(change(text)),
+            Self::Password(text) => Self::Password(change(text)),
             Self::Denied(text) => Self::Denied(change(text)),
             Self::Unfit(text) => Self::Unfit(change(text)),
             Self::Garbled(text) => Self::Garbled(change(text)),
@@ -294,6 +297,7 @@ impl fmt::Display for Error {
             | Self::Unavailable(text)
             | Self::Contended(text)
             | Self::Unacknowledged(text)
+            | Self::Password(text)
             | Self::Denied(text)
             | Self::Unfit(text)
             | Self::Garbled(text) => f.write_str(text),

@@ -99,13 +99,17 @@ impl Context {
         store.prove(names, &held.token, self.deadline())
     }
 
-    /// Adds to a store error which setting named the store.
+    /// Adds to a store error which setting named the store; to one about the password, where the
+    /// password is from.
     pub fn with_origin(&self, error: store::Error) -> store::Error {
         let store = &self.settings.store;
         let is_withheld = |held: &Held| held.access.password;
         let is_inside = || Holds::of_process().here(&self.settings).any(is_withheld);
-        let hint = match &error {
-            store::Error::Denied(_) if store.credentials.is_none() && is_inside() => {
+        let hint = match (&error, &self.settings.password_from) {
+            (store::Error::Password(_), Some(from)) => {
+                return error.map(|text| format!("{text}; the password is {from}"));
+            }
+            (store::Error::Denied(_), _) if store.credentials.is_none() && is_inside() => {
                 "; the surrounding dlock run got the password in a way that its job does not inherit: give it --password-file there"
             }
             _ => "",

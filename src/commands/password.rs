@@ -42,7 +42,7 @@ struct File(PathBuf);
 
 impl Source for File {
     fn read(&self, deadline: Moment) -> Result<String, Error> {
-        let secret = Secret::of_file(&self.0, deadline.left()).map_err(Error::Denied)?;
+        let secret = Secret::of_file(&self.0, deadline.left()).map_err(Error::Password)?;
         Ok(secret.expose().into())
     }
 }
@@ -147,7 +147,7 @@ impl State {
 
 impl Run {
     fn begin(text: &Secret, limit: Duration) -> Result<Self, Error> {
-        let failed = |what: &str| Error::Denied(format!("the password command cannot be run: {what}"));
+        let failed = |what: &str| Error::Password(format!("the password command cannot be run: {what}"));
         let mut command = Command::new("/bin/sh");
         command
             .arg("-c")
@@ -176,7 +176,7 @@ impl Run {
             return is_over.then(|| {
                 sys::kill_separate(&mut self.child);
                 let limit = humantime::format_duration(limit);
-                Err(Error::Denied(format!(
+                Err(Error::Password(format!(
                     "the password command has not ended within the connect timeout, {limit}, and was killed"
                 )))
             });
@@ -188,7 +188,7 @@ impl Run {
             Some(status) => status.to_string(),
             None => "its exit status is not known".into(),
         };
-        Some(Err(Error::Denied(format!("the password command has failed ({how})"))))
+        Some(Err(Error::Password(format!("the password command has failed ({how})"))))
     }
 
     /// Reads what there is, up to a few buffers at a time: some commands never stop printing.
@@ -224,6 +224,6 @@ impl Run {
             Ok(text) => return Ok(text.into()),
             Err(_) => "has printed text that is not valid UTF-8",
         };
-        Err(Error::Denied(format!("the password command {why}")))
+        Err(Error::Password(format!("the password command {why}")))
     }
 }

@@ -124,6 +124,13 @@ impl Settings {
         let username = access.username.clone();
         let username = username.or_else(|| url.username.clone());
         let has_any = password.is_some() || username.is_some();
+        // `Text` is only in DLOCK_PASSWORD.
+        let from = match &password {
+            Some(Password::Text(_)) => Some(Source::Variable("DLOCK_PASSWORD")),
+            Some(_) => Some(source.clone()),
+            None => None,
+        };
+        settings.password_from = password.as_ref().zip(from).map(|(password, from)| password.is_from(&from));
         let credentials = has_any.then_some(Credentials { username, password });
         let access = access.clone();
         settings.store = Store {

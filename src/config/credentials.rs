@@ -20,14 +20,19 @@ pub struct Login {
 impl Login {
     /// Where the password is from, in words.
     pub fn password_from(&self) -> Option<String> {
-        let source = self.password_source.as_ref()?;
-        Some(match self.credentials.as_ref()?.password.as_ref()? {
-            Password::Text(_) => format!("from {source}"),
-            Password::File(path) => {
-                format!("from {}, read before each connection ({source})", path.display())
-            }
-            Password::Command(_) => format!("from a command, run before each connection ({source})"),
-        })
+        let password = self.credentials.as_ref()?.password.as_ref()?;
+        Some(password.is_from(self.password_source.as_ref()?))
+    }
+}
+
+impl Password {
+    /// Where it is from, in words.
+    pub(super) fn is_from(&self, source: &Source) -> String {
+        match self {
+            Self::Text(_) => format!("from {source}"),
+            Self::File(path) => format!("from {}, read before each connection ({source})", path.display()),
+            Self::Command(_) => format!("from a command, run before each connection ({source})"),
+        }
     }
 }
 

@@ -170,6 +170,16 @@ fn a_wrong_password_is_77_and_not_shown(Door { world, .. }: &Door) {
         {
             let output = with_password(world, way, url, WRONG, words).status(77).any_stderr().run();
             silent_about(&output, WRONG, "wrong");
+            let from = match way {
+                Way::UrlInVariable => "the password is from DLOCK_STORE\n",
+                Way::UrlInFlag => "the password is from --store\n",
+                Way::UrlInConfig | Way::Config => "c.toml line 1\n",
+                Way::Variable => "the password is from DLOCK_PASSWORD\n",
+                Way::FileByVariable => "password, read before each connection (DLOCK_PASSWORD_FILE)\n",
+                Way::FileByFlag => "password, read before each connection (--password-file)\n",
+            };
+            let is_ours = |line: &str| line.contains(from.trim_end()) && !line.contains("set by");
+            assert!(output.stderr.lines().any(is_ours), "{way:?}: {}", output.stderr);
             assert!(output.stderr.contains(&world.shown().replace("//guest@", "//")), "{}", output.stderr);
             let lines = output.stderr.lines().filter(|line| !line.contains("command line"));
             assert!(matches!(lines.count(), 1 | 2), "{way:?}: {}", output.stderr);

@@ -111,6 +111,7 @@ fn at_least(time: Duration) -> String {
 
 fn unreachable(error: &Error) -> Finding {
     let advice = match error {
+        Error::Password(_) => "correct the user or the password",
         Error::Denied(_) => "give dlock a user that may log in, with the rights that docs/stores.md names",
         Error::Unfit(_) => "correct what the message says, or name another store",
         _ => "check that it runs, and that this machine can reach it",

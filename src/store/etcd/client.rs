@@ -269,7 +269,7 @@ impl Client {
                 Error::Unfit(format!("{shown} cannot take so many locks at once (its --max-txn-ops)"))
             }
             _ if why.contains("invalid user ID or password") => {
-                Error::Denied(format!("{shown} refused the user name or the password"))
+                Error::Password(format!("{shown} refused the user name or the password"))
             }
             _ if why.contains("user name is empty") || why.contains("user name not found") => {
                 Error::Denied(format!(

@@ -99,7 +99,7 @@ pub fn log_in<T>(
         Some(Password::Read(changing)) => changing,
     };
     let denied = |failure: &Failure| match failure {
-        Failure::Refused(Error::Denied(why)) => Some(why.clone()),
+        Failure::Refused(Error::Password(why) | Error::Denied(why)) => Some(why.clone()),
         _ => None,
     };
     let read = || {

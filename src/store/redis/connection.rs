@@ -187,7 +187,8 @@ impl Connection {
         let reply = self.parse(deadline)?;
         let is_served = match &reply {
             Value::ServerError(error) => {
-                !matches!(refusal(&self.target.shown, error), Error::Overloaded(_) | Error::Denied(_))
+                let refusal = refusal(&self.target.shown, error);
+                !matches!(refusal, Error::Overloaded(_) | Error::Password(_) | Error::Denied(_))
             }
             _ => true,
         };

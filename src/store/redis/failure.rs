@@ -29,6 +29,7 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
     };
     let said = plain(text);
     let denied = |why: &str| Error::Denied(format!("{store} {why}"));
+    let refused = |why: &str| Error::Password(format!("{store} {why}"));
     let unavailable = |why: &str| Error::Unavailable(format!("{store} {why}"));
     let overloaded = |why: &str| Error::Overloaded(format!("{store} {why}"));
     match code {
@@ -37,7 +38,7 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
         _ if code == "NOAUTH" || text.contains("unauthenticated") => {
             denied("wants a password; give one by --password-file, --password-command or the config file")
         }
-        "WRONGPASS" => denied("refused the user name or the password"),
+        "WRONGPASS" => refused("refused the user name or the password"),
         "NOPERM" if text.contains("access") => denied(&format!("denies this user its keys ({KEYS}): {said}")),
         "NOPERM" => denied(&format!(
             "denies this user a right that dlock needs: {said}; docs/stores.md has the whole ACL line"
@@ -63,10 +64,10 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
         }
         _ if is_full(error) => overloaded("has reached its maximum number of clients"),
         _ if text.contains("without any password configured") => {
-            denied("has no password, but one is given; take it out of the settings, or set it on the server")
+            refused("has no password, but one is given; take it out of the settings, or set it on the server")
         }
         _ if text.contains("AUTH") || text.contains("invalid password") => {
-            denied(&format!("refused the password: {said}"))
+            refused(&format!("refused the password: {said}"))
         }
         _ if text.contains("DB index") || text.contains("SELECT") => {
             Error::Unfit(format!("{store}: there is no such database: {said}"))

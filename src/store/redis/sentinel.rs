@@ -147,6 +147,10 @@ impl Sentinels {
                 let found = answer(&mut connection, &service, asks, asked, deadline)?;
                 Ok((connection, found))
             });
+            let said = said.map_err(|error| match error {
+                Error::Password(text) => Error::Denied(format!("{text}; see sentinel-password-file=")),
+                error => error,
+            });
             // The receiver is gone when the process is about to end.
             let _ = replies.send(Reply { sentinel: index, said });
         };

@@ -327,6 +327,10 @@ fn advisory_lock(token: &Token) -> String {
     format!("dlock:{}", hex(&hash.as_ref()[..8]))
 }
 
+fn refused_login(store: &str) -> Failure {
+    Failure::Refused(Error::Password(format!("{store} refused the user name or the password")))
+}
+
 /// What a server error means for a lock.
 fn meaning(store: &str, said: &Said) -> Failure {
     let text = plain(&said.text);
@@ -359,7 +363,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
         1045 | 1698 if !said.is_password_given => denied(format!(
             "{store} wants a password; give one by --password-file, --password-command or the config file"
         )),
-        1045 | 1698 => denied(format!("{store} refused the user name or the password")),
+        1045 | 1698 => refused_login(store),
         1129 | 1130 | 1820 | 1862 | 3118 | 4151 => {
             denied(format!("{store} does not let this user in from here: {text}"))
         }

@@ -318,7 +318,9 @@ fn meaning(store: &str, said: &Said) -> Failure {
         "42501" | "3F000" => denied(format!(
             "{store} denies this user a right that dlock needs: {text}; docs/stores.md has the GRANT statement"
         )),
-        "28P01" => denied(format!("{store} refused the user name or the password")),
+        "28P01" => {
+            Failure::Refused(Error::Password(format!("{store} refused the user name or the password")))
+        }
         code if code.starts_with("28") => {
             denied(format!("{store} does not let this user in from here: {text}"))
         }

@@ -52,7 +52,7 @@ impl Znodes {
                 "{shown} denies this user a right that dlock needs: its nodes belong to another user, or this user may not make nodes in {}; see docs/stores.md",
                 self.chroot_shown()
             )),
-            Code::AUTH_FAILED => Error::Denied(format!("{shown} refused the user name or the password")),
+            Code::AUTH_FAILED => Error::Password(format!("{shown} refused the user name or the password")),
             Code::UNKNOWN => Error::Unfit(format!(
                 "{shown} lacks a request that dlock needs: it is older than ZooKeeper 3.5"
             )),

@@ -105,7 +105,7 @@ impl Connection {
         let answer = self.answer(&login, jute::LOGIN, deadline)?;
         let store = &self.pipe.store;
         let refused = format!("{store} refused the user name or the password");
-        answer.map(drop).map_err(|_| Failure::Refused(Error::Denied(refused)))
+        answer.map(drop).map_err(|_| Failure::Refused(Error::Password(refused)))
     }
 
     /// The socket, to wait on several connections at once.
