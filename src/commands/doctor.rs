@@ -44,9 +44,9 @@ pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
 /// What goes to other machines unencrypted.
 fn clear(settings: &Settings) -> Option<judge::Clear> {
     let store = &settings.store;
-    let hosts: Vec<String> = store.place.in_clear().into_iter().map(Host::to_string).collect();
     let mut logins = store.credentials.iter().chain(&store.sentinel_credentials);
     let has_password = logins.any(|login| login.password.is_some());
+    let hosts: Vec<String> = store.place.in_clear(has_password).into_iter().map(Host::to_string).collect();
     let tls_scheme = store.place.shape().tls_scheme;
     let is_secret = has_password || tls_scheme.is_none();
     (is_secret && !hosts.is_empty()).then(|| judge::Clear { hosts: hosts.join(", "), tls_scheme })

@@ -164,6 +164,7 @@ impl Context {
             user: self.user(),
             password: self.password(),
             tls: self.tls()?,
+            is_clear: self.settings.store.place.is_clear(),
             space: space.into(),
             shown: self.settings.store.to_string(),
             connect_timeout: self.settings.connect_timeout,

@@ -94,6 +94,8 @@ pub enum Location {
         name: String,
         /// `Some` if it is reached over TLS.
         tls: Option<Tls>,
+        /// The user wrote `sslmode=disable`: a password may go there without TLS, too.
+        is_clear: bool,
     },
     /// A cluster of etcd.
     Etcd {
@@ -165,7 +167,9 @@ impl Location {
             }
             Self::Cluster { nodes, tls } => redis::shape("+cluster", nodes, tls.as_ref(), "", 0),
             Self::Quorum { nodes, db, tls } => redis::shape("+quorum", nodes, tls.as_ref(), "", *db),
-            Self::Database { dialect, at, name, tls } => database::shape(*dialect, at, name, tls.as_ref()),
+            Self::Database { dialect, at, name, tls, .. } => {
+                database::shape(*dialect, at, name, tls.as_ref())
+            }
             Self::Etcd { members, prefix, tls } => etcd::shape(members, prefix, tls.as_ref()),
             Self::ZooKeeper { servers, chroot, tls } => zookeeper::shape(servers, chroot, tls.as_ref()),
             Self::File { dir } => file::shape(dir),
@@ -177,10 +181,17 @@ impl Location {
         self.shape().tls
     }
 
-    /// Other machines named in the URL that are reached without TLS.
-    pub fn in_clear(&self) -> Vec<&Host> {
+    /// The hosts in the URL that are reached without TLS: other machines and, if the user wrote so,
+    /// this one.
+    pub fn in_clear(&self, has_password: bool) -> Vec<&Host> {
         let Shape { hosts, tls, .. } = self.shape();
-        hosts.iter().filter(|host| tls.is_none() && !host.is_loopback()).collect()
+        let is_meant = has_password && self.is_clear();
+        hosts.iter().filter(|host| tls.is_none() && (is_meant || !host.is_loopback())).collect()
+    }
+
+    /// Whether the user wrote that a password may go there without TLS.
+    pub const fn is_clear(&self) -> bool {
+        matches!(self, Self::Database { is_clear: true, .. })
     }
 }
 

@@ -258,6 +258,12 @@ fn each_kind_of_login_is_accepted_or_refused() {
     let open = world.run("k", &["--store", &at("native")], "true").env("DLOCK_PASSWORD", "sesame");
     let said = open.status(77).any_stderr().run().stderr;
     assert!(said.contains("no TLS") && said.contains("mysql+unix") && said.contains("sslmode"), "{said}");
+    assert!(said.contains("sslmode=disable"), "the last way out: {said}");
+    let clear = |user: &str| format!("{}?sslmode=disable", at(user));
+    let run = world.run("k", &["--store", &clear("native")], "true").env("DLOCK_PASSWORD", "sesame");
+    run.run();
+    let run = world.run("k", &["--store", &clear("native")], "true").env("DLOCK_PASSWORD", "sesam");
+    assert!(run.status(77).any_stderr().run().stderr.contains("refused the user name"), "a wrong one");
     // An authentication method that dlock does not know.
     if server.try_ask("ops", "INSTALL SONAME 'auth_ed25519'").is_ok() {
         server.ask("ops", "CREATE USER ed@'%' IDENTIFIED VIA ed25519 USING PASSWORD('sesame')");

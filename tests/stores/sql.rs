@@ -275,6 +275,10 @@ fn each_kind_of_login_is_accepted_or_refused() {
     let clear = world.run("k", &["--store", &at("clear")], "true").env("DLOCK_PASSWORD", "sesame");
     assert!(clear.status(77).any_stderr().run().stderr.contains("in clear text"));
     world.run("k", &["--store", &by_socket("clear")], "true").env("DLOCK_PASSWORD", "sesame").run();
+    for user in ["old", "clear"] {
+        let url = format!("{}?sslmode=disable", at(user));
+        world.run("k", &["--store", &url], "true").env("DLOCK_PASSWORD", "sesame").run();
+    }
     // Settings meant for other clients are not used silently.
     let foreign =
         world.run("k", &[], "true").env("PGHOST", "nowhere.invalid").env("PGPORT", "1").env("PGUSER", "x");

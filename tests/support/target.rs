@@ -10,6 +10,7 @@ pub fn target(servers: Vec<Address>, user: Option<&str>, space: &str) -> Target 
         user: user.map(Into::into),
         password: None,
         tls: None,
+        is_clear: false,
         space: space.into(),
         shown: "here".into(),
         connect_timeout: Duration::from_secs(20),

@@ -68,6 +68,7 @@ fn servers(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
     }
     let name = database_name(parts.after_slash())?;
     let (modes, others): (Vec<_>, Vec<_>) = parts.parameters().partition(|(name, _)| *name == "sslmode");
+    let is_clear = modes[..] == [("sslmode", "disable")];
     let (wire, any_host) = match modes[..] {
         // Traffic that does not leave this machine needs no TLS.
         [] if hosts.iter().all(Host::is_loopback) => (Wire::Plain, false),
@@ -87,14 +88,15 @@ fn servers(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
                 .into());
         }
     }
-    Ok(url(Location::Database { dialect, at: DatabaseAt::Tcp(hosts), name, tls }, parts))
+    Ok(url(Location::Database { dialect, at: DatabaseAt::Tcp(hosts), name, tls, is_clear }, parts))
 }
 
 /// `postgres+unix://` and `mysql+unix://`.
 fn socket(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
     let path = parts.socket(dialect.scheme())?;
     let name = database_name(parts.database_of_socket()?.unwrap_or_default())?;
-    Ok(url(Location::Database { dialect, at: DatabaseAt::Unix(path), name, tls: None }, parts))
+    let at = DatabaseAt::Unix(path);
+    Ok(url(Location::Database { dialect, at, name, tls: None, is_clear: false }, parts))
 }
 
 fn database_name(text: &str) -> Result<String, String> {

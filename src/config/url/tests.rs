@@ -36,7 +36,13 @@ fn places() -> Result<(), String> {
 
 #[test]
 fn databases() -> Result<(), String> {
-    let of = |dialect, at, name: &str, tls| Location::Database { dialect, at, name: name.into(), tls };
+    let of = |dialect, at, name: &str, tls| Location::Database {
+        dialect,
+        at,
+        name: name.into(),
+        tls,
+        is_clear: false,
+    };
     let database = |at, name: &str, tls| of(Dialect::Postgres, at, name, tls);
     let mysql = |at, name: &str, tls| of(Dialect::Mysql, at, name, tls);
     let over_tcp = |host: &str, port| DatabaseAt::Tcp(vec![at(host, port)]);
@@ -52,7 +58,13 @@ fn databases() -> Result<(), String> {
         ),
         (
             "postgresql://u@h:7/a%20b?sslmode=disable",
-            database(over_tcp("h", 7), "a b", None),
+            Location::Database {
+                dialect: Dialect::Postgres,
+                at: over_tcp("h", 7),
+                name: "a b".into(),
+                tls: None,
+                is_clear: true,
+            },
             "postgres://h:7/a%20b",
         ),
         (

@@ -13,6 +13,8 @@ pub struct Target {
     pub password: Option<Password>,
     /// Set if the servers are reached over TLS.
     pub tls: Option<Tls>,
+    /// The user allowed to send the password without TLS.
+    pub is_clear: bool,
     /// The place of dlock's data: the name of a database, the prefix of all keys (etcd) or the
     /// chroot (ZooKeeper). The last two have no slash at their end; the root is empty.
     pub space: String,

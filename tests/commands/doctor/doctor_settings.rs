@@ -131,6 +131,8 @@ fn an_unencrypted_password_to_another_machine_gets_a_warning() {
         ("postgres://u:hush@203.0.113.9/d?sslmode=disable", "203.0.113.9:5432", "sslmode=disable"),
         #[cfg(feature = "mysql")]
         ("mysql://u@203.0.113.9/d?sslmode=disable", "203.0.113.9:3306", "sslmode=disable"),
+        #[cfg(feature = "mysql")]
+        ("mysql://u:hush@127.0.0.1:1/d?sslmode=disable", "127.0.0.1:1", "sslmode=disable"),
     ] {
         let (verdict, found, advised) = warned(store).unwrap_or_else(|| panic!("nothing is said of {store}"));
         assert_eq!(verdict, "warn", "{store}");
@@ -154,6 +156,8 @@ fn an_unencrypted_password_to_another_machine_gets_a_warning() {
         "postgres://u:hush@203.0.113.9/d",
         #[cfg(feature = "mysql")]
         "mysql://u:hush@localhost:1/d",
+        #[cfg(feature = "mysql")]
+        "mysql://u@localhost:1/d?sslmode=disable",
     ] {
         assert_eq!(warned(store), None, "{store}");
     }

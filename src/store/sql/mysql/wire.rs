@@ -2,9 +2,9 @@
 //! cover a whole exchange. Uses the few packets that dlock needs. Each text is sent in one command,
 //! so the server has all of it before it runs any of it.
 //!
-//! A password, or a proof of it, is sent only over TLS or a Unix socket. Each proof of this
-//! protocol is a few rounds of SHA with a value that the server chooses, so a program that took the
-//! port of a server that is down could guess the password from it. No file of this machine is read
+//! A password, or a proof of it, is sent only over TLS or a Unix socket, or if the user wrote
+//! `sslmode=disable`. Each proof of this protocol is a few rounds of SHA with a value that the server
+//! chooses, so a program that took the port of a server that is down could guess the password from it. No file of this machine is read
 //! for a server, whatever it asks for.
 //!
 //! After any failure the connection is not used again, because a late answer would be taken for the
@@ -79,6 +79,8 @@ pub struct Connection {
     /// The number of the next packet of an exchange.
     sequence: u8,
     has_password: bool,
+    /// The user allowed to send the password without TLS.
+    is_clear: bool,
     /// The server's number of this connection, as it said at the login; the low 32 bits.
     process: u64,
     /// Statements before the first one; empty once they have run.
@@ -108,6 +110,7 @@ impl Connection {
                 pipe: Pipe::open(shown.clone(), target, server, deadline)?,
                 sequence: 0,
                 has_password: password.is_some(),
+                is_clear: target.is_clear,
                 process: 0,
                 settings: settings.into(),
                 role: role.clone(),
@@ -167,6 +170,7 @@ impl Connection {
                 // The server accepted the proof from its cache.
                 Some((1, [3])) => {}
                 Some((1, [4])) if plugin == "caching_sha2_password" => {
+                    self.check_private()?;
                     let clear = self.in_clear(password)?;
                     self.send(&clear, deadline)?;
                 }
@@ -182,7 +186,8 @@ impl Connection {
             "mysql_native_password" | "caching_sha2_password" => {
                 Ok(scramble(plugin, self.password(password)?, nonce))
             }
-            "mysql_clear_password" | "sha256_password" => self.in_clear(password),
+            "mysql_clear_password" => self.in_clear(password),
+            "sha256_password" => self.check_private().and_then(|()| self.in_clear(password)),
             // The kernel tells the server which user is connected.
             "auth_socket" | "unix_socket" => Ok(Vec::new()),
             _ => Err(self.denied(
@@ -191,17 +196,27 @@ impl Connection {
         }
     }
 
+    /// Without TLS such a server wants the password encrypted with its RSA key.
+    fn check_private(&self) -> Result<(), Failure> {
+        if self.pipe.is_private() {
+            return Ok(());
+        }
+        Err(self.denied(
+            "wants the password encrypted with its RSA key, which dlock cannot do; use the socket (mysql+unix://), or TLS (sslmode=verify-ca&ca=FILE; MySQL itself makes a ca.pem in its data directory), or let this user log in once by another client, after which the server knows it until it is restarted",
+        ))
+    }
+
     /// The password in clear.
     fn in_clear(&self, password: &str) -> Result<Vec<u8>, Failure> {
         Ok([self.password(password)?, b"\0"].concat())
     }
 
-    /// The password, if the connection is private or the password is empty.
+    /// The password, if the connection is private, the user allowed it, or the password is empty.
     fn password<'p>(&self, password: &'p str) -> Result<&'p [u8], Failure> {
         let password = password.as_bytes();
-        if !password.is_empty() && !self.pipe.is_private() {
+        if !password.is_empty() && !self.pipe.is_private() && !self.is_clear {
             return Err(self.denied(
-                "asks for a proof of the password, and the connection has no TLS: a false server on that port could guess the password from it; use the socket (mysql+unix://), or sslmode=verify-full or verify-ca",
+                "asks for a proof of the password, and the connection has no TLS: a false server on that port could guess the password from it; use the socket (mysql+unix://), or sslmode=verify-full or verify-ca; if no other program can have the port, as in a test, sslmode=disable",
             ));
         }
         Ok(password)
