@@ -430,16 +430,21 @@ impl<'a> Layers<'a> {
 
     /// The store, taken whole from one layer, so that a URL never gets the user or password of
     /// another.
-    fn store(&self) -> Result<Set<url::Url>, Error> {
+    fn store(&mut self) -> Result<Set<url::Url>, Error> {
         if let Some((first, others)) = self.flags.store.split_first()
             && others.iter().any(|other| other != first)
         {
             return Err(Error::Config("--store: two different stores are given; give one".into()));
         }
         let flag = self.flags.store.first().map(OsString::as_os_str);
-        self.text(flag, "--store", "DLOCK_STORE", "store")?
+        let url = self
+            .text(flag, "--store", "DLOCK_STORE", "store")?
             .unwrap_or(Set { value: DEFAULT_STORE.into(), source: Source::Default })
-            .try_map(|text| url::parse(&text))
+            .try_map(|text| url::parse(&text))?;
+        for name in url::ignored(&url.value.text) {
+            self.remarks.push(format!("{}: {name}= has no effect and is ignored", url.source));
+        }
+        Ok(url)
     }
 
     /// Reads the configuration files in force. One that dlock looks for by itself is not used if

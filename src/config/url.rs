@@ -17,6 +17,7 @@ use std::time::Duration;
 mod database;
 mod etcd;
 mod file;
+mod foreign;
 mod parameters;
 mod redis;
 mod split;
@@ -25,13 +26,8 @@ mod zookeeper;
 pub use database::{DatabaseAt, Dialect};
 pub use parameters::{ClientCertificate, SentinelLogin, Tls};
 
-/// What a store URL may look like, for messages.
-pub const ALLOWED: &str = "a store is redis://[USER:PASSWORD@]HOST[:PORT][/DB], redis+unix://[USER:PASSWORD@]/SOCKET[?db=N], \
-     redis+sentinel://HOST,…/MASTER[/DB], redis+cluster://HOST,…, redis+quorum://HOST,HOST,HOST \
-     (rediss… is TLS: ?ca=FILE&cert=FILE&key=FILE), postgres://USER[:PASSWORD]@HOST[:PORT],…/DATABASE, \
-     postgres+unix://USER[:PASSWORD]@/SOCKET?db=DATABASE, mysql and mysql+unix like these, \
-     etcd://[USER:PASSWORD@]HOST[:PORT],…[/PREFIX] (etcds is TLS), \
-     zookeeper://[USER:PASSWORD@]HOST[:PORT],…[/CHROOT] (zookeepers is TLS), or file:/DIR";
+/// Where a user finds what a store URL may look like, for messages.
+pub const ALLOWED: &str = "'dlock --help' lists the URLs";
 
 /// A store's parser. It returns None if the scheme, which is in lower case, is another store's.
 type Parser = fn(scheme: &str, rest: &str) -> Result<Option<Url>, String>;
@@ -299,10 +295,22 @@ fn parse_without_text(text: &str) -> Result<Url, String> {
             return Ok(url);
         }
     }
-    if rest.starts_with("//") && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b)) {
-        return Err(format!("unknown scheme {scheme}://; {ALLOWED}"));
+    let is_scheme =
+        rest.starts_with("//") && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b));
+    let jdbc = rest.split(':').next().filter(|_| known == "jdbc").map(str::to_ascii_lowercase);
+    if is_scheme || jdbc.is_some() {
+        let instead = foreign::instead_of_scheme(&jdbc.unwrap_or(known));
+        let instead = instead.map_or(ALLOWED.into(), |instead| format!("write {instead}"));
+        return Err(format!("unknown scheme {scheme} in the store URL; {instead}"));
     }
     Err(bare(text))
+}
+
+/// The parameters in a URL that change nothing for dlock.
+pub fn ignored(text: &str) -> impl Iterator<Item = &str> {
+    let query = text.split_once('?').map_or("", |(_, query)| query);
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.filter(|(name, text)| foreign::is_harmless(name, text)).map(|(name, _)| name)
 }
 
 /// Adds a user to a URL that has none.
@@ -320,7 +328,14 @@ fn bare(text: &str) -> String {
             "a path alone is not a store URL: write file:{text} for a directory, redis+unix://{text} for a socket"
         )
     } else {
-        format!("the scheme is missing, did you mean redis://{text}? {ALLOWED}")
+        let (before, after) = match text.rsplit(':').next() {
+            Some("5432") => ("postgres://USER@", "/DATABASE"),
+            Some("3306") => ("mysql://USER@", "/DATABASE"),
+            Some("2379") => ("etcd://", ""),
+            Some("2181") => ("zookeeper://", ""),
+            _ => ("redis://", ""),
+        };
+        format!("the scheme is missing, did you mean {before}{text}{after}? {ALLOWED}")
     }
 }
 

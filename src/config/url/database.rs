@@ -76,7 +76,7 @@ fn servers(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
         [(_, "verify-ca")] => (Wire::Tls, true),
         [(_, "disable")] => (Wire::Plain, false),
         _ => return Err(
-            "sslmode= is verify-full, verify-ca or disable, once: dlock verifies the server, or uses no TLS"
+            "sslmode= is verify-full (the default), verify-ca or disable, once: dlock uses no TLS without a check of the server's certificate (ca=FILE names your own authority)"
                 .into(),
         ),
     };

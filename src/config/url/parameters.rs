@@ -2,6 +2,7 @@
 //! sentinels.
 
 use super::ALLOWED;
+use super::foreign::{instead_of_parameter, is_harmless};
 use super::split::decode;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -68,7 +69,11 @@ pub fn read<'p>(
                     "there is no parameter {name}=: write user and password before the host, or better in DLOCK_USERNAME and DLOCK_PASSWORD_FILE (sentinel-password-file= for sentinels)"
                 ));
             }
+            _ if is_harmless(name, text) => continue,
             _ => {
+                if let Some(instead) = instead_of_parameter(name) {
+                    return Err(format!("there is no parameter {name}=: {instead}"));
+                }
                 let word = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
                 let shown = if word { name } else { "of that name" };
                 return Err(format!("there is no parameter {shown}; {ALLOWED}"));

@@ -59,7 +59,10 @@ impl Parts<'_> {
         let (name, after) = match at.strip_prefix('[').map(|inner| inner.split_once(']')) {
             None if at.matches(':').count() < 2 => at.split_at(at.find(':').unwrap_or(at.len())),
             Some(Some((address, after))) if address.parse::<Ipv6Addr>().is_ok() => (address, after),
-            _ => return Err(format!("write an IPv6 address in brackets: redis://[::1]:6379; {ALLOWED}")),
+            Some(Some((address, _))) if address.contains('%') => {
+                return Err("an IPv6 address with a zone (%) is not supported; write one without".into());
+            }
+            _ => return Err(format!("write an IPv6 address in brackets: [::1] or [::1]:PORT; {ALLOWED}")),
         };
         if name.is_empty() {
             return Err(format!("the host is missing; {ALLOWED}"));

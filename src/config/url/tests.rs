@@ -261,6 +261,59 @@ fn certificates() -> Result<(), String> {
     Ok(())
 }
 
+/// URLs as platforms and other clients write them: one line says what to write in their place.
+#[test]
+fn urls_of_other_programs_get_one_line() -> Result<(), String> {
+    for (text, instead) in [
+        ("valkey://h:6379", "unknown scheme valkey in the store URL; write redis://HOST"),
+        ("valkeys://u:SECRET@h", "unknown scheme valkeys in the store URL; write rediss://HOST"),
+        ("http://10.0.0.1:2379", "unknown scheme http in the store URL; write etcd://HOST"),
+        ("https://h:2379,https://i:2379", "write etcds://HOST"),
+        ("mysql2://u:SECRET@h/d", "unknown scheme mysql2 in the store URL; write mysql://USER@HOST/DATABASE"),
+        ("mysql+pymysql://u@h/d", "write mysql://USER"),
+        ("postgresql+psycopg2://u@h/d", "write postgres://USER"),
+        (
+            "jdbc:postgresql://h/d?user=u&password=SECRET",
+            "unknown scheme jdbc in the store URL; write postgres://USER",
+        ),
+        ("jdbc:mysql://h/d", "write mysql://USER"),
+        ("jdbc:oracle:thin:SECRET@h", "unknown scheme jdbc in the store URL; 'dlock --help' lists the URLs"),
+        ("redis-sentinel://h/m", "write redis+sentinel://HOST,…/MASTER"),
+        ("unix:///run/r.sock", "write redis+unix:///SOCKET"),
+        ("mongodb://h", "unknown scheme mongodb in the store URL; 'dlock --help' lists the URLs"),
+        ("db.example:5432", "did you mean postgres://USER@db.example:5432/DATABASE?"),
+        ("etcd-0:2379", "did you mean etcd://etcd-0:2379?"),
+        ("postgres://u@h/d?channel_binding=require", "no parameter channel_binding=: "),
+        ("postgres://u@h/d?connect_timeout=10", "write --connect-timeout"),
+        ("postgres://u@h/d?sslrootcert=/f", "write ca=FILE"),
+        ("postgres://u@h/d?sslmode=require", "sslmode= is verify-full (the default)"),
+        ("mysql://u@h/d?ssl-mode=REQUIRED", "sslmode=verify-full by default"),
+        ("rediss://h?ssl_cert_reqs=none", "always checks the server's certificate"),
+        ("redis://h?db=1", "stands after the host"),
+        ("redis://[fe80::1%25eth0]:6379", "zone"),
+        ("etcd://[fe80::1%eth0]", "zone"),
+        ("etcd://::1:2379", "[::1]:PORT"),
+    ] {
+        let said = parse(text).err().unwrap_or_default();
+        assert!(said.contains(instead) && !said.contains("SECRET"), "{text}: {said}");
+        assert!(said.len() < 200, "{text}: {said}");
+    }
+    for (text, place, names) in [
+        (
+            "postgres://u@h/d?application_name=a&sslmode=verify-full",
+            "postgres://h:5432/d",
+            &["application_name"][..],
+        ),
+        ("redis://h?protocol=3", "redis://h:6379", &["protocol"]),
+        ("rediss://h/1?ssl_cert_reqs=required&ca=/f", "rediss://h:6379/1", &["ssl_cert_reqs"]),
+        ("mysql://u@h/d?charset=utf8mb4", "mysql://h:3306/d", &["charset"]),
+    ] {
+        assert_eq!(parse(text)?.place.to_string(), place);
+        assert_eq!(ignored(text).collect::<Vec<_>>(), names, "{text}");
+    }
+    Ok(())
+}
+
 #[test]
 fn logins_of_sentinels() -> Result<(), String> {
     let url = parse("redis+sentinel://u:p@a/m?sentinel-username=s&sentinel-password-file=/f")?;
