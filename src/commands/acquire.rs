@@ -50,6 +50,10 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
     let asking = context.settings.asking(&flags.how, flags.how.wait, min_hold)?;
     script_status(asking.busy)?;
     let request = request(&context, flags, &asking, context.names(&keys)?)?;
+    if flags.export {
+        let holds = Holds::of_process();
+        holds.check_room(&context.settings, &keys, &request.ask.token, SUBJECT.unrun)?;
+    }
     let since = Moment::now();
     // Before the store is opened, which may start a thread.
     let signals = Signals::take()?;

@@ -22,6 +22,10 @@ pub use crate::lock::By;
 
 pub const VARIABLE: &str = "DLOCK_HELD";
 
+/// Longest variable for a command. It has all keys, so DLOCK_KEYS is shorter. Linux starts no command
+/// with a variable of 128 KiB; the rest is for the name, and for what an acquired hold says of itself.
+const LENGTH_MOST: usize = 120 * 1024;
+
 /// A hold that DLOCK_HELD claims: an entry of the list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
@@ -226,6 +230,27 @@ impl Holds {
     /// The hold that the script acquired last.
     pub fn acquired<'a>(&'a self, settings: &'a Settings) -> Option<&'a Held> {
         self.inside_out().find(|held| held.may_be_meant(settings) && held.by == By::Acquire)
+    }
+
+    /// Refuses keys with which no command could be started, because the variable is too long. `unrun`
+    /// is the end of the refusal's text.
+    pub fn check_room(
+        &self,
+        settings: &Settings,
+        keys: &[Key],
+        token: &Token,
+        unrun: &str,
+    ) -> Result<(), Error> {
+        let held = Held::new(settings, keys.to_vec(), token.clone(), Fence(u64::MAX), By::Run);
+        let length = self.clone().with(held).to_string().len();
+        if length <= LENGTH_MOST {
+            return Ok(());
+        }
+        Err(Error::Usage(format!(
+            "the names of the locks make the variable {VARIABLE} {} KiB long, and no command can be started with more than {} KiB; take fewer keys or shorter ones; {unrun}",
+            length.div_ceil(1024),
+            LENGTH_MOST / 1024
+        )))
     }
 
     /// Adds a hold as the innermost, and removes an older entry of the same hold.

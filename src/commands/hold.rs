@@ -4,6 +4,7 @@
 
 use super::context::Context;
 use super::foreground::Signals;
+use super::held::Holds;
 use super::job_env::Changes;
 use super::run::report::RunReport;
 use super::run::{Holding, Voice, Work, guarded};
@@ -11,6 +12,7 @@ use crate::cli::{self, Common};
 use crate::config::run::{KeepFor, Run, script_status};
 use crate::error::{self, Error};
 use crate::exit::{Ended, Exit};
+use crate::lock::Token;
 use crate::output::acquired::{lines, shell};
 use crate::output::busy::listed;
 use crate::output::{self, Event, Kind, Printer, What};
@@ -97,6 +99,7 @@ fn in_background(
     process: Option<Pin>,
 ) -> anyhow::Result<Exit> {
     // What can fail must fail before the lock is asked for.
+    check_room(context, flags, run)?;
     let mut file = flags.env_file.as_deref().map(open_to_append).transpose()?;
     let pid = process.as_ref().map(Pin::pid).unwrap_or_default();
     let child = supervise::detach(process.as_ref(), || {
@@ -146,6 +149,17 @@ fn in_background(
     let text = format!("{keys} in {store} is held until process {pid} ends{release}");
     context.printer.say(Kind::Done, What::Granted, &text);
     Ok(Exit::Ok)
+}
+
+/// Refuses keys whose variables the script, if it wants them, could give to no command.
+fn check_room(context: &Context, flags: &cli::hold::Hold, run: &Run) -> Result<(), Error> {
+    if !flags.export && flags.env_file.is_none() {
+        return Ok(());
+    }
+    let token = Token::random().map_err(|error| {
+        Error::Internal(format!("the system gave no random bytes: {error}; nothing is held"))
+    })?;
+    Holds::of_process().check_room(&context.settings, &run.keys, &token, "nothing is held")
 }
 
 /// Reads a pipe to its end, or until a signal comes. After the end no signal ends this process before

@@ -127,6 +127,9 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     context.check_supported(&names, run.mode)?;
     let token =
         Token::random().map_err(|error| internal("cannot get random bytes from the system", &error))?;
+    if let Work::Command = work {
+        holds.check_room(&context.settings, &keys, &token, subject.unrun)?;
+    }
     let inherited = prepare(subject)?;
     let requirements = HoldRequirements { replicas: run.replicas, max_lease: run.max_lease };
     let mut store = context.open_for_hold(requirements).map_err(unstarted)?;

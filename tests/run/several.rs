@@ -1,6 +1,6 @@
 //! Several locks for one command: all or none, with one token and one fence, and without deadlock.
 
-use crate::support::dlock::{Dlock, finish_all};
+use crate::support::dlock::{BINARY, Dlock, finish_all};
 use crate::support::storm::{Wish, runs, storm};
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
@@ -29,6 +29,37 @@ fn hold(name: &str) -> String {
 fn on<'w>(world: &'w World, keys: &[&str], options: &[&str], script: &str) -> Dlock<'w> {
     let keys = keys.iter().flat_map(|key| ["-k", *key]);
     world.dlock(["run"]).args(keys).args(options).args(["--", "sh", "-c", script])
+}
+
+/// Keys whose variables no command could be started with are refused before anything is asked, also
+/// if they come together in a nested run.
+#[test]
+fn more_keys_than_a_variable_can_have_are_refused() {
+    let world = World::without_redis();
+    let keys = |from: usize, to: usize| (from..to).map(|n| format!("{n:0490}")).collect::<Vec<_>>();
+    let dead = ["--store", "redis://127.0.0.1:1"];
+    let call = |command: &str, keys: &[String], options: &[&str]| {
+        let keys = keys.iter().flat_map(|key| ["-k", key.as_str()]);
+        world.dlock([command]).args(keys).args(options)
+    };
+    let many = keys(0, 300);
+    let run = call("run", &many, &dead).args(["--", "touch", "ran"]).status(64).any_stderr().run().stderr;
+    assert!(run.contains("DLOCK_HELD 145 KiB long") && run.contains("the command did not run"), "{run}");
+    let acquire = call("acquire", &many, &dead).args(["--export"]).status(64);
+    let acquire = acquire.stdout("exit 64\n").any_stderr().run().stderr;
+    assert!(acquire.contains("DLOCK_HELD 145 KiB long") && acquire.contains("not acquired"), "{acquire}");
+    let pid = std::process::id().to_string();
+    let hold = call("hold", &many, &dead).args(["--pid", &pid, "--background", "--env-file", "env"]);
+    let hold = hold.status(64).any_stderr().run().stderr;
+    assert!(hold.contains("DLOCK_HELD 145 KiB long") && hold.contains("nothing is held"), "{hold}");
+    let inner: String = keys(1000, 1130).iter().map(|key| format!(" -k {key}")).collect();
+    let script = format!("{BINARY} run{inner} -- touch ran 2> said; echo $? > status; exec true");
+    call("run", &keys(0, 130), &["--", "sh", "-c", &script]).run();
+    assert_eq!(world.read("status"), "64\n", "{}", world.read("said"));
+    assert!(world.read("said").contains("no command can be started"), "{}", world.read("said"));
+    // As many as fit.
+    call("run", &keys(0, 240), &["--", "touch", "ran"]).run();
+    assert!(world.path("ran").exists());
 }
 
 fn all_are_held_by_one_hold(backend: Backend) {
