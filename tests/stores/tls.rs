@@ -109,6 +109,36 @@ fn servers_that_are_not_trusted_are_refused() {
     }
 }
 
+/// Certificates of openssl(1) that dlock does not take, in words.
+#[test]
+fn certificates_of_another_kind_are_explained() {
+    let world = World::with_tls(&Authority::new("ca"), &[]);
+    let script = "set -e
+        make() { openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:$2 -out $1.key; }
+        sign() { openssl req -new -key $1.key -subj /CN=localhost | \
+            openssl x509 -req -CA $2.pem -CAkey $2.key -CAcreateserial -days 9 -out $1.pem $3; }
+        echo subjectAltName=DNS:localhost > v3.ext
+        for curve in 256 521; do
+            make ca$curve P-$curve
+            openssl req -x509 -new -key ca$curve.key -subj /CN=ca -days 9 -out ca$curve.pem
+        done
+        make v1 P-256; sign v1 ca256
+        make long P-521; sign long ca256 '-extfile v3.ext'
+        make signed P-256; sign signed ca521 '-extfile v3.ext'";
+    let made = world.command("sh").args(["-c", script]).output().expect("openssl");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    for (name, ca, says) in [
+        ("v1", "ca256", "it must be version 3"),
+        ("long", "ca256", "ECDSA P-256 or P-384"),
+        ("signed", "ca521", "ECDSA P-256 or P-384"),
+    ] {
+        let (cert, key) = (format!("{name}.pem"), format!("{name}.key"));
+        world.redis().ask::<()>(&["CONFIG", "SET", "tls-cert-file", &cert, "tls-key-file", &key]);
+        let run = run_at(&world, &url(&world, "localhost", &format!("ca=~/{ca}.pem")));
+        refused(&world, name, run, 69, &[says]);
+    }
+}
+
 /// A self-signed certificate may be named as trusted, if it is not an authority's.
 #[test]
 fn a_named_self_signed_certificate_is_trusted() {

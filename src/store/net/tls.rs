@@ -339,6 +339,10 @@ impl Session {
                     alert => format!("alert {alert:?}"),
                 }
             )),
+            (Alert::HandshakeFailure, _) => Error::Misnamed(format!(
+                "cannot reach {store}: the server and dlock have no cipher in common, or its key is of no kind that dlock takes; it takes {}",
+                distrust::KEYS
+            )),
             (Alert::ProtocolVersion, _) => Error::Misnamed(format!(
                 "cannot reach {store}: the server allows neither TLS 1.2 nor 1.3, and dlock uses nothing older"
             )),

@@ -5,6 +5,8 @@ use crate::store::net::failure::plain;
 use rustls::CertificateError;
 use rustls::pki_types::UnixTime;
 
+/// The keys that dlock takes, of a server and of the authority that signed its certificate.
+pub(super) const KEYS: &str = "RSA of 2048 bits or more, ECDSA P-256 or P-384, and Ed25519";
 /// Most names of a certificate that a message shows.
 const NAMES_SHOWN: usize = 5;
 
@@ -51,6 +53,14 @@ pub(super) fn distrust(flaw: &CertificateError, files: &Files) -> String {
         Flaw::Other(flaw) if flaw.to_string().contains("CaUsedAsEndEntity") => {
             "its certificate is that of an authority (CA:TRUE), as most self-signed ones are; a server needs its own (CA:FALSE)"
                 .into()
+        }
+        Flaw::Other(flaw) if flaw.to_string().contains("UnsupportedCertVersion") => {
+            "its certificate is X.509 version 1, as 'openssl x509 -req' makes one without -extfile; it must be version 3, with subjectAltName"
+                .into()
+        }
+        Flaw::UnsupportedSignatureAlgorithmContext { .. }
+        | Flaw::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
+            format!("the signature of its certificate is of no kind that dlock takes; it takes {KEYS}")
         }
         flaw => format!("its certificate is not good: {}", plain(&flaw.to_string())),
     }
