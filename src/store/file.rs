@@ -52,7 +52,9 @@ impl FileStore {
     pub fn open(directory: &Path, shown: &str) -> Result<Self, Error> {
         let directory = Directory::open(directory, shown)?;
         let boot = Boot::current().map_err(|error| {
-            Error::Unfit(format!("{shown}: cannot read which boot this is ({error}); is /proc mounted?"))
+            Error::Unfit(format!(
+                "{shown}: a directory needs /proc/sys/kernel/random/boot_id to see a restart ({error}): mount /proc, with systemd by ProcSubset=all"
+            ))
         })?;
         Ok(Self::new(Files {
             directory: Arc::new(directory),

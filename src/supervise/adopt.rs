@@ -3,6 +3,7 @@
 //! that see guard.rs, and its callback in commands/run/orphaned.rs.
 
 use super::foreign::Foreign;
+use super::pidfd::known;
 use super::process_tree::{ProcessTree, Sweep};
 use super::procfs::{self, Source};
 use super::stop::Stop;
@@ -154,7 +155,8 @@ impl Guard {
             None if bound.passed() => StopReason::LeaseRanOut,
             None => self.stopping.unwrap_or(new),
         };
-        let (stop, refused) = Stop::begin(&mut tree, reason, Moment::now().after(self.grace).min(bound));
+        let kill_at = Moment::now().after(self.grace).min(bound);
+        let (stop, refused) = Stop::begin(&mut tree, reason, kill_at, self.limits.cmd().and_then(known));
         let mut pending = VecDeque::new();
         if self.stopping != Some(reason) {
             pending.push_back(Event::Stopping { reason });
@@ -187,7 +189,7 @@ impl Guard {
         let mut sweep = Sweep::default();
         adopted.tree.reap(&mut sweep);
         if !sweep.no_child {
-            let more = adopted.stop.step(&mut adopted.tree, bound, None);
+            let more = adopted.stop.step(&mut adopted.tree, bound, self.limits.cmd().and_then(known));
             sweep = Sweep { changed: [sweep.changed, more.changed].concat(), ..more };
         }
         let ended = sweep.changed.iter().filter(|(pid, _)| Some(*pid) == self.limits.cmd());

@@ -113,6 +113,9 @@ impl Foreign {
             return Vec::new();
         }
         let done = self.signal(Signalling::Relay(Signal::TERM));
+        if self.known.is_empty() {
+            drop(self.target.signal(Signal::CONT));
+        }
         // Children first: a continued parent must never find its child stopped.
         self.known.iter().rev().for_each(|known| drop(known.signal(Signalling::Relay(Signal::CONT))));
         done

@@ -3,7 +3,9 @@
 
 use crate::sys;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -29,6 +31,20 @@ pub(super) fn pinned(pid: i32, how: Signalling, is_still: impl Fn() -> bool) -> 
         Err(error) => return Err(error.into()),
     };
     if is_still() { send(pid, pin.as_ref(), how) } else { Err(Errno::SRCH.into()) }
+}
+
+/// What can be signalled of the job without /proc: as a negative number the group that CMD leads,
+/// else CMD, if this process has a child there. Only this process reaps its children, so neither
+/// number can be another's.
+pub(super) fn known(cmd: i32) -> Option<i32> {
+    let cmd = Pid::from_raw(cmd)?;
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let has_child = |which: WaitId<'_>| !matches!(waitid(which, options), Err(Errno::CHILD));
+    if has_child(WaitId::Pgid(Some(cmd))) {
+        Some(-cmd.as_raw_pid())
+    } else {
+        has_child(WaitId::Pid(cmd)).then_some(cmd.as_raw_pid())
+    }
 }
 
 /// Signals a process whose id cannot be reused: a child, or one that is pinned.

@@ -89,6 +89,11 @@ impl ProcessTree {
         *self.source.get_or_init(Source::find)
     }
 
+    /// Whether nothing below this process can be found.
+    pub(super) fn is_blind(&self) -> bool {
+        self.source() == Source::Nothing
+    }
+
     /// The processes of the job, and the estimated time to kill them all.
     pub(super) fn look(&mut self) -> (Vec<Member>, Duration) {
         let began = Moment::now();

@@ -37,8 +37,14 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    /// Sends TERM to the job. What is left at `kill_at` will be killed.
-    pub(super) fn begin(tree: &mut ProcessTree, reason: StopReason, kill_at: Moment) -> (Self, Vec<Process>) {
+    /// Sends TERM to the job. What is left at `kill_at` will be killed. `first` is as in
+    /// [`Stop::step`].
+    pub(super) fn begin(
+        tree: &mut ProcessTree,
+        reason: StopReason,
+        kill_at: Moment,
+        first: Option<i32>,
+    ) -> (Self, Vec<Process>) {
         let began = Moment::now();
         let mut stop = Self {
             reason,
@@ -56,6 +62,11 @@ impl Stop {
             // Already past the end: KILL at once.
             stop.hurry = Some(Hurry::begin());
             return (stop, Vec::new());
+        }
+        if let Some(first) = first.filter(|_| tree.is_blind()) {
+            for signal in [libc::SIGTERM, libc::SIGCONT] {
+                let _ = sys::kill(first, signal);
+            }
         }
         let (members, cost) = tree.look();
         let looked = Moment::now();

@@ -4,6 +4,7 @@
 mod late_starts;
 mod processes;
 mod waiters;
+mod without_proc;
 
 use crate::support::job;
 use crate::support::proc;

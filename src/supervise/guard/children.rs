@@ -80,7 +80,10 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             if let (JobState::Running { .. }, Some(signal)) = (&self.state, Signal::from_named_raw(signal)) {
                 let caller_group = self.setup.caller_group.map_or(0, Pid::as_raw_pid);
                 let but = (reached == Reached::CallerGroup).then_some(caller_group);
-                self.setup.tree.relay(signal, but);
+                match self.known().filter(|_| self.setup.tree.is_blind()) {
+                    Some(known) => drop(sys::kill(known, signal.as_raw())),
+                    None => self.setup.tree.relay(signal, but),
+                }
             }
             return;
         }

@@ -5,9 +5,10 @@ use super::{GuardProcess, JobState};
 use crate::clock::Moment;
 use crate::exit::OnLost;
 use crate::supervise::limits::Limits;
+use crate::supervise::pidfd::known;
 use crate::supervise::process_tree::Sweep;
 use crate::supervise::stop::Stop;
-use crate::supervise::{Event, Group, Orphaned, Process, StopReason};
+use crate::supervise::{Event, Orphaned, Process, StopReason};
 use std::io;
 use std::time::Duration;
 
@@ -34,6 +35,11 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         self.setup.on_lost == OnLost::Stop
     }
 
+    /// What can be signalled of the job without /proc.
+    pub fn known(&self) -> Option<i32> {
+        known(self.cmd.as_ref()?.pid)
+    }
+
     /// When to wake for TERM by the limits: first to measure how long the killing takes, when that
     /// could matter, then for TERM itself, earlier than `term_at` by what was measured.
     fn term_or_measure_at(&mut self, limits: Limits, now: Moment) -> Option<Moment> {
@@ -57,7 +63,8 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
 
     pub fn stop(&mut self, reason: StopReason, deadline: Moment) {
         self.setup.limits.set_stopping();
-        let (stop, refused) = Stop::begin(&mut self.setup.tree, reason, deadline);
+        let first = self.known();
+        let (stop, refused) = Stop::begin(&mut self.setup.tree, reason, deadline, first);
         self.state = JobState::Stopping(stop);
         self.send_event(&Event::Stopping { reason });
         self.note(refused);
@@ -102,11 +109,10 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
     }
 
     fn go_on_stopping(&mut self) {
-        let bound = self.bound();
-        let first = self.cmd.as_ref().filter(|cmd| cmd.status.is_none()).map(|cmd| match self.setup.group {
-            Group::Own => -cmd.pid,
-            Group::Caller => cmd.pid,
-        });
+        if !matches!(self.state, JobState::Stopping(_)) {
+            return;
+        }
+        let (bound, first) = (self.bound(), self.known());
         let JobState::Stopping(stop) = &mut self.state else { return };
         let mut sweep = Sweep::default();
         if !self.no_child {
