@@ -1,7 +1,9 @@
 //! CMD inherits everything as without dlock: each test compares a bare run with a run under dlock,
 //! in the same odd surroundings.
 
+use crate::support::wait::{PATIENCE, wait_until};
 use crate::support::world::{Backend, World, on_every_store};
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::Stdio;
 
 on_every_store!(
@@ -100,6 +102,53 @@ fn the_environment_gains_the_hold_and_nothing_else(backend: Backend) {
     assert_eq!(lines.len(), 7, "{lines:?}");
     let again = world.run("some key", &[], "echo $DLOCK_TOKEN").any_stdout().run();
     assert_ne!(again.stdout.trim(), value("DLOCK_TOKEN"), "each hold has its own");
+}
+
+/// The variables by which systemd names the process that it started name CMD, if they named dlock.
+#[test]
+fn what_systemd_says_to_dlock_is_said_to_the_command() {
+    let world = World::without_redis();
+    let script =
+        "echo $$; echo $LISTEN_PID; echo $SYSTEMD_EXEC_PID; echo $WATCHDOG_PID; echo ${LISTEN_PIDFDID-none}";
+    let run = |set: &str| {
+        let call = world.dlock(["run", "-k", "k", "--", "sh", "-c", script]).after_shell(set);
+        let said = call.any_stdout().run().stdout;
+        said.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let said = run("export LISTEN_PID=$$ SYSTEMD_EXEC_PID=$$ WATCHDOG_PID=1");
+    assert_eq!(said[1..], [&said[0], &said[0], "1", "none"]);
+    let said = run("export LISTEN_PID=$$ LISTEN_PIDFDID=7");
+    assert!(said[4] != "7", "not that of dlock: {said:?}");
+    let said = run("export LISTEN_PID=1 LISTEN_PIDFDID=7 SYSTEMD_EXEC_PID=1");
+    assert_eq!(said[1..], ["1", "1", "", "7"], "another process is meant");
+}
+
+/// A job takes the socket of its unit, whose first connection has started dlock.
+#[test]
+fn a_job_takes_the_socket_of_its_unit() {
+    let world = World::without_redis();
+    let socket = world.path("door");
+    let job = "[ $LISTEN_PID = $$ ] && [ $LISTEN_FDS = 1 ] && readlink /proc/$$/fd/3 > taken";
+    let call = world.dlock(["run", "-k", "k", "--", "sh", "-c", job]);
+    let door = socket.to_str().expect("UTF-8");
+    let store = format!("--setenv=DLOCK_STORE={}", world.url());
+    let activated = call.under(&["systemd-socket-activate", "-l", door, &store]).any_stderr().spawn();
+    wait_until("it listens", || UnixStream::connect(&socket).is_ok());
+    activated.finish();
+    assert!(world.read("taken").starts_with("socket:"), "{}", world.read("taken"));
+}
+
+/// What a job says to the manager of its service comes from the job.
+#[test]
+fn a_job_says_itself_that_it_is_ready() {
+    let world = World::without_redis();
+    let path = world.path("notify");
+    let manager = UnixDatagram::bind(&path).expect("a socket");
+    manager.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    world.run("k", &[], "systemd-notify --ready --no-block").env("NOTIFY_SOCKET", &path).run();
+    let mut said = [0; 64];
+    let length = manager.recv(&mut said).expect("a message");
+    assert!(said[..length].starts_with(b"READY=1"), "{:?}", &said[..length]);
 }
 
 /// What the same command prints without dlock.

@@ -8,8 +8,10 @@ use crate::supervise::procfs::own_pid;
 use crate::supervise::protocol::Change;
 use crate::supervise::{Event, Group, NotStarted, Orphaned};
 use crate::sys::{self, Disposition, Fork};
+use rustix::fs::fstat;
 use rustix::io::retry_on_intr;
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -99,12 +101,31 @@ fn join_group(setup: &Setup) -> rustix::io::Result<()> {
     }
 }
 
+/// The variables by which systemd names the process that it has started, if they name dlock: with
+/// the id of this process, which becomes CMD. A program takes the sockets of its unit only if it is
+/// the one that they name.
+fn named_by_systemd(caller: i32) -> Vec<Change> {
+    let caller = caller.to_string();
+    let names = ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"].into_iter();
+    let own = own_pid().to_string().into_bytes();
+    let ours = names.filter(|name| std::env::var(name).is_ok_and(|pid| pid == caller));
+    let mut changes: Vec<Change> = ours.map(|name| (name.into(), Some(own.clone()))).collect();
+    // The number of the same process's pidfd, which only some kernels tell.
+    if changes.iter().any(|(name, _)| name == b"LISTEN_PID") {
+        let pin = pidfd_open(getpid(), PidfdFlags::empty()).and_then(fstat);
+        let number = pin.ok().map(|pin| pin.st_ino.to_string().into_bytes());
+        changes.extend(std::env::var_os("LISTEN_PIDFDID").map(|_| (b"LISTEN_PIDFDID".into(), number)));
+    }
+    changes
+}
+
 /// Executes CMD as dlock's caller would have started it. Returns only on failure.
 fn become_cmd(setup: &Setup, changes: Vec<Change>) -> NotStarted {
     let failed = |error: io::Error| NotStarted::Errno(error.raw_os_error().unwrap_or(libc::EINVAL));
     if let Err(error) = join_group(setup) {
         return failed(error.into());
     }
+    let changes = [changes, named_by_systemd(setup.caller)].concat();
     let without: Vec<Vec<u8>> = changes.iter().map(|(name, _)| name.clone()).collect();
     let with = changes.into_iter().filter_map(|(name, value)| Some(CString::new([name, value?].join(&b'='))));
     let with: Vec<CString> = match with.collect() {
