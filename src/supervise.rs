@@ -216,6 +216,8 @@ pub struct Guard {
     reaped: bool,
     link: OwnedFd,
     limits: LimitsSender,
+    /// The modes of the terminal when CMD was started.
+    modes: Option<tty::Modes>,
     /// Set from the start of CMD on, and while dlock stops an adopted job.
     timer: Timer,
     armed: Moment,
@@ -301,6 +303,7 @@ impl Guard {
                 reaped: false,
                 link,
                 limits,
+                modes: None,
                 timer,
                 armed: Moment::from_boot(Duration::MAX),
                 beats: 0,
@@ -347,6 +350,7 @@ impl Guard {
     /// Starts CMD within these limits, with these variables set or unset.
     pub fn start(&mut self, env: &[(OsString, Option<OsString>)], limits: Limits) -> io::Result<()> {
         self.limits.set(limits);
+        self.modes = tty::Modes::save();
         // Arm the timer before the start: what can fail must fail while nothing runs.
         if self.on_lost == OnLost::Stop {
             self.arm(limits.kill_at.after(OVERDUE))?;
@@ -419,6 +423,14 @@ impl Guard {
 
     /// The next event; `None` if there is none now. Does not wait.
     pub fn next_event(&mut self) -> io::Result<Option<Event>> {
+        let event = self.newest_event()?;
+        if let (Some(Event::Ended { reason: Some(_), .. }), Some(modes)) = (&event, &self.modes) {
+            modes.restore();
+        }
+        Ok(event)
+    }
+
+    fn newest_event(&mut self) -> io::Result<Option<Event>> {
         match self.watch {
             WatchedBy::Adopted(_) => return self.step(),
             WatchedBy::Gone => return Ok(None),

@@ -246,6 +246,7 @@ mod tests {
             reaped: false,
             link,
             limits: LimitsSender::new()?,
+            modes: None,
             timer: Timer::new()?,
             armed: Moment::from_boot(Duration::MAX),
             beats: 0,

@@ -1,8 +1,13 @@
 //! Finds out whether there is a controlling terminal, which decides CMD's process group. The
-//! terminal is not touched: its foreground group, modes and input stay as they are.
+//! terminal is not touched, with one exception: after dlock has stopped a job, its modes and its
+//! foreground group are as they were before the job.
 
+use crate::sys;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
+use rustix::process::{Pid, getpgrp};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
+use std::os::fd::OwnedFd;
 
 /// The process group that CMD runs in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +31,42 @@ pub fn group() -> Group {
         Err(_) => std::fs::read("/proc/self/stat").is_ok_and(|stat| has_terminal(&stat)),
     };
     if terminal { Group::Caller } else { Group::Own }
+}
+
+/// The modes of the terminal in whose foreground a job begins. A job that is killed cannot restore
+/// them, and a shell that finds an exit status, not a signal, takes them for wanted.
+#[derive(Debug)]
+pub(super) struct Modes(Termios);
+
+impl Modes {
+    /// None without a controlling terminal, or in its background.
+    pub(super) fn save() -> Option<Self> {
+        let terminal = terminal()?;
+        let is_ours = tcgetpgrp(&terminal).ok()? == getpgrp();
+        is_ours.then(|| tcgetattr(&terminal).ok().map(Self)).flatten()
+    }
+
+    /// Restores them, unless the terminal belongs to another job by now. Does not wait for output.
+    /// The caller has TTOU blocked, so that it may change them from a background that the job made.
+    pub(super) fn restore(&self) {
+        let Some(terminal) = terminal() else { return };
+        let Ok(front) = tcgetpgrp(&terminal) else { return };
+        let is_gone = |group: Pid| {
+            sys::kill(-group.as_raw_pid(), 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
+        };
+        if front != getpgrp() && !is_gone(front) {
+            return;
+        }
+        // A terminal that hangs up meanwhile has no modes to restore.
+        if front != getpgrp() {
+            let _ = tcsetpgrp(&terminal, getpgrp());
+        }
+        let _ = tcsetattr(&terminal, OptionalActions::Now, &self.0);
+    }
+}
+
+fn terminal() -> Option<OwnedFd> {
+    open("/dev/tty", OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
 /// Field 7 of proc_pid_stat(5): the terminal's device number, 0 if there is none.

@@ -94,6 +94,34 @@ fn stop_background_foreground(backend: Backend) {
     terminal.close();
 }
 
+/// A job that changed the modes of the terminal, and is stopped by dlock: they are as before, also if
+/// the job had a foreground group of its own.
+#[test]
+fn the_terminal_is_as_before_a_job_that_was_stopped() {
+    let world = World::new(Backend::Redis);
+    let raw = "trap '' TERM; stty raw -echo; echo up >> log; while :; do sleep 0.1; done";
+    world.write("raw", raw);
+    world.write("own", "set -m; sh raw");
+    let mut terminal = Terminal::open(&world);
+    for job in ["sh raw", "bash own"] {
+        let line = format!("stty -g > before; dlock run -q -k k --max-run 1s --grace 100ms -- {job}");
+        // The shell that runs the script has no job control, and changes no mode itself.
+        world.write("script", &format!("{line}\nstty -g > after; read line; echo heard-$line > heard\n"));
+        world.write("log", "");
+        terminal.type_line("sh script");
+        world.wait_for_log("up");
+        wait_until("the script goes on", || !world.read("after").is_empty());
+        assert_eq!(world.read("before"), world.read("after"), "{job}");
+        terminal.press("hello\n");
+        wait_until("the keyboard is the script's", || world.read("heard") == "heard-hello\n");
+        terminal.expect("READY> ");
+        for file in ["after", "heard"] {
+            std::fs::remove_file(world.path(file)).expect("a file");
+        }
+    }
+    terminal.close();
+}
+
 /// The dlock that runs this job.
 fn dlock_above(job: i32) -> i32 {
     let mut all = proc::pids().into_iter();
