@@ -325,7 +325,7 @@ impl Store for RedisStore {
             Subscription::new(self.caller.route.last_master.clone(), beyond, vec![(list, name.clone())])
         });
         let heard = wake.listen(until);
-        if !wake.is_connected() {
+        if !wake.is_good() {
             // The next heartbeat tells the server the next list.
             self.wake = None;
             self.wake_number += 1;

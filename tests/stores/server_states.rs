@@ -197,18 +197,20 @@ fn forgotten_scripts_are_sent_again() {
     assert_eq!(world.log(), ["up", "waited"]);
 }
 
-/// The message names the command that an administrator has taken away, but not its arguments: they
-/// contain a waiter's token.
+/// A waiter asks from time to time if an administrator has taken BLPOP away, and so does a holder.
 #[test]
-fn a_renamed_command_is_named_without_its_arguments() {
+fn without_blpop_a_waiter_waits_and_a_holder_is_asked_to_end() {
     let world = World::with_redis(&["--rename-command", "BLPOP", ""]);
-    let holder = world.run("k", &["-t", "1m"], "echo up >> log; exec sleep 1000").dies_of(15).spawn();
+    let holder = world.run("k", &["-t", "1m"], "echo up >> log; exec sleep 1000").status(79).any_stderr();
+    let holder = holder.spawn();
     world.wait_for_log("up");
-    let said = world.run("k", &["-w"], "touch ran").status(69).any_stderr().run().stderr;
-    assert!(said.contains("unknown command 'BLPOP'"), "{said}");
-    assert!(!said.contains("args") && !said.contains("dlock.wake"), "{said}");
-    holder.signal(Signal::TERM);
+    let waiter = world.run("k", &["-w"], "echo waited >> log").any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    world.dlock(["release", "k", "-y"]).any_stdout().any_stderr().run();
     holder.finish();
+    let said = waiter.finish().stderr;
+    assert!(!said.contains("unknown command"), "{said}");
+    assert_eq!(world.log(), ["up", "waited"]);
 }
 
 /// Connections closed by the server or a device between are opened again, without a message.

@@ -8,7 +8,7 @@ use crate::clock::Moment;
 use crate::lock::Name;
 use crate::store::net::interrupt;
 use crate::store::{self, Error};
-use redis::{Value, cmd};
+use redis::{ServerError, Value, cmd};
 use std::time::Duration;
 
 /// Longest BLPOP, in seconds: a server that does not learn of its client's end drops it then.
@@ -22,7 +22,7 @@ pub struct Subscription {
     /// How long after the end of a sleep a new connection, or the rest of an answer, may take. A
     /// renewal must not wait for the setup commands.
     beyond: Duration,
-    /// In the order of the BLPOP, each with its lock.
+    /// In the order of the BLPOP, each with its lock. Empty if the server has no BLPOP.
     lists: Vec<(String, Name)>,
     about: Option<Name>,
     connection: Option<Connection>,
@@ -39,14 +39,18 @@ impl Subscription {
         Self { place, beyond, lists, about, connection, is_popping: false, backoff_until }
     }
 
-    /// Whether the connection is still good. After a failure it is not.
-    pub const fn is_connected(&self) -> bool {
-        self.connection.is_some()
+    /// Whether the connection is still good, if one is needed. After a failure it is not.
+    pub const fn is_good(&self) -> bool {
+        self.connection.is_some() || self.lists.is_empty()
     }
 
     /// Listens until something may have happened (true) or until `until` (false). A BLPOP that is
     /// under way then stays under way: the server may be up to 100 ms late in ending it.
     pub fn listen(&mut self, until: Moment) -> Result<bool, Error> {
+        if self.lists.is_empty() {
+            interrupt::sleep_until(until.min(Moment::now().after(BACKOFF)));
+            return Ok(!until.passed());
+        }
         let latest = until.after(self.beyond);
         let target =
             self.place.get().ok_or_else(|| Error::Unavailable("nothing was asked for yet".into()))?;
@@ -76,6 +80,11 @@ impl Subscription {
                 }
                 reply => reply?,
             };
+            // An administrator has renamed BLPOP away.
+            if matches!(&reply, Value::ServerError(error) if is_unknown(error)) {
+                self.lists.clear();
+                return Ok(true);
+            }
             self.about = match connection.checked(reply)? {
                 // The slot has moved, or the server is no longer master: Redis unblocks the clients
                 // that wait there.
@@ -97,12 +106,12 @@ impl Subscription {
     }
 }
 
+fn is_unknown(error: &ServerError) -> bool {
+    error.details().is_some_and(|text| text.starts_with("unknown command"))
+}
+
 impl store::Subscription for Subscription {
     fn sleep(&mut self, until: Moment) -> Result<bool, Error> {
-        if self.lists.is_empty() {
-            interrupt::sleep_until(until.min(Moment::now().after(BACKOFF)));
-            return Ok(!until.passed());
-        }
         interrupt::sleep_until(until.min(self.backoff_until));
         if until.passed() {
             return Ok(false);
