@@ -148,7 +148,9 @@ impl Store {
     pub fn origin(&self) -> String {
         match &self.source {
             Source::Default if self.default_is_said => "the default".into(),
-            Source::Default => "the default; --store or DLOCK_STORE names another".into(),
+            Source::Default => {
+                "the default; --store, DLOCK_STORE or store in /etc/dlock.toml names another".into()
+            }
             source => format!("set by {source}"),
         }
     }

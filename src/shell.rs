@@ -14,6 +14,12 @@ pub fn word(text: &str) -> Cow<'_, str> {
     if !text.is_empty() && text.chars().all(is_plain) { text.into() } else { quoted(text).into() }
 }
 
+/// A command line within a sentence, in quotes that it does not have itself.
+pub fn cited(line: &str) -> String {
+    let quote = if line.contains('\'') { '`' } else { '\'' };
+    format!("{quote}{line}{quote}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -23,6 +29,12 @@ mod tests {
         assert_eq!(quoted("a b"), "'a b'");
         assert_eq!(quoted("it's $(x) `y` \"z\" \\"), "'it'\\''s $(x) `y` \"z\" \\'");
         assert_eq!(quoted(""), "''");
+    }
+
+    #[test]
+    fn quotes_do_not_nest() {
+        assert_eq!(cited(&format!("dlock status {}", word("a"))), "'dlock status a'");
+        assert_eq!(cited(&format!("dlock status {}", word("a*"))), "`dlock status 'a*'`");
     }
 
     #[test]

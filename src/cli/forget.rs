@@ -17,7 +17,7 @@ use, and those with a history. \\* and \\? stand for the characters themselves."
 
 /// `dlock forget`.
 #[derive(Debug, Args)]
-#[command(after_long_help = after(AFTER, &[
+#[command(override_usage = "dlock forget [OPTIONS] KEY...", after_long_help = after(AFTER, &[
     (0, "the next 'dlock run --once-per' runs its command"),
     (64, "the command line makes no sense, or no key matches a pattern"),
     (74, "output could not be written"),

@@ -35,7 +35,7 @@ use, and those with a history. \\* and \\? stand for the characters themselves."
 
 /// `dlock pause`.
 #[derive(Debug, Args)]
-#[command(after_long_help = after(PAUSE_AFTER, &[
+#[command(override_usage = "dlock pause [OPTIONS] --reason TEXT KEY...", after_long_help = after(PAUSE_AFTER, &[
     (0, "the locks are paused"),
     (64, "the command line makes no sense, or no key matches a pattern"),
     (74, "output could not be written"),
@@ -63,7 +63,7 @@ pub struct Pause {
 
 /// `dlock resume`.
 #[derive(Debug, Args)]
-#[command(after_long_help = after(RESUME_AFTER, &[
+#[command(override_usage = "dlock resume [OPTIONS] KEY...", after_long_help = after(RESUME_AFTER, &[
     (0, "the locks are not paused, whether they were or not"),
     (64, "the command line makes no sense, or no key matches a pattern"),
     (74, "output could not be written"),

@@ -23,7 +23,7 @@ If there is none, dlock says that there is nothing to wait for, and exits 0.";
 
 /// `dlock wait`.
 #[derive(Debug, Args)]
-#[command(allow_negative_numbers = true, after_long_help = after(AFTER, &[
+#[command(override_usage = "dlock wait [OPTIONS] KEY...", allow_negative_numbers = true, after_long_help = after(AFTER, &[
     (0, "each lock was seen free"),
     (64, "the command line makes no sense, or this process holds the lock itself"),
     (70, "a fault of dlock's own"),

@@ -22,7 +22,7 @@ use crate::output::time::{local, millis, span};
 use crate::output::{self, Kind, What, json};
 use crate::rules::schedule::Schedule;
 use crate::rules::{Ask, Blocker, End, Grant, Ran, Refusal, Terms};
-use crate::shell::word;
+use crate::shell::{cited, word};
 use crate::store::net::interrupt;
 use crate::store::{self, Store};
 use std::ops::ControlFlow;
@@ -214,7 +214,10 @@ impl Acquiring<'_> {
                     let instead = match held.by {
                         By::Run => "this job runs under it already, and it ends with the job".into(),
                         By::Acquire | By::Hold => {
-                            format!("'dlock release {}' gives it back", word(key.as_str()))
+                            format!(
+                                "{} gives it back",
+                                cited(&format!("dlock release {}", word(key.as_str())))
+                            )
                         }
                     };
                     return Err(Error::Usage(format!(

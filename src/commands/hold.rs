@@ -16,7 +16,7 @@ use crate::lock::Token;
 use crate::output::acquired::{lines, shell};
 use crate::output::busy::listed;
 use crate::output::{self, Event, Kind, Printer, What};
-use crate::shell::word;
+use crate::shell::{cited, word};
 use crate::store::net::interrupt;
 use crate::supervise::{self, NoPin, Pin};
 use crate::sys;
@@ -142,7 +142,9 @@ fn in_background(
         return Err(error.into());
     }
     let release = match &*run.keys {
-        [key, ..] if flags.export => format!(", or 'dlock release {}' gives it back", word(key.as_str())),
+        [key, ..] if flags.export => {
+            format!(", or {} gives it back", cited(&format!("dlock release {}", word(key.as_str()))))
+        }
         _ => String::new(),
     };
     let (keys, store) = (listed(&run.keys), &context.settings.store);

@@ -12,7 +12,7 @@ use crate::lock::{Key, Pattern};
 use crate::output::time::span;
 use crate::output::{Kind, Printer, What};
 use crate::rules::{End, Left, Ran};
-use crate::shell::word;
+use crate::shell::{cited, word};
 
 mod ask;
 mod force;
@@ -24,8 +24,8 @@ pub fn release(context: &Context, flags: &cli::Release, printer: &mut Printer) -
     let is_own = flags.token_file.is_some() || holds.inside_out().any(|held| held.has(given));
     if !is_own && Pattern::of(given).is_some() {
         return Err(Error::Usage(format!(
-            "{given} is a pattern, and release takes one key: 'dlock status {}' shows the keys that match; write \\* or \\? for the character itself",
-            word(given.as_str())
+            "{given} is a pattern, and release takes one key: {} shows the keys that match; write \\* or \\? for the character itself",
+            cited(&format!("dlock status {}", word(given.as_str())))
         ))
         .into());
     }

@@ -40,7 +40,7 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
         }
         (_, []) if is_damaged => String::new(),
         (_, []) => place(settings).empty(&wanted.patterns()),
-        (_, views) if flags.all => table::all(views, width, colours),
+        (_, views) if flags.all || !wanted.patterns.is_empty() => table::all(views, width, colours),
         (_, views) => table::status(views, width, colours),
     };
     output::print(&if flags.json { text } else { safe_lines(&text) })?;

@@ -2,14 +2,14 @@
 //! waiting. All three describe the holder in the same words. The caller decides when and where to
 //! print the line.
 
-use super::columns::{Width, width};
+use super::columns::{Width, fitted, width};
 use super::live::Said;
 use super::owner::{because, who};
 use super::time::{about, local, millis, span};
 use crate::clock::Moment;
 use crate::lock::{Key, Mode, Owner};
 use crate::rules::{Blocker, Done, Holder, Pause, State, Superseded, Waiting};
-use crate::shell::word;
+use crate::shell::{cited, word};
 use std::time::Duration;
 
 #[derive(Debug, Clone)]
@@ -52,12 +52,12 @@ pub fn done(asked: &Asked, done: &Done) -> String {
     let (began, ended) = (local(done.success.since, now), local(done.success.ended, now));
     format!(
         "{} is done: {} ran {} from {began} to {ended}, with status 0; the command did not run; it is due again in {} \
-         (--once-per), or after 'dlock forget {}'",
+         (--once-per), or after {}",
         asked.at(done.at),
         who(owner),
         quoted_command(owner),
         span(done.due),
-        word(asked.key_of(done.at).as_str())
+        cited(&format!("dlock forget {}", word(asked.key_of(done.at).as_str())))
     )
 }
 
@@ -81,12 +81,22 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Width) -> S
         asked.at(blocker.at),
         reason(blocker, asked.mode)
     );
-    if matches!(room, Width::Columns(columns) if width(&whole) > columns) {
-        // What changes comes first, so that it is seen if the end is cut.
-        let (key, waited) = (asked.key_of(blocker.at), span(Duration::from_secs(waited.as_secs())));
-        return format!("waiting {waited} for {key}, place {place}: {}", short_reason(blocker, asked.mode));
+    match room {
+        Width::Columns(columns) if width(&whole) > columns => {
+            // What changes comes first, so that it is seen if the end is cut.
+            let (key, waited) = (asked.key_of(blocker.at), span(Duration::from_secs(waited.as_secs())));
+            let reason = short_reason(blocker, asked.mode);
+            let brief = format!("waiting {waited} for {key}, place {place}: {reason}");
+            let running = blocker.holder.as_ref().filter(|_| blocker.state == State::Held);
+            match running.filter(|_| width(&brief) < columns) {
+                Some(Holder { owner, .. }) => {
+                    fitted(&format!("{brief}, running {}{}", quoted_command(owner), because(owner)), columns)
+                }
+                None => brief,
+            }
+        }
+        _ => whole,
     }
-    whole
 }
 
 /// Why a request for this mode is not granted, in a short form.
@@ -451,6 +461,7 @@ mod tests {
             );
             assert!(said(columns).chars().count() <= columns.max(80), "{columns}");
         }
+        assert_contains(&said(120), &["+ 3", "17s, running"]);
         Ok(())
     }
 

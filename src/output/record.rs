@@ -132,11 +132,11 @@ fn past(lines: &mut Lines, view: &View, refused: Option<&Refusal>) {
         Some(LastSuccess::Known(success))
             if view.log.first().is_some_and(|end| end.fence == success.fence) => {}
         Some(LastSuccess::Known(success)) => {
-            let text = format!("began {} ago, by {}", ago(success.since), cell(&success.owner));
+            let text = format!("by {}, begun {} ago", cell(&success.owner), ago(success.since));
             lines.add(0, "succeeded", &text);
         }
         Some(LastSuccess::EndedAt(ended)) => {
-            lines.add(0, "succeeded", &format!("ended {} ago", ago(ended)));
+            lines.add(0, "succeeded", &format!("{} ago", ago(ended)));
         }
         None => {}
     }

@@ -50,7 +50,7 @@ fn a_free_lock_is_released_already(backend: Backend) {
 fn a_pattern_is_refused(backend: Backend) {
     let world = World::new(backend);
     let said =
-        "dlock: deploy\\* is a pattern, and release takes one key: 'dlock status 'deploy\\*'' shows .*\n";
+        "dlock: deploy\\* is a pattern, and release takes one key: `dlock status 'deploy\\*'` shows .*\n";
     for options in [&[][..], &["-y"], &["--force", "-y"]] {
         world.dlock(["release", "deploy*"]).args(options).stderr_like(said).status(64).run();
     }

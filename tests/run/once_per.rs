@@ -227,7 +227,7 @@ fn status_shows_the_last_success_of_any_run(backend: Backend) {
     assert_eq!(last()["command"], "test");
     world.dlock(["forget", "k"]).run();
     assert_eq!(last()["command"], "test", "it did succeed");
-    assert!(world.dlock(["status", "k"]).any_stdout().run().stdout.contains("succeeded  began "));
+    assert!(world.dlock(["status", "k"]).any_stdout().run().stdout.contains("succeeded  by "));
 }
 
 fn a_success_that_comes_after_forget_counts_for_waiters(backend: Backend) {

@@ -60,7 +60,10 @@ fn the_line_shows_progress_and_leaves_no_trace(backend: Backend) {
     world.wait_for_waiters("nightly", 1);
     let mut terminal = Terminal::with_size(&world, "xterm", 24, 100);
     terminal.press(&format!("{WAIT}\n"));
-    line(&terminal, r"^dlock: waiting \d+s for nightly, place 2: held for \d+s by .*@.*, lease \d+s$");
+    line(
+        &terminal,
+        r"^dlock: waiting \d+s for nightly, place 2: held for \d+s by .*@.*, lease \d+s(, running .*)?$",
+    );
     // The line changes in place.
     let later = line(&terminal, r"waiting [2-9]s for .* held for \d+s");
     assert!(later.chars().count() < 100, "{later}");

@@ -10,7 +10,7 @@ use crate::lease::{Asker, Loss};
 use crate::output::time::span;
 use crate::output::{Event, Kind, What};
 use crate::rules::Outcome;
-use crate::shell::word;
+use crate::shell::{cited, word};
 use crate::store;
 use crate::supervise::StopReason;
 use std::io;
@@ -49,8 +49,8 @@ impl Messages<'_> {
                 (_, None) => {
                     let keys: Vec<_> = self.asked.keys.iter().map(|key| word(key.as_str())).collect();
                     format!(
-                        "{lock} is lost: this dlock does not hold it any more ('dlock status {}' shows the holder)",
-                        keys.join(" ")
+                        "{lock} is lost: this dlock does not hold it any more ({} shows the holder)",
+                        cited(&format!("dlock status {}", keys.join(" ")))
                     )
                 }
             },
