@@ -22,8 +22,7 @@ pub fn how(end: &LoggedEnd) -> String {
         (Outcome::Released, Some(Ended::Code(0))) => "ok".into(),
         (Outcome::Released, Some(Ended::Code(status))) => format!("exit {status}"),
         (Outcome::Released, Some(Ended::Signal(signal))) => format!("signal {signal}"),
-        (Outcome::Released, None) => "ended".into(),
-        (outcome, _) => outcome.word().into(),
+        _ => end.word().into(),
     }
 }
 

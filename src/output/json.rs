@@ -10,7 +10,7 @@ use super::time::{millis, utc};
 use crate::error::Error;
 use crate::exit::Ended;
 use crate::lock::{Fence, Mode, Owner};
-use crate::rules::{self, Holder, LoggedEnd, Outcome, Pause, Refusal, State, Why};
+use crate::rules::{self, Holder, LoggedEnd, Pause, Refusal, State, Why};
 use crate::store::{View, Waiter};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -216,7 +216,7 @@ struct Waits<'a> {
 #[derive(Serialize)]
 struct LastRun<'a> {
     key: &'a str,
-    outcome: Outcome,
+    outcome: &'static str,
     #[serde(flatten)]
     who: Who<'a>,
     fence: Fence,
@@ -330,7 +330,7 @@ impl<'a> LastRun<'a> {
     fn of(key: &'a str, end: &'a LoggedEnd) -> Self {
         Self {
             key,
-            outcome: end.outcome,
+            outcome: end.word(),
             who: (&end.owner).into(),
             fence: end.fence,
             acquired_at: utc(end.since),

@@ -338,6 +338,15 @@ impl LoggedEnd {
         self.outcome != Outcome::Released || self.job.is_some_and(|job| job != Ended::Code(0))
     }
 
+    /// The word for it in output. Records have no word for `ended`, so that a dlock that does not
+    /// know it can read them.
+    pub fn word(&self) -> &'static str {
+        match (self.outcome, self.job) {
+            (Outcome::Released, None) => "ended",
+            (outcome, _) => outcome.word(),
+        }
+    }
+
     /// This end as a success; meaningful only if it is one.
     pub fn success(&self) -> Success {
         Success { owner: self.owner.clone(), fence: self.fence, since: self.since, ended: self.ended }
@@ -348,7 +357,8 @@ impl LoggedEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// Given back by a script, or by a dlock whose job had ended by itself.
+    /// Given back by a dlock whose job had ended by itself; or, without a job, by a script or a
+    /// `dlock hold`.
     Released,
     /// Its dlock was killed; the guard stopped the job and gave the lock back.
     Crashed,

@@ -107,7 +107,7 @@ impl Stat {
                 count(&mut self.succeeded);
                 self.last_success = Some(ended);
             }
-            // A script gave it back: the result of its job is unknown.
+            // A script or a hold gave it back: the result of its job is unknown.
             (Outcome::Released, None) => {}
             _ => {
                 count(&mut self.failed);

@@ -104,6 +104,15 @@ fn a_lock_is_held_until_the_process_ends(backend: Backend) {
     holder.finish();
     next.finish();
     assert_eq!(world.log(), ["next"]);
+    // Nobody knows how the process ended: neither success nor failure.
+    let ends = world.dlock(["history", "k", "--json"]).any_stdout().run().stdout;
+    let ends: Value = serde_json::from_str(&ends).expect("JSON");
+    let end = |at: usize| (ends[at]["outcome"].as_str(), ends[at]["exit_status"].as_i64());
+    assert_eq!([end(0), end(1)], [(Some("released"), Some(0)), (Some("ended"), None)], "{ends:#?}");
+    let metrics = world.dlock(["metrics", "k"]).any_stdout().run().stdout;
+    for line in [r#"{key="k",result="succeeded"} 1"#, r#"{key="k",result="failed"} 0"#] {
+        assert!(metrics.contains(&format!("dlock_jobs_total{line}\n")), "{metrics}");
+    }
 }
 
 /// Processes that it leaves behind are not stopped, as with `run`.

@@ -61,6 +61,12 @@ impl Subject {
         orphaned: "stopped the command",
         unrun: "the command did not run",
     };
+
+    /// How the job ended, as it is recorded. Of a hold only its watcher's status is known, which
+    /// says nothing about what ran under the lock.
+    pub fn recorded(self, status: Option<Ended>) -> Option<Ended> {
+        status.filter(|_| self.command == Self::COMMAND.command)
+    }
 }
 
 /// Which hold the command runs under.

@@ -139,11 +139,12 @@ impl Session<'_> {
             _ => None,
         };
         self.report.lost = self.report.lost.or(loss);
-        self.report.job = status;
+        let job = self.work.subject().recorded(status);
+        self.report.job = job;
         let ran = ran(reason, self.report.lost);
         Over {
             exit: exit(status, reason, self.report.lost),
-            end: End { ran, job: status, once_per: self.run.once_per.is_some() },
+            end: End { ran, job, once_per: self.run.once_per.is_some() },
         }
     }
 }
