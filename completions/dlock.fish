@@ -94,6 +94,8 @@ warn\t'Let it run on, warn, and exit 79 when it has ended'"
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l replicas -d 'Replicas that must acknowledge each grant, renewal and release [default: 0]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l pid -d 'Hold the lock until this process ends, in place of the end of stdin' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l env-file -d 'Append the same variables to FILE, as NAME=value lines without quotes; needs --background' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l log -d 'Append messages to FILE once the lock is held, in place of stderr' -r -F
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l report -d 'Write the outcome to FILE as JSON when the hold is over' -r -F
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F

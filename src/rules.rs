@@ -287,8 +287,12 @@ impl LockTable {
             }
             let mode = record.mode()?;
             let hold = record.holds.get(token).filter(|hold| hold.confirmed && !hold.until.passed(now))?;
-            let lease = proof.map_or(hold.until.left(now), |proof| proof.lease.min(hold.until.left(now)));
-            proof = Some(Proof { mode, slot: hold.slot, fence: Fence(hold.fence), lease });
+            let (lease, asked) = (hold.until.left(now), hold.asked.clone());
+            let (lease, asked) = match proof {
+                Some(proof) => (proof.lease.min(lease), proof.asked.or(asked)),
+                None => (lease, asked),
+            };
+            proof = Some(Proof { mode, slot: hold.slot, fence: Fence(hold.fence), lease, asked });
         }
         proof
     }

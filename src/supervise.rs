@@ -38,7 +38,7 @@ mod tty;
 pub use bond::{Bond, NOT_PRINTED, OVER, Words, is_stdin_alive, is_stdin_hung_up, leave_standard_streams};
 pub use limits::{Limits, LimitsSender};
 pub use pin::{NoPin, Pin};
-pub use separate::{detach, in_separate_process, leave_caller};
+pub use separate::{detach, in_separate_process, outlive_caller};
 pub use signals::{ENDING, Inherited, Interrupt, Received, Sender, is_guard, next_signal, prepare};
 pub use tty::{Group, group};
 

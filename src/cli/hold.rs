@@ -88,10 +88,23 @@ pub struct Hold {
 
     /// Print what happens to the hold on stdout, one JSON object a line
     ///
-    /// The events are waiting, granted (with the token), trouble, recovered, asked, lost and released. docs/hold.md explains
-    /// the fields.
+    /// The events are waiting, busy, granted (with the token), trouble, recovered, asked, lost and released. docs/hold.md
+    /// explains the fields.
     #[arg(long)]
     pub json: bool,
+
+    /// Append messages to FILE once the lock is held, in place of stderr
+    ///
+    /// With --background nobody sees them otherwise. FILE may be /dev/stderr; the rules of --env-file hold.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Reporting")]
+    pub log: Option<PathBuf>,
+
+    /// Write the outcome to FILE as JSON when the hold is over
+    ///
+    /// Also if the lock was not obtained. docs/report.md explains the fields; the outcome of a hold that was given back is
+    /// 'ended'.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Reporting")]
+    pub report: Option<PathBuf>,
 }
 
 impl Hold {

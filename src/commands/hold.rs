@@ -7,11 +7,11 @@ use super::foreground::Signals;
 use super::held::Holds;
 use super::job_env::Changes;
 use super::run::report::RunReport;
-use super::run::{Holding, Voice, Work, guarded};
+use super::run::{Holding, ReportFile, Voice, Work, guarded};
 use crate::cli::{self, Common};
 use crate::config::run::{KeepFor, Run, script_status};
 use crate::error::{self, Error};
-use crate::exit::{Ended, Exit};
+use crate::exit::{Ended, Exit, OnLost};
 use crate::lock::Token;
 use crate::output::acquired::{lines, shell};
 use crate::output::busy::listed;
@@ -33,6 +33,23 @@ use std::time::Duration;
 const WHOLE_WAIT: Duration = Duration::from_secs(1 << 32);
 
 pub fn hold(common: &Common, flags: &cli::hold::Hold, printer: &mut Printer) -> anyhow::Result<Exit> {
+    let mut file = flags.report.as_deref().map(ReportFile::find).transpose()?;
+    let mut report = RunReport::default();
+    let result = reported(common, flags, printer, &mut report, &mut file);
+    if let Some(file) = file {
+        file.write(&report, &flags.how.key, &result, printer);
+    }
+    result
+}
+
+/// The hold. Takes the file of `--report` if the process in the background writes it.
+fn reported(
+    common: &Common,
+    flags: &cli::hold::Hold,
+    printer: &mut Printer,
+    report: &mut RunReport,
+    file: &mut Option<ReportFile>,
+) -> anyhow::Result<Exit> {
     let process = flags.pid.map(pinned).transpose()?;
     if process.is_none() && !supervise::is_stdin_alive() {
         return Err(Error::Usage(
@@ -44,16 +61,21 @@ pub fn hold(common: &Common, flags: &cli::hold::Hold, printer: &mut Printer) -> 
     let mut context = Context::new(common, flags.how.key.first())?;
     *printer = context.printer.clone();
     context.say_default();
+    report.store = Some(context.settings.store.to_string());
     let run = Run { keep_for: KeepFor::Command, ..context.settings.run(&flags.as_run())? };
     if let Some(process) = &process {
         warn_if_unstoppable(process, &context);
     }
     if flags.background {
         script_status(run.busy)?;
-        return in_background(&context, flags, &run, process);
+        if run.on_lost == OnLost::Warn && flags.log.is_none() && file.is_none() {
+            let text = "nobody would hear of a loss with --on-lost warn --background: add --log FILE or --report FILE; nothing is held";
+            return Err(Error::Usage(text.into()).into());
+        }
+        return in_background(&context, flags, &run, process, report, file);
     }
     let voice = if flags.json { Voice::Events } else { Voice::Silent };
-    hold_lock(&context, &run, process, voice)
+    hold_lock(&context, &run, process, voice, flags.log.as_deref(), report)
 }
 
 /// Warns if the process could not be stopped when the lock is lost.
@@ -67,9 +89,17 @@ fn warn_if_unstoppable(process: &Pin, context: &Context) {
     context.printer.say(Kind::Warning, What::Unstoppable, &text);
 }
 
-fn hold_lock(context: &Context, run: &Run, process: Option<Pin>, voice: Voice) -> anyhow::Result<Exit> {
-    let holding = Holding::new(process, voice).map_err(cannot_make_process)?;
-    match guarded(context, run, &mut RunReport::default(), Work::Hold(holding))? {
+fn hold_lock(
+    context: &Context,
+    run: &Run,
+    process: Option<Pin>,
+    voice: Voice,
+    log: Option<&Path>,
+    report: &mut RunReport,
+) -> anyhow::Result<Exit> {
+    let log = log.map(open_to_append).transpose()?;
+    let holding = Holding::new(process, voice, log).map_err(cannot_make_process)?;
+    match guarded(context, run, report, Work::Hold(holding))? {
         // The job of a hold is the watcher, so this is the watcher's status.
         Exit::Job(0) => Ok(Exit::Ok),
         Exit::Job(supervise::NOT_PRINTED) => {
@@ -97,13 +127,20 @@ fn in_background(
     flags: &cli::hold::Hold,
     run: &Run,
     process: Option<Pin>,
+    report: &mut RunReport,
+    report_file: &mut Option<ReportFile>,
 ) -> anyhow::Result<Exit> {
     // What can fail must fail before the lock is asked for.
     check_room(context, flags, run)?;
     let mut file = flags.env_file.as_deref().map(open_to_append).transpose()?;
+    let log = flags.log.as_deref().unwrap_or(Path::new("/dev/null"));
     let pid = process.as_ref().map(Pin::pid).unwrap_or_default();
     let child = supervise::detach(process.as_ref(), || {
-        let exit = hold_lock(context, run, process.clone(), Voice::Variables).unwrap_or_else(|error| {
+        let result = hold_lock(context, run, process.clone(), Voice::Variables, Some(log), report);
+        if let Some(file) = &report_file {
+            file.write(report, &run.keys, &result, &context.printer);
+        }
+        let exit = result.unwrap_or_else(|error| {
             let exit = error::exit_of(&error);
             context.printer.say(Kind::Error, Event::of_failure(exit), &error::line(&error));
             exit
@@ -115,6 +152,7 @@ fn in_background(
         exit.code()
     });
     let mut child = child.map_err(cannot_make_process)?;
+    *report_file = None;
     let printed = match printed(&mut child.stdout)? {
         ControlFlow::Break(signal) => {
             child.tell_to_end();

@@ -27,7 +27,7 @@ pub use hold::{Holding, Voice};
 use messages::{Messages, Subject, Under};
 use parent_hold::ParentHold;
 use report::RunReport;
-use report_file::ReportFile;
+pub use report_file::ReportFile;
 use session::{Own, Runs, Session};
 use std::fmt::Display;
 use std::os::fd::RawFd;
@@ -53,7 +53,7 @@ pub fn run(common: &Common, flags: &cli::Run, printer: &mut Printer) -> anyhow::
         guarded(&context, &context.settings.run(flags)?, &mut report, Work::Command)
     });
     if let Some(file) = file {
-        file.write(&report, flags, &result, printer);
+        file.write(&report, &flags.how.key, &result, printer);
     }
     result
 }

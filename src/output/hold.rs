@@ -20,15 +20,17 @@ pub enum HoldEvent<'a> {
         /// The holder, or one of several.
         holder: Option<Actor<'a>>,
     },
+    /// The lock was not obtained. dlock exits with this status.
+    Busy { holder: Option<Actor<'a>>, status: u8 },
     /// The lock is held. The only line that contains the token.
     Granted { token: &'a str, fence: Fence, slot: Option<u32>, lease_ms: u64, waited_ms: u64 },
-    /// The lease cannot be renewed.
+    /// The store does not answer.
     Trouble {
         error: String,
-        /// Time until the lock is lost if nothing changes.
-        left_ms: u64,
+        /// Time until the lock is lost if nothing changes; `None` while it is waited for.
+        left_ms: Option<u64>,
     },
-    /// The lease can be renewed again.
+    /// The store answers again.
     Recovered,
     /// An operator or a newer run asks for the lock. It is still held.
     Asked { by: Option<Actor<'a>>, superseded: bool },

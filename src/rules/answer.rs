@@ -73,7 +73,7 @@ pub struct Grant {
 }
 
 /// The proof that a token holds every lock of the request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proof {
     pub mode: Mode,
     /// Its slot, if the lock has slots.
@@ -83,6 +83,9 @@ pub struct Proof {
     /// What is left of the lease.
     #[serde(with = "ms")]
     pub lease: Duration,
+    /// Who asked the holder to end.
+    #[serde(default)]
+    pub asked: Option<Owner>,
 }
 
 /// A place in the queue.

@@ -24,9 +24,11 @@ use rustix::net::{
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout, stdin, stdout};
 use rustix::termios::{isatty, tcgetpgrp};
 use std::ffi::CStr;
+use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 const WATCHER_NAME: &CStr = c"dlock-watch";
@@ -51,8 +53,8 @@ pub struct Bond {
     pub process: Option<Pin>,
     /// The watcher's end of the socket on which dlock sends its output for stdout.
     pub words: OwnedFd,
-    /// Whether every descriptor of dlock's caller is closed once the lock is held.
-    pub is_detached: bool,
+    /// What becomes stderr once the lock is held, if that of dlock's caller does not stay.
+    pub stderr: Option<Arc<File>>,
 }
 
 /// dlock's end of the socket on which it sends output to the watcher, which has stdout.
@@ -114,11 +116,6 @@ pub fn leave_standard_streams() -> io::Result<()> {
     Ok(dup2_stdout(&null)?)
 }
 
-/// Replaces stderr by /dev/null.
-pub(super) fn leave_stderr() -> io::Result<()> {
-    Ok(dup2_stderr(null()?)?)
-}
-
 /// /dev/null, for reading and writing.
 pub(super) fn null() -> rustix::io::Result<OwnedFd> {
     rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
@@ -148,8 +145,8 @@ struct Watcher<'a> {
 impl<'a> Watcher<'a> {
     fn new(bond: &'a Bond) -> io::Result<Self> {
         rustix::thread::set_name(WATCHER_NAME)?;
-        if bond.is_detached {
-            leave_stderr()?;
+        if let Some(file) = &bond.stderr {
+            dup2_stderr(file)?;
         }
         let asked = sys::signalfd(SignalSet::of(&[libc::SIGTERM, OVER]))?;
         let timer = Timer::new()?;

@@ -2,7 +2,7 @@
 //! not exist when the guard is forked; or a hold that goes on in the background when its caller has
 //! ended.
 
-use super::bond::{leave_standard_streams, leave_stderr, null};
+use super::bond::null;
 use super::pin::Pin;
 use crate::exit::Ended;
 use crate::sys::{self, Fork, Waited};
@@ -50,7 +50,7 @@ pub struct Detached {
 }
 
 /// Runs `work` in a process with its own session, which keeps only the caller's stderr and `keep`.
-/// Until it calls [`leave_caller`], that process gets TERM when this one ends.
+/// Until it calls [`outlive_caller`], that process gets TERM when this one ends.
 pub fn detach(keep: Option<&Pin>, work: impl FnOnce() -> u8) -> io::Result<Detached> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
     let caller = getpid();
@@ -85,11 +85,9 @@ pub fn detach(keep: Option<&Pin>, work: impl FnOnce() -> u8) -> io::Result<Detac
     }
 }
 
-/// Called in a detached process: drops the last ties to the caller, which goes on.
-pub fn leave_caller() -> io::Result<()> {
-    set_parent_process_death_signal(None)?;
-    leave_stderr()?;
-    leave_standard_streams()
+/// Called in a detached process: its caller may end, and it goes on.
+pub fn outlive_caller() -> io::Result<()> {
+    Ok(set_parent_process_death_signal(None)?)
 }
 
 impl Detached {

@@ -76,6 +76,11 @@ fn a_token_in_a_file_proves_it(backend: Backend) {
     check
         .stderr_like("dlock: k in .* is held, for 1h.* more\n|dlock: k in .* is held, for 59m.* more\n")
         .run();
+    // An operator that wants it back is named.
+    let asks = ["release", "k", "-y", "--timeout", "0.1", "--reason", "why"];
+    world.dlock(asks).any_stderr().spawn().output();
+    let like = "dlock: k in .* is held, for .* more, but .*@.* \\(why\\) asks for it back: end soon\n";
+    world.dlock(["check", "k", "--token-file", "token"]).stderr_like(like).run();
     let like = "dlock: . in .* is not held any more.*\n";
     world.dlock(["check", "l", "--token-file", "token"]).status(79).stderr_like(like).run();
     world.dlock(["release", "k", "--token-file", "token"]).run();

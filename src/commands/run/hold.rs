@@ -26,8 +26,10 @@ use crate::supervise::{self, Bond, Limits, Pin, Received, Words};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::stdio::stdout;
 use std::cell::Cell;
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How often a waiting hold checks whether its process, or the program on stdin, still runs.
@@ -52,6 +54,8 @@ pub struct Holding {
     words: Words,
     /// The watcher's end of `words`, until the watcher has it.
     reader: Option<OwnedFd>,
+    /// What becomes stderr once the lock is held, if that of the caller does not stay.
+    log: Option<Arc<File>>,
     /// The watcher has stdout.
     is_begun: bool,
     /// The position in the queue that was printed last.
@@ -63,13 +67,14 @@ pub struct Holding {
 }
 
 impl Holding {
-    pub fn new(process: Option<Pin>, voice: Voice) -> io::Result<Self> {
+    pub fn new(process: Option<Pin>, voice: Voice, log: Option<File>) -> io::Result<Self> {
         let (words, reader) = Words::new()?;
         Ok(Self {
             process,
             voice,
             words,
             reader: Some(reader),
+            log: log.map(Arc::new),
             is_begun: false,
             ahead: Cell::new(None),
             is_lost: Cell::new(false),
@@ -101,8 +106,7 @@ impl Holding {
     }
 
     pub(super) fn bond(&mut self) -> Option<Bond> {
-        let is_detached = self.voice == Voice::Variables;
-        Some(Bond { process: self.process.clone(), words: self.reader.take()?, is_detached })
+        Some(Bond { process: self.process.clone(), words: self.reader.take()?, stderr: self.log.clone() })
     }
 
     /// Whether the pinned process, or the program on stdin, has ended already.
@@ -178,12 +182,14 @@ impl Session<'_> {
         }
         self.guard.start(&[], limits)?;
         hold.is_begun = true;
-        // Leave stdout to the watcher, so that it closes when the watcher ends.
         if hold.voice == Voice::Variables {
-            supervise::leave_caller()
-        } else {
-            supervise::leave_standard_streams()
+            supervise::outlive_caller()?;
         }
+        if let Some(file) = &hold.log {
+            rustix::stdio::dup2_stderr(file)?;
+        }
+        // Leave stdout to the watcher, so that it closes when the watcher ends.
+        supervise::leave_standard_streams()
     }
 
     fn variables(&self, own: &Own, grant: &Grant) -> Changes {

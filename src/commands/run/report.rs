@@ -1,13 +1,13 @@
 //! Collects the outcome of a run for `--report`, however it ended. Where the report goes is decided
 //! in `report_file`.
 
-use crate::cli::{self, key::each_once};
+use crate::cli::key::each_once;
 use crate::clock::Moment;
 use crate::commands::fate::Fate;
 use crate::error;
 use crate::exit::{Ended, Exit};
 use crate::lease::{Asker, Loss};
-use crate::lock::Fence;
+use crate::lock::{Fence, Key};
 use crate::output::What;
 use crate::output::json::Actor;
 use crate::output::report::{HowLost, Outcome, Report};
@@ -38,7 +38,7 @@ pub struct RunReport {
 
 impl RunReport {
     /// The report of a run that ends now with this result.
-    pub fn finished<'a>(&'a self, flags: &'a cli::Run, result: &anyhow::Result<Exit>) -> Report<'a> {
+    pub fn finished<'a>(&'a self, keys: &[Key], result: &anyhow::Result<Exit>) -> Report<'a> {
         let now = Moment::now();
         let exit = result.as_ref().copied().unwrap_or_else(error::exit_of);
         let died = if let Exit::Signal(signal) = exit { Some(Ended::Signal(signal)) } else { None };
@@ -55,8 +55,8 @@ impl RunReport {
             job: self.job.or(died).into(),
             lost,
             forced_by: self.fate.by().filter(|_| lost.is_some()).map(Actor::from),
-            key: flags.how.key.first().map(ToString::to_string),
-            keys: each_once(&flags.how.key).iter().map(ToString::to_string).collect(),
+            key: keys.first().map(ToString::to_string),
+            keys: each_once(keys).iter().map(ToString::to_string).collect(),
             store: self.store.as_deref(),
             waited_ms: self.asked.map(|asked| millis(waited_until.since(asked))),
             held_ms: self.granted.map(|(at, _)| millis(now.since(at))),
@@ -70,8 +70,10 @@ impl RunReport {
     fn outcome(&self, exit: Exit) -> Outcome {
         match exit {
             Exit::Ok if self.is_done => Outcome::Other(What::Done),
+            // A run has the status of its command.
+            Exit::Ok => Outcome::Other(What::Ended),
             Exit::Signal(_) if !self.started => Outcome::Interrupted,
-            Exit::Ok | Exit::Job(_) | Exit::Signal(_) => Outcome::Ran,
+            Exit::Job(_) | Exit::Signal(_) => Outcome::Ran,
             Exit::Busy(_) if self.is_superseded => Outcome::Other(What::Superseded),
             failure => Outcome::Other(What::of_failure(failure)),
         }

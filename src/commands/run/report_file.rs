@@ -2,10 +2,9 @@
 //! for. It is written at the end, however the run ended, but not if dlock is killed with KILL.
 
 use super::report::RunReport;
-use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lock::Token;
+use crate::lock::{Key, Token};
 use crate::output::{Kind, Printer, What, json};
 use crate::sys::named_file;
 use std::path::{Path, PathBuf};
@@ -23,14 +22,8 @@ impl ReportFile {
     }
 
     /// Writes the report of a finished run. If that fails, the run's status does not change.
-    pub fn write(
-        &self,
-        report: &RunReport,
-        flags: &cli::Run,
-        result: &anyhow::Result<Exit>,
-        printer: &Printer,
-    ) {
-        let text = json::line(&report.finished(flags, result)).map_err(|error| error.to_string());
+    pub fn write(&self, report: &RunReport, keys: &[Key], result: &anyhow::Result<Exit>, printer: &Printer) {
+        let text = json::line(&report.finished(keys, result)).map_err(|error| error.to_string());
         let written = text.and_then(|text| {
             let random = Token::random().map_err(|error| error.to_string())?;
             let draft = format!(".dlock-report-{}", &random.secret()[..16]);

@@ -2,7 +2,7 @@
 //! of a single server's scripts.
 
 use super::view::MasterView;
-use crate::lock::{Fence, Token};
+use crate::lock::{Fence, Owner, Token};
 use crate::rules::{Ask, ms};
 use crate::store::redis::argument;
 use crate::store::redis::reply::History;
@@ -72,6 +72,9 @@ pub struct Lease {
     pub fence: Option<Fence>,
     #[serde(with = "ms")]
     pub lease: Duration,
+    /// Who asked the holder to end.
+    #[serde(default)]
+    pub asked: Option<Owner>,
 }
 
 #[derive(Deserialize)]

@@ -143,7 +143,14 @@ impl Store for QuorumStore {
                 let lease = leases.iter().map(|told| told.lease).min().unwrap_or_default();
                 // If no master knows a fence yet, the token is still acquiring, and holds nothing.
                 let fence = leases.iter().filter_map(|told| told.fence).max();
-                return Ok(fence.map(|fence| Proof { mode: Mode::Exclusive, slot: None, fence, lease }));
+                let asked = leases.into_iter().find_map(|told| told.asked);
+                return Ok(fence.map(|fence| Proof {
+                    mode: Mode::Exclusive,
+                    slot: None,
+                    fence,
+                    lease,
+                    asked,
+                }));
             }
             if answers.count("not-held") > masters - majority {
                 return Ok(None);

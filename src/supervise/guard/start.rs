@@ -2,7 +2,7 @@
 
 use super::{Cmd, GuardProcess, JobState, Setup};
 use crate::clock::Moment;
-use crate::supervise::bond::{self, Bond};
+use crate::supervise::bond::Bond;
 use crate::supervise::pin::Pin;
 use crate::supervise::procfs::own_pid;
 use crate::supervise::protocol::Change;
@@ -36,8 +36,8 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             self.send_event(&Event::NotStarted(why));
             return Ok(());
         }
-        if self.setup.bond.as_ref().is_some_and(|bond| bond.is_detached) {
-            bond::leave_stderr()?;
+        if let Some(file) = self.setup.bond.as_ref().and_then(|bond| bond.stderr.as_ref()) {
+            rustix::stdio::dup2_stderr(file)?;
         }
         self.cmd = Some(Cmd { pid, status: None, was_stopped: false });
         self.state = JobState::Running { since };

@@ -1,9 +1,11 @@
 //! `dlock hold --background`: a shell script holds a lock for itself, and goes on.
 
+use super::{Target, hold};
 use crate::support::dlock::BINARY;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
+use serde_json::Value;
 use std::io::{BufReader, Read as _};
 use std::process::Stdio;
 
@@ -147,4 +149,36 @@ fn a_config_file_does_not_let_a_script_go_on_without_the_lock() {
         .status(78)
         .stderr_like(said)
         .run();
+}
+
+/// What a hold in the background has to say is in its log, and its end in the report.
+#[test]
+fn a_loss_in_the_background_is_in_the_log_and_the_report() {
+    let world = World::new(Backend::Redis);
+    let target = Target::sh(&world, "exec sleep 1000");
+    let hold = |more: &[&str]| {
+        hold(&world, "k", &["-t", "2s", "--on-lost", "warn", "--background"], &target).args(more).any_stderr()
+    };
+    let refused = hold(&[]).status(64).run().stderr;
+    assert!(refused.contains("add --log FILE or --report FILE"), "{refused}");
+    assert_eq!(world.state("k"), "free");
+    hold(&["--report", "report", "--log", "log"]).run();
+    hold(&["--report", "busy"]).status(75).run();
+    let report = |name: &str| serde_json::from_str::<Value>(&world.read(name)).expect("JSON");
+    assert_eq!((&report("busy")["outcome"], &report("busy")["started"]), (&"busy".into(), &false.into()));
+    world.dlock(["release", "k", "--force", "-y"]).any_stderr().run();
+    wait_until("the log says so", || world.read("log").contains("runs on without it"));
+    drop(target);
+    wait_until("there is a report", || world.path("report").exists());
+    let lost = report("report");
+    assert_eq!(
+        (&lost["outcome"], &lost["status"], &lost["keys"][0]),
+        (&"lost".into(), &79.into(), &"k".into())
+    );
+    let target = Target::sh(&world, "exec sleep 1000");
+    super::hold(&world, "k", &["--background", "--report", "ended"], &target).run();
+    drop(target);
+    wait_until("there is a report", || world.path("ended").exists());
+    let ended = report("ended");
+    assert_eq!((&ended["outcome"], &ended["exit_status"]), (&"ended".into(), &Value::Null));
 }

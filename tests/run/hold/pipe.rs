@@ -168,6 +168,30 @@ fn a_program_gets_events_of_trouble_and_of_a_lease_that_runs_out() {
 }
 
 #[test]
+fn a_program_gets_events_while_it_waits_or_does_not() {
+    let world = World::new(Backend::Redis);
+    let holder = world.run("k", &[], "until [ -e go ]; do sleep 0.1; done").spawn();
+    world.wait_for_state("k", "held");
+    let mut refused = Piped::new(&world, &[]);
+    let busy = refused.hear("busy");
+    assert!(busy["holder"]["pid"].is_u64() && busy["status"] == 75, "{busy}");
+    refused.hear_nothing();
+    assert_eq!(refused.status(), Some(75));
+    let proxy = Proxy::before(world.redis().port());
+    let mut waiter = Piped::new(&world, &["-w", "--store", &proxy.url(), "--op-timeout", "500ms"]);
+    waiter.hear("waiting");
+    proxy.begin_outage();
+    assert_eq!(waiter.hear("trouble")["left_ms"], Value::Null);
+    proxy.end_outage();
+    waiter.hear("recovered");
+    world.write("go", "");
+    holder.finish();
+    waiter.hear("granted");
+    waiter.close();
+    waiter.hear("released");
+}
+
+#[test]
 fn a_terminal_ends_a_hold_by_its_keys() {
     let world = World::without_redis();
     let mut terminal = Terminal::open(&world);

@@ -65,7 +65,10 @@ impl Session<'_> {
                 }
             }
             Report::Trouble { error, until } => {
-                self.tell(&HoldEvent::Trouble { error: error.to_string(), left_ms: millis(until.left()) });
+                self.tell(&HoldEvent::Trouble {
+                    error: error.to_string(),
+                    left_ms: Some(millis(until.left())),
+                });
                 self.messages.trouble(&error, until.left(), self.run.on_lost);
             }
             Report::Recovered => {

@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::lease::{self, Report};
 use crate::lock::Wait;
 use crate::output::busy::Tried;
+use crate::output::hold::HoldEvent;
 use crate::rules::{End, Grant, Ran, Refusal};
 use crate::supervise::{self, Event, Limits};
 use std::time::Duration;
@@ -76,6 +77,8 @@ impl Session<'_> {
                     Wait::For(bound) => Tried::Waited(bound),
                     Wait::No | Wait::Forever => Tried::Once,
                 };
+                let holder = blocker.holder.as_ref().map(|holder| (&holder.owner).into());
+                self.tell(&HoldEvent::Busy { holder, status: self.run.busy });
                 let so = format!("; {}", self.work.subject().unrun);
                 self.messages.busy(blocker, tried, &so, self.run.busy);
                 let waited = Some(self.waited()).filter(|_| self.run.wait != Wait::No);
@@ -93,6 +96,7 @@ impl Session<'_> {
             }
             Report::Superseded(superseded) => {
                 self.report.is_superseded = true;
+                self.tell(&HoldEvent::Busy { holder: None, status: self.run.busy });
                 self.messages.superseded(&superseded, self.run.busy);
                 let refusal = Refusal::superseded(own.lease.owner(), &superseded, self.waited());
                 own.lease.note(superseded.at, &refusal);
@@ -109,8 +113,14 @@ impl Session<'_> {
                 self.messages.taken_away();
                 return Ok(Some(Obtained::TakenAway));
             }
-            Report::Trouble { error, .. } => self.messages.trouble_in_queue(&error),
-            Report::Recovered => self.messages.recovered(),
+            Report::Trouble { error, .. } => {
+                self.tell(&HoldEvent::Trouble { error: error.to_string(), left_ms: None });
+                self.messages.trouble_in_queue(&error);
+            }
+            Report::Recovered => {
+                self.tell(&HoldEvent::Recovered);
+                self.messages.recovered();
+            }
             Report::Waiting(_) | Report::Asked(_) | Report::Lost { .. } => {}
         }
         Ok(None)
