@@ -172,6 +172,9 @@ pub enum Event {
         /// How CMD ended.
         status: Ended,
     },
+    /// The process of a hold has ended, and the guard waits for these processes, which it left
+    /// behind, and for so many more.
+    Left { rest: Vec<Process>, more: usize },
     /// The guard has begun to stop the job. The job has got TERM, unless the KILL was due already.
     Stopping { reason: StopReason },
     /// dlock may not signal this process of the job. The job counts as ended only after the process

@@ -10,10 +10,10 @@ use std::time::Duration;
 const AFTER: &str = "\
 Examples:
   # The rest of this script runs under the lock (flock: exec 9>f; flock 9):
-  dlock hold -k deploy --pid $$ --background || exit
+  dlock hold -k deploy --pid $$ --tree --background || exit
 
   # The same, for a script in which 'dlock check' or another dlock is called:
-  lock=$(dlock hold -k deploy --pid $$ --background --export) || exit
+  lock=$(dlock hold -k deploy --pid $$ --tree --background --export) || exit
   eval \"$lock\"
 
   # A daemon that is started elsewhere, for as long as it lives:
@@ -35,7 +35,7 @@ terminal. If a child inherits the other end of the pipe, the lock is kept until
 both have ended. If the lock is lost, or an operator asks for it, stdout is
 closed.
 
-INT, TERM and HUP give the lock back, too. 'hold' cannot keep a lock while the
+INT, TERM and HUP give the lock back, too, but not in the background. 'hold' cannot keep a lock while the
 host reboots, because it needs a running process: use 'dlock acquire -t 20m'.";
 
 /// `dlock hold`.
@@ -65,9 +65,18 @@ pub struct Hold {
     #[arg(long, value_name = "PID", value_hint = ValueHint::Other, value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
 
+    /// Keep the lock until what the process has started has ended, too; needs --pid
+    ///
+    /// That is what was below it when it ended, and what is left of the session or group that it led. A daemon, which has a
+    /// session of its own and whose parent ended before, is not waited for, nor is dlock. A process that lost its parent within
+    /// a second of its start may be missed, unless it is in that session or group. 'dlock release' stops what is waited for.
+    #[arg(long, requires = "pid")]
+    pub tree: bool,
+
     /// Return when the lock is granted, and go on in the background; needs --pid
     ///
-    /// In a session of its own, with no descriptor of the caller. If the lock is not granted the status is that of `run`.
+    /// In a session of its own, with no descriptor of the caller. INT, TERM and HUP no longer end it then: 'dlock release'
+    /// does, or the end of the process. If the lock is not granted the status is that of `run`.
     #[arg(long, requires = "pid", conflicts_with = "json")]
     pub background: bool,
 
@@ -116,6 +125,7 @@ impl Hold {
             keep: self.keep.clone(),
             min_hold: Some(Duration::ZERO),
             max_run: Some(Duration::ZERO),
+            tree: self.tree,
             ..Run::default()
         }
     }

@@ -9,7 +9,7 @@ use super::job_env::Changes;
 use super::run::report::RunReport;
 use super::run::{Holding, ReportFile, Voice, Work, guarded};
 use crate::cli::{self, Common};
-use crate::config::run::{KeepFor, Run, script_status};
+use crate::config::run::{Run, script_status};
 use crate::error::{self, Error};
 use crate::exit::{Ended, Exit, OnLost};
 use crate::lock::Token;
@@ -62,7 +62,7 @@ fn reported(
     *printer = context.printer.clone();
     context.say_default();
     report.store = Some(context.settings.store.to_string());
-    let run = Run { keep_for: KeepFor::Command, ..context.settings.run(&flags.as_run())? };
+    let run = context.settings.run(&flags.as_run())?;
     if let Some(process) = &process {
         warn_if_unstoppable(process, &context);
     }
@@ -140,16 +140,7 @@ fn in_background(
         if let Some(file) = &report_file {
             file.write(report, &run.keys, &result, &context.printer);
         }
-        let exit = result.unwrap_or_else(|error| {
-            let exit = error::exit_of(&error);
-            context.printer.say(Kind::Error, Event::of_failure(exit), &error::line(&error));
-            exit
-        });
-        sys::kill_all_separate();
-        if let Exit::Signal(signal) = exit {
-            supervise::die_of(signal);
-        }
-        exit.code()
+        ended(context, result)
     });
     let mut child = child.map_err(cannot_make_process)?;
     *report_file = None;
@@ -200,6 +191,20 @@ fn check_room(context: &Context, flags: &cli::hold::Hold, run: &Run) -> Result<(
         Error::Internal(format!("the system gave no random bytes: {error}; nothing is held"))
     })?;
     Holds::of_process().check_room(&context.settings, &run.keys, &token, "nothing is held")
+}
+
+/// Says how the hold in the background ended, and returns its exit status.
+fn ended(context: &Context, result: anyhow::Result<Exit>) -> u8 {
+    let exit = result.unwrap_or_else(|error| {
+        let exit = error::exit_of(&error);
+        context.printer.say(Kind::Error, Event::of_failure(exit), &error::line(&error));
+        exit
+    });
+    sys::kill_all_separate();
+    if let Exit::Signal(signal) = exit {
+        supervise::die_of(signal);
+    }
+    exit.code()
 }
 
 /// Reads a pipe to its end, or until a signal comes. After the end no signal ends this process before

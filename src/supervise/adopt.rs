@@ -90,6 +90,10 @@ impl Guard {
             Some(entry) => entry.ended || entry.parent != self.pid,
             None => gone(pid),
         };
+        if self.target.is_some() && self.leftovers == Leftovers::Await {
+            // Only the guard knows what the process has left behind.
+            return false;
+        }
         match (Source::find(), self.limits.cmd()) {
             (Source::Nothing, _) | (_, None) => false,
             (source, Some(cmd)) => {

@@ -31,7 +31,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-const WATCHER_NAME: &CStr = c"dlock-watch";
+pub(super) const WATCHER_NAME: &CStr = c"dlock-watch";
 /// How long the watcher keeps stdout open after TERM, to print why the hold ends.
 const REASON_WITHIN: Duration = Duration::from_millis(100);
 /// Pause before the watcher checks again whether a terminal has come back to its process group.

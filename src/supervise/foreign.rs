@@ -2,13 +2,20 @@
 //! descendants, they do not become children of this process when their parents end. So each process
 //! that was seen once is remembered by its number and start time. A process that lost its parent
 //! before a look found it cannot be found any more.
+//!
+//! With `--tree` the guard looks from time to time ([`Foreign::follow`]), and waits for what the
+//! target leaves behind: what was below it, and what is left of the session or group that it led.
+//! A daemon is not waited for: a process in a session of its own whose parent ended before the
+//! target did.
 
 use super::pidfd::{Signalling, pinned};
 use super::pin::Pin;
-use super::procfs::{Entry, Source, read_entry};
+use super::procfs::{Entry, Source, name_of, read_entry};
+use super::{GUARD_NAME, Process, bond::WATCHER_NAME};
 use crate::clock::Moment;
 use rustix::process::Signal;
 use std::collections::HashSet;
+use std::ffi::CStr;
 use std::io;
 use std::time::Duration;
 
@@ -27,15 +34,35 @@ pub(super) struct Foreign {
     known: Vec<Known>,
     /// dlock's own processes, which may descend from the target.
     left_out: [i32; 2],
+    /// The target, as of the last look while it lived.
+    seen: Option<Known>,
+    /// The target has ended, and what it left behind is known.
+    is_settled: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy)]
 struct Known {
     pid: i32,
     started: u64,
+    /// As of the last look while the target lived.
+    parent: i32,
+    group: i32,
+    session: i32,
+    /// A process of a dlock, for which nobody waits: it may wait for this very lock.
+    is_dlock: bool,
 }
 
 impl Known {
+    fn of(entry: Entry) -> Self {
+        let Entry { pid, started, parent, group, session, .. } = entry;
+        Self { pid, started, parent, group, session, is_dlock: false }
+    }
+
+    /// What no other process has.
+    fn id(self) -> (i32, u64) {
+        (self.pid, self.started)
+    }
+
     fn entry(self) -> Option<Entry> {
         read_entry(self.pid).filter(|entry| entry.started == self.started)
     }
@@ -53,8 +80,59 @@ impl Foreign {
     /// Begins with the target alone. Looks find what descends from it, except `left_out` and what
     /// these started.
     pub(super) fn new(target: Pin, left_out: [i32; 2]) -> Self {
-        let known = target.started().map(|started| Known { pid: target.pid(), started });
-        Self { target, known: known.into_iter().collect(), left_out }
+        // The process had not been reaped when the entry was read, so the entry is its own.
+        let known = read_entry(target.pid()).filter(|_| !target.has_ended()).map(Known::of);
+        Self { target, known: known.into_iter().collect(), left_out, seen: known, is_settled: false }
+    }
+
+    /// Looks for what the target has started, and forgets what has left it. Once the target has
+    /// ended, adds what is left of its session or group.
+    pub(super) fn follow(&mut self, source: Source) {
+        self.look(source);
+        if !self.is_settled
+            && let Some(target) = self.seen
+        {
+            let now: Vec<Known> =
+                self.known.iter().map(|known| known.entry().map_or(*known, Known::of)).collect();
+            // When the target ends, its children get another parent: what was read before that counts.
+            if self.target.has_ended() {
+                self.is_settled = true;
+                self.add_rest_of_group(source, target);
+            } else {
+                self.seen = now.first().copied();
+                self.known = now;
+            }
+            let session = self.seen.map_or(target.session, |seen| seen.session);
+            let mut below = HashSet::from([target.pid]);
+            self.known.retain(|known| {
+                let stays = known.session == session || below.contains(&known.parent);
+                stays && (known.pid == target.pid || below.insert(known.pid))
+            });
+        }
+        if self.is_settled {
+            self.known.iter_mut().for_each(|known| known.is_dlock = is_dlock(source, known.pid));
+        }
+    }
+
+    /// Adds what is left of the session or group that the target led.
+    fn add_rest_of_group(&mut self, source: Source, target: Known) {
+        let leads = |id: i32| id == target.pid;
+        if leads(target.session) || leads(target.group) {
+            let known: HashSet<_> = self.known.iter().map(|known| known.id()).collect();
+            let rest = source.all().into_iter().filter(|entry| !entry.ended && entry.pid != target.pid);
+            let rest = rest.filter(|entry| leads(entry.session) || leads(entry.group)).map(Known::of);
+            let is_own = |pid: i32| self.left_out.contains(&pid);
+            let rest =
+                rest.filter(|one| !is_own(one.pid) && !is_own(one.parent) && !known.contains(&one.id()));
+            // Their session stands for having been below the target.
+            self.known.extend(rest.map(|one| Known { parent: target.pid, ..one }).collect::<Vec<_>>());
+        }
+    }
+
+    /// The processes that are waited for once the target has ended.
+    pub(super) fn rest(&self) -> Vec<Process> {
+        let rest = self.known.iter().filter(|known| !known.is_dlock && known.lives());
+        rest.map(|known| Process { pid: known.pid, name: name_of(known.pid) }).collect()
     }
 
     /// Looks for new processes and forgets those that have ended.
@@ -65,19 +143,19 @@ impl Foreign {
     /// Looks for new processes. Calls `met` on each before it looks for its children. Returns
     /// whether there were new ones.
     fn find(&mut self, source: Source, until: Moment, met: impl Fn(Known)) -> bool {
-        let mut seen: HashSet<Known> = self.known.iter().copied().collect();
+        let mut seen: HashSet<_> = self.known.iter().map(|known| known.id()).collect();
         let (before, mut at) = (self.known.len(), 0);
         while let Some(&parent) = self.known.get(at).filter(|_| !until.passed()) {
             at += 1;
             met(parent);
             let children = source.children_but(parent.pid, &self.left_out).into_iter();
             let children = children.filter_map(read_entry).filter(|child| child.parent == parent.pid);
-            let children = children.map(|child| Known { pid: child.pid, started: child.started });
-            let mut fresh: Vec<Known> = children.filter(|child| !seen.contains(child)).collect();
+            let mut fresh: Vec<Known> =
+                children.map(Known::of).filter(|child| !seen.contains(&child.id())).collect();
             // Check the parent again after the list was read: its number may have been reused, and
             // then the list shows the children of another process.
             if !fresh.is_empty() && parent.entry().is_some() {
-                seen.extend(&fresh);
+                seen.extend(fresh.iter().map(|child| child.id()));
                 self.known.append(&mut fresh);
             }
         }
@@ -90,9 +168,9 @@ impl Foreign {
         self.known.len()
     }
 
-    /// Whether no known process is left.
+    /// Whether no known process is left that is waited for.
     pub(super) fn is_gone(&self) -> bool {
-        self.target.has_ended() && !self.known.iter().any(|known| known.lives())
+        self.target.has_ended() && !self.known.iter().any(|known| !known.is_dlock && known.lives())
     }
 
     /// Whether all known processes that live are among these.
@@ -154,4 +232,12 @@ impl Foreign {
         // Also stop those that the last look found.
         self.find(source, deadline, stop);
     }
+}
+
+/// Whether this is a process of a dlock: a guard, a watcher, or the parent of a guard.
+fn is_dlock(source: Source, pid: i32) -> bool {
+    let is = |pid: i32, name: &CStr| name_of(pid).as_bytes() == name.to_bytes();
+    is(pid, GUARD_NAME)
+        || is(pid, WATCHER_NAME)
+        || source.children(pid).into_iter().any(|child| is(child, GUARD_NAME))
 }

@@ -77,6 +77,8 @@ struct GuardProcess<F> {
     changes: Vec<Change>,
     cmd: Option<Cmd>,
     state: JobState,
+    /// When to look for what the process of a hold with `--tree` has started.
+    follow_at: Moment,
     /// dlock is gone, or has left the rest to the guard.
     is_orphaned: bool,
     /// dlock sent `Order::Finish`: it has printed all messages itself.
@@ -139,6 +141,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             changes: Vec::new(),
             cmd: None,
             state: JobState::Idle,
+            follow_at: Moment::now(),
             is_orphaned: false,
             may_finish_quietly: false,
             no_child: true,

@@ -1,6 +1,7 @@
 //! A process that dlock did not start, as for `dlock hold --pid`: named by a pidfd for as long as
 //! the hold lasts. pidfd.rs sends single signals to processes of the job.
 
+use super::bond::OVER;
 use super::procfs::read_entry;
 use crate::clock::Moment;
 use crate::sys;
@@ -54,9 +55,11 @@ impl Pin {
         Ok(pidfd_send_signal(&self.fd, signal)?)
     }
 
-    /// Sends TERM, and waits for the end until `deadline`. Returns whether the process has ended.
+    /// Tells a `dlock hold` to end, and waits for that until `deadline`. Returns whether it has
+    /// ended. [`OVER`] ends one in the background, TERM another one.
     pub fn end(&self, deadline: Moment) -> bool {
-        if self.signal(Signal::TERM).is_err() {
+        let over = Signal::from_named_raw(OVER).map(|signal| self.signal(signal));
+        if !matches!(over, Some(Ok(()))) || self.signal(Signal::TERM).is_err() {
             return self.has_ended();
         }
         let left = Timespec::try_from(deadline.left()).unwrap_or_default();

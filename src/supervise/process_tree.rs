@@ -115,6 +115,19 @@ impl ProcessTree {
         }
     }
 
+    /// Looks for what the foreign process has started and, once it has ended, left behind.
+    pub(super) fn follow_foreign(&mut self) {
+        let source = self.source();
+        if let Some(foreign) = &mut self.foreign {
+            foreign.follow(source);
+        }
+    }
+
+    /// What the foreign process has left behind.
+    pub(super) fn rest(&self) -> Vec<Process> {
+        self.foreign.as_ref().map(Foreign::rest).unwrap_or_default()
+    }
+
     /// How many processes are known of the foreign one and what descends from it.
     pub(super) fn count_foreign(&self) -> usize {
         self.foreign.as_ref().map_or(0, Foreign::len)

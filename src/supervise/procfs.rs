@@ -36,6 +36,8 @@ pub(super) struct Entry {
     pub parent: i32,
     /// Its process group; 0 if the group has no id in this PID namespace.
     pub group: i32,
+    /// Its session; 0 if the session has no id in this PID namespace.
+    pub session: i32,
     /// Stopped by a signal.
     pub stopped: bool,
     /// Ended, with no thread left, and not yet reaped.
@@ -67,6 +69,11 @@ impl Source {
             }
             Self::Nothing => Vec::new(),
         }
+    }
+
+    /// Every process.
+    pub(super) fn all(self) -> Vec<Entry> {
+        if self == Self::Nothing { Vec::new() } else { processes() }
     }
 
     /// The children of a process without those in `foreign_children`.
@@ -189,6 +196,7 @@ fn parse_stat(stat: &[u8]) -> Option<Entry> {
         pid,
         parent: number(fields.get(1)?)?,
         group: number(fields.get(2)?)?,
+        session: number(fields.get(3)?)?,
         stopped,
         ended,
         started,
@@ -212,10 +220,18 @@ mod tests {
     #[test]
     fn stat_is_read_past_any_name() {
         let line = |name: &str, state: &str, threads: u32| {
-            format!("42 ({name}) {state} 7 40 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 {threads} 0 99 0\n")
+            format!("42 ({name}) {state} 7 40 41 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 {threads} 0 99 0\n")
         };
         let read = |name, state, threads| parse_stat(line(name, state, threads).as_bytes());
-        let alive = Some(Entry { pid: 42, parent: 7, group: 40, stopped: false, ended: false, started: 99 });
+        let alive = Some(Entry {
+            pid: 42,
+            parent: 7,
+            group: 40,
+            session: 41,
+            stopped: false,
+            ended: false,
+            started: 99,
+        });
         let ended = alive.map(|entry| Entry { ended: true, ..entry });
         assert_eq!(read("sh", "S", 1), alive);
         let stopped = alive.map(|entry| Entry { stopped: true, ..entry });

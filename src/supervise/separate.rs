@@ -2,7 +2,7 @@
 //! not exist when the guard is forked; or a hold that goes on in the background when its caller has
 //! ended.
 
-use super::bond::null;
+use super::bond::{OVER, null};
 use super::pin::Pin;
 use crate::exit::Ended;
 use crate::sys::{self, Fork, Waited};
@@ -99,12 +99,15 @@ impl Detached {
         }
     }
 
-    /// Sends TERM. The process must not have been reaped.
+    /// Tells the process to end: by TERM if it waits for the lock, by [`OVER`] if it holds it. The
+    /// process must not have been reaped.
     pub fn tell_to_end(&self) {
-        let _ = sys::kill(self.pid, libc::SIGTERM);
+        for signal in [libc::SIGTERM, OVER] {
+            let _ = sys::kill(self.pid, signal);
+        }
     }
 
-    /// Sends TERM, and waits until the process ends.
+    /// Tells the process to end, and waits until it has.
     pub fn end(&self) {
         self.tell_to_end();
         sys::wait_for(self.pid);

@@ -5,6 +5,7 @@ mod background;
 mod killed;
 mod pipe;
 mod stopped;
+mod tree;
 
 use crate::support::dlock::{Dlock, End};
 use crate::support::job;

@@ -85,6 +85,11 @@ pub fn catches(pid: i32, signal: i32) -> bool {
     has_in_mask(&pid.to_string(), "SigCgt:", signal)
 }
 
+/// Whether the process has not yet read this signal.
+pub fn awaits(pid: i32, signal: i32) -> bool {
+    has_in_mask(&pid.to_string(), "ShdPnd:", signal)
+}
+
 fn has_in_mask(process: &str, mask: &str, signal: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("the process is there");
     let signals = status.lines().find_map(|line| line.strip_prefix(mask)).expect("a mask");

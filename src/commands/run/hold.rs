@@ -243,10 +243,16 @@ impl Session<'_> {
         }
     }
 
-    /// Handles a signal: INT, TERM and HUP give the lock back, unless a stop is under way.
+    /// Handles a signal. INT, TERM and HUP give the lock back, unless a stop is under way. In the
+    /// background they are ignored: they were meant for the whole group or control group, and the
+    /// process that the lock is for may still clean up. `dlock release` sends [`supervise::OVER`].
     pub(super) fn end_hold_on(&mut self, received: Received) {
-        let ends = self.ends(received.signal) && received.signal != libc::SIGQUIT;
-        let is_stopping = self.hold().is_some_and(|hold| hold.is_stopping.get());
+        let Some(hold) = self.hold() else { return };
+        let ends = match hold.voice {
+            Voice::Variables => received.signal == supervise::OVER,
+            Voice::Silent | Voice::Events => self.ends(received.signal) && received.signal != libc::SIGQUIT,
+        };
+        let is_stopping = hold.is_stopping.get();
         if ends && !is_stopping && !supervise::is_guard(received.from) {
             self.guard.relay(supervise::OVER, supervise::Reached::Nobody);
         }

@@ -281,18 +281,26 @@ impl<'a> Messages<'a> {
             Ended::Code(code) => format!("has ended with status {code}"),
             Ended::Signal(signal) => format!("died of signal {signal}"),
         };
-        let rest = rest();
-        let mut named: Vec<String> =
-            rest.iter().take(NAMED).map(|process| format!("{} ({})", process.pid, process.name)).collect();
-        if rest.len() > NAMED {
-            named.push(format!("{} more", rest.len() - NAMED));
-        }
-        let named = named.join(", ");
+        let mut rest = rest();
+        let more = rest.len().saturating_sub(NAMED);
+        rest.truncate(NAMED);
         let text = format!(
-            "the command {how}; {} is kept until the rest of the job has ended (--tree): {named}",
-            self.lock()
+            "the command {how}; {} is kept until the rest of the job has ended (--tree): {}",
+            self.lock(),
+            named(&rest, more)
         );
         self.say(Kind::Detail, What::Ended, &text);
+    }
+
+    /// The process of a hold has ended. From now on messages are about what it left behind.
+    pub fn process_ended(&self, rest: &[Process], more: usize) {
+        self.job.set("what the process has started");
+        let text = format!(
+            "the process it is held for has ended; {} is kept until what it has started has ended (--tree): {}; 'dlock release' stops it",
+            self.lock(),
+            named(rest, more)
+        );
+        self.say(Kind::Note, What::Ended, &text);
     }
 
     /// A process of the job cannot be stopped: dlock has no right to signal it.
@@ -392,6 +400,16 @@ impl<'a> Messages<'a> {
         };
         self.context.printer.say(Kind::Error, What::Crashed, &text);
     }
+}
+
+/// Processes, by number and name, and how many more there are.
+fn named(processes: &[Process], more: usize) -> String {
+    let mut named: Vec<String> =
+        processes.iter().map(|process| format!("{} ({})", process.pid, process.name)).collect();
+    if more > 0 {
+        named.push(format!("{more} more"));
+    }
+    named.join(", ")
 }
 
 /// A hint if the command cannot be executed but looks like a line for a shell.

@@ -3,15 +3,27 @@
 use super::{GuardProcess, JobState};
 use crate::clock::Moment;
 use crate::exit::Ended;
+use crate::supervise::pin::Pin;
 use crate::supervise::process_tree::Sweep;
-use crate::supervise::{Event, Group, Leftovers, NOT_PRINTED, Orphaned, Reached, StopReason};
+use crate::supervise::{Event, Group, Leftovers, NOT_PRINTED, OVER, Orphaned, Reached, StopReason};
 use crate::sys;
 use rustix::process::{Pid, Signal};
+use std::time::Duration;
+
+/// Shortest pause between two looks for what the process of a hold has started.
+const FOLLOW: Duration = Duration::from_secs(1);
+/// The same once the process has ended, and what it left behind is waited for.
+const FOLLOW_REST: Duration = Duration::from_millis(50);
+/// A look takes at most one part of this many of the time.
+const FOLLOW_PART: u32 = 1000;
+/// How many of the processes that are waited for a message names.
+const NAMED: usize = 5;
 
 impl<F: FnMut(Orphaned)> GuardProcess<F> {
     pub fn reap(&mut self) {
         let before = self.status();
         let mut sweep = Sweep::default();
+        self.follow();
         self.setup.tree.reap(&mut sweep);
         self.take(&sweep);
         let (JobState::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
@@ -25,11 +37,43 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         // as long as any descendant lives, the guard has a child; with no child left, the whole job
         // has ended.
         let leaves = || self.setup.leftovers == Leftovers::Leave && !self.setup.tree.has_guard();
-        if self.no_child || leaves() {
+        // The hold was given back before its process ended.
+        let is_given_back = || self.process().is_some_and(|process| !process.has_ended());
+        if self.no_child || leaves() || is_given_back() {
             self.end(None);
         } else if before.is_none() {
             self.send_event(&Event::CommandEnded { status });
+            if self.follows() {
+                let mut rest = self.setup.tree.rest();
+                let more = rest.len().saturating_sub(NAMED);
+                rest.truncate(NAMED);
+                self.send_event(&Event::Left { rest, more });
+            }
         }
+    }
+
+    /// Whether the guard looks for what the process of a hold has started, to wait for it.
+    pub fn follows(&self) -> bool {
+        self.process().is_some()
+            && self.setup.leftovers == Leftovers::Await
+            && matches!(self.state, JobState::Running { .. })
+    }
+
+    /// The process that a hold is for.
+    fn process(&self) -> Option<&Pin> {
+        self.setup.bond.as_ref()?.process.as_ref()
+    }
+
+    fn follow(&mut self) {
+        if !self.follows() {
+            return;
+        }
+        let began = Moment::now();
+        self.setup.tree.follow_foreign();
+        let now = Moment::now();
+        // A look must cost an idle hold no more than a renewal does, however large the tree is.
+        let pause = if self.status().is_some() { FOLLOW_REST } else { FOLLOW };
+        self.follow_at = now.after(pause.max(now.since(began) * FOLLOW_PART));
     }
 
     /// Records what has happened to CMD.
@@ -55,6 +99,11 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
     fn pause(&mut self, raw: i32) {
         let Some(cmd) = &mut self.cmd else { return };
         let stopped = raw & 0xff == 0x7f;
+        if stopped && self.setup.bond.is_some() {
+            // A watcher that sleeps would keep the lock after the end of what it watches.
+            let _ = sys::kill(cmd.pid, libc::SIGCONT);
+            return;
+        }
         let event = if stopped { Event::Suspended { signal: raw >> 8 & 0xff } } else { Event::Continued };
         let woken = cmd.was_stopped && !stopped;
         cmd.was_stopped = stopped;
@@ -77,6 +126,9 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             return;
         };
         if cmd.status.is_some() {
+            if signal == OVER && self.follows() {
+                return self.end(None);
+            }
             if let (JobState::Running { .. }, Some(signal)) = (&self.state, Signal::from_named_raw(signal)) {
                 let caller_group = self.setup.caller_group.map_or(0, Pid::as_raw_pid);
                 let but = (reached == Reached::CallerGroup).then_some(caller_group);

@@ -79,6 +79,9 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
 
     /// Checks the clock and whether dlock is gone, and does what is due.
     pub fn act_when_due(&mut self) {
+        if self.follows() && self.follow_at.passed() {
+            self.reap();
+        }
         let now = Moment::now();
         let limits = self.setup.limits.get();
         let ran_out = self.term_or_measure_at(limits, now).is_some_and(|at| at <= now);
@@ -141,7 +144,8 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             JobState::Idle | JobState::Ended { .. } => None,
             JobState::Running { since } => {
                 let max_run = self.setup.max_run.map(|most| since.after(most));
-                term_at.into_iter().chain(max_run).min()
+                let follow_at = self.follows().then_some(self.follow_at);
+                term_at.into_iter().chain(max_run).chain(follow_at).min()
             }
             JobState::Stopping(stop) => {
                 let other = term_at.filter(|_| stop.reason().is_unhurried());

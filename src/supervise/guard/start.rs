@@ -6,7 +6,7 @@ use crate::supervise::bond::Bond;
 use crate::supervise::pin::Pin;
 use crate::supervise::procfs::own_pid;
 use crate::supervise::protocol::Change;
-use crate::supervise::{Event, Group, NotStarted, Orphaned};
+use crate::supervise::{Event, Group, Leftovers, NotStarted, Orphaned};
 use crate::sys::{self, Disposition, Fork};
 use rustix::fs::fstat;
 use rustix::io::retry_on_intr;
@@ -25,6 +25,10 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         if self.setup.is_too_late() {
             self.send_event(&Event::NotStarted(NotStarted::TooLate));
             return Ok(());
+        }
+        if self.setup.bond.is_some() && self.setup.leftovers == Leftovers::Await {
+            // A caller that knows of the grant may rely on this look.
+            self.setup.tree.follow_foreign();
         }
         let (pid, failed) = match &self.setup.bond {
             Some(bond) => self.start_watcher(bond)?,

@@ -98,8 +98,7 @@ fn a_run_inside_that_waits_for_its_own_script_says_so() {
     assert!(busy.contains("was busy for all of --wait"), "{said}");
     assert!(acquiring.contains("k in ") && acquiring.contains(", which this one descends from: "), "{said}");
     // The same record, seen from elsewhere.
-    let script =
-        r#""$DLOCK" hold -k k --pid $$ --background && echo up > up && until [ -e go ]; do sleep 0.1; done"#;
+    let script = r#""$DLOCK" hold -k k -w --pid $$ --background && echo up > up && until [ -e go ]; do sleep 0.1; done"#;
     let mut command = world.command("sh");
     command.args(["-c", script]).env("DLOCK", BINARY).env("DLOCK_STORE", world.url());
     let mut holder = command.spawn().expect("sh");

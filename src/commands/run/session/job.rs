@@ -111,6 +111,8 @@ impl Session<'_> {
                 self.messages.stopping(reason, self.asked_by, &self.report.fate, self.run);
             }
             Event::Refused(process) => self.messages.refused(&process),
+            Event::CommandEnded { .. } if self.is_hold() => self.runs = Runs::Rest,
+            Event::Left { rest, more } => self.messages.process_ended(&rest, more),
             Event::CommandEnded { status } => {
                 self.runs = Runs::Rest;
                 self.messages.command_ended(status, || self.guard.processes());
