@@ -676,7 +676,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__hold)
-            opts="-k -s -x -n -t -w -E -q -v -h --key --shared --exclusive --slots --ttl --wait --busy-exit-code --reason --label --replace --no-replace --grace --on-lost --replicas --pid --background --export --env-file --json --log --report --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -s -x -n -t -w -E -q -v -h --key --shared --exclusive --slots --ttl --wait --busy-exit-code --reason --label --replace --no-replace --grace --on-lost --replicas --pid --tree --background --export --env-file --json --log --report --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

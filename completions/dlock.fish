@@ -113,6 +113,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand hold" -s s -l shared -d 'Sha
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s x -l exclusive -d 'One holder at a time [default]'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l replace -d 'The newest wins: ask the holder to end, and take the lock when the old job is dead; needs --wait'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l no-replace -d 'Once the lock is held, do not let a run with --replace end the hold'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l tree -d 'Keep the lock until what the process has started has ended, too; needs --pid'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l background -d 'Return when the lock is granted, and go on in the background; needs --pid'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l export -d 'Print shell code that sets DLOCK_KEY, DLOCK_HELD and so on; needs --background'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l json -d 'Print what happens to the hold on stdout, one JSON object a line'

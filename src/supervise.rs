@@ -35,9 +35,9 @@ mod signals;
 mod stop;
 mod tty;
 
-pub use bond::{Bond, NOT_PRINTED, OVER, Words, is_stdin_alive, is_stdin_hung_up, leave_standard_streams};
+pub use bond::{Bond, NOT_PRINTED, Words, is_stdin_alive, is_stdin_hung_up, leave_standard_streams};
 pub use limits::{Limits, LimitsSender};
-pub use pin::{NoPin, Pin};
+pub use pin::{NoPin, OVER, Pin};
 pub use separate::{detach, in_separate_process, outlive_caller};
 pub use signals::{ENDING, Inherited, Interrupt, Received, Sender, is_guard, next_signal, prepare};
 pub use tty::{Group, group};

@@ -13,7 +13,7 @@ Examples:
   dlock hold -k deploy --pid $$ --tree --background || exit
 
   # The same, for a script in which 'dlock check' or another dlock is called:
-  lock=$(dlock hold -k deploy --pid $$ --tree --background --export) || exit
+  lock=$(dlock hold -k job --pid $$ --tree --background --export) || exit
   eval \"$lock\"
 
   # A daemon that is started elsewhere, for as long as it lives:
@@ -35,8 +35,9 @@ terminal. If a child inherits the other end of the pipe, the lock is kept until
 both have ended. If the lock is lost, or an operator asks for it, stdout is
 closed.
 
-INT, TERM and HUP give the lock back, too, but not in the background. 'hold' cannot keep a lock while the
-host reboots, because it needs a running process: use 'dlock acquire -t 20m'.";
+INT, TERM and HUP give the lock back, too, but not in the background. 'hold'
+cannot keep a lock while the host reboots, because it needs a running process:
+use 'dlock acquire -t 20m'.";
 
 /// `dlock hold`.
 #[derive(Debug, Args)]
@@ -62,7 +63,7 @@ pub struct Hold {
     pub keep: Keep,
 
     /// Hold the lock until this process ends, in place of the end of stdin
-    #[arg(long, value_name = "PID", value_hint = ValueHint::Other, value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_name = "PID", value_hint = ValueHint::Other, value_parser = process)]
     pub pid: Option<i32>,
 
     /// Keep the lock until what the process has started has ended, too; needs --pid
@@ -91,7 +92,7 @@ pub struct Hold {
     ///
     /// In the format of $GITHUB_ENV and dotenv files. Only its owner can read a new file, because the token is in it. So dlock
     /// follows no link of another user, and writes to no file of another user unless only that user may write in its
-    /// directory. With several keys DLOCK_KEYS is left out, because its value has line ends.
+    /// directory. DLOCK_SLOT without --slots is empty there, and so is DLOCK_KEYS with several keys.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "background")]
     pub env_file: Option<PathBuf>,
 
@@ -128,5 +129,14 @@ impl Hold {
             tree: self.tree,
             ..Run::default()
         }
+    }
+}
+
+fn process(text: &str) -> Result<i32, String> {
+    match text.parse() {
+        Ok(0) => Err("that is no process: in a container $PPID is 0 if what started the process is outside; use 'exec dlock run' there".into()),
+        Ok(pid) if pid > 0 => Ok(pid),
+        _ if text.is_empty() => Err("it is empty; is the variable set?".into()),
+        _ => Err("that is no process id; give a number, as $$ or $PPID".into()),
     }
 }

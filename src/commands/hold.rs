@@ -81,7 +81,9 @@ fn reported(
 /// Warns if the process could not be stopped when the lock is lost.
 fn warn_if_unstoppable(process: &Pin, context: &Context) {
     let why = match process.pid() {
-        1 => "it is the first process of this system or container; name another one",
+        1 => {
+            "it is the first process of a system or container, whose end kills dlock, too, so that the lock stays until its lease ends; use 'exec dlock run' in its place, or name another process"
+        }
         _ if !process.is_ours() => "it runs as another user; use 'sudo dlock hold …'",
         _ => return,
     };

@@ -141,7 +141,7 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
         Plan { spare: schedule.spare(), margin: schedule.margin(), bond: work.bond(), ..plan(run, keep) };
     let group = plan.group;
     let owner = work.owner(run);
-    let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &owner, &messages, subject);
+    let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &owner, &messages);
     context.note_nothing_sent();
     let guard = fork(plan, &inherited, orphaned, subject)?;
 

@@ -39,10 +39,18 @@ pub fn shell(environment: &[(OsString, Option<OsString>)]) -> String {
     })
 }
 
-/// The set variables, one a line without quotes. Leaves out values with a line end, which would
-/// start another line.
+/// The set variables, one a line without quotes. A value with a line end would start another line,
+/// and a file cannot unset a variable: what an earlier hold has written would stay. So DLOCK_SLOT
+/// and DLOCK_KEYS, which dlock does not read, are empty then. Others are left out.
 pub fn lines(environment: &[(OsString, Option<OsString>)]) -> String {
-    let set = environment.iter().filter_map(|(name, value)| Some((name, value.as_ref()?.to_str()?)));
-    let in_lines = set.filter(|(_, value)| !value.contains(['\n', '\r']));
-    in_lines.map(|(name, value)| format!("{}={value}\n", name.display())).collect()
+    let mut lines = String::new();
+    for (name, value) in environment {
+        let value = value.as_ref().and_then(|value| value.to_str());
+        let value = value.filter(|value| !value.contains(['\n', '\r']));
+        let empty = (name == "DLOCK_SLOT" || name == "DLOCK_KEYS").then_some("");
+        if let Some(value) = value.or(empty) {
+            lines.extend([&name.to_string_lossy(), "=", value, "\n"]);
+        }
+    }
+    lines
 }

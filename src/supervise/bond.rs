@@ -10,7 +10,7 @@
 //! Lines that nobody reads are dropped. Only if the first one cannot be written for another reason,
 //! as on a full disk, the watcher ends ([`NOT_PRINTED`]).
 
-use super::pin::{Pin, is_ready};
+use super::pin::{OVER, Pin, is_ready};
 use super::signals::next_signal;
 use crate::clock::{Moment, Timer};
 use crate::sys::{self, SignalSet};
@@ -36,8 +36,6 @@ pub(super) const WATCHER_NAME: &CStr = c"dlock-watch";
 const REASON_WITHIN: Duration = Duration::from_millis(100);
 /// Pause before the watcher checks again whether a terminal has come back to its process group.
 const BACKGROUND: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// Signal that tells the watcher that the hold is over although what it watches has not ended.
-pub const OVER: i32 = libc::SIGUSR1;
 /// The watcher's status if the first line, which says that the lock is held, could not be printed:
 /// that of [`Exit::Output`](crate::exit::Exit::Output).
 pub const NOT_PRINTED: u8 = 74;

@@ -1,7 +1,6 @@
 //! A process that dlock did not start, as for `dlock hold --pid`: named by a pidfd for as long as
 //! the hold lasts. pidfd.rs sends single signals to processes of the job.
 
-use super::bond::OVER;
 use super::procfs::read_entry;
 use crate::clock::Moment;
 use crate::sys;
@@ -11,6 +10,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
+
+/// Signal that tells a hold in the background, and each watcher, that the hold is over although what
+/// it is for has not ended.
+pub const OVER: i32 = libc::SIGUSR1;
 
 /// A process, pinned by a pidfd: never another one with its number.
 #[derive(Debug, Clone)]

@@ -2,8 +2,8 @@
 //! not exist when the guard is forked; or a hold that goes on in the background when its caller has
 //! ended.
 
-use super::bond::{OVER, null};
-use super::pin::Pin;
+use super::bond::null;
+use super::pin::{OVER, Pin};
 use crate::exit::Ended;
 use crate::sys::{self, Fork, Waited};
 use rustix::pipe::{PipeFlags, pipe_with};

@@ -75,6 +75,46 @@ fn works(world: &World, key: &str, last: &str, start: impl Fn() -> Child) {
     assert_eq!(world.log(), ["other"]);
 }
 
+/// The lock is one part of a longer program: a loop, work after it, an error that is caught, two locks
+/// at once. A turn that is not free again when the program goes on is busy in the next one.
+const PYTHON: &str = r#"
+def log(word):
+    with open("log", "a") as file: file.write(word + "\n")
+
+for turn in "12":
+    with lock("import"): log("turn" + turn)
+with lock("a") as one, lock("b") as two: log("both")
+try:
+    with lock("import"): raise ValueError
+except ValueError: log("caught")
+try:
+    with lock("a"), lock("a"): log("twice")
+except SystemExit as end: log("busy%d" % end.code)
+with lock("a"): log("end")
+sys.exit(3)
+"#;
+
+const NODE: &str = r#"
+const log = (word) => require('node:fs').appendFileSync('log', word + '\n');
+
+(async () => {
+  for (const turn of '12') await lock('import', [], async () => log('turn' + turn));
+  await lock('a', [], () => lock('b', [], async () => log('both')));
+  try { await lock('import', [], async () => { throw new Error('x'); }); } catch (error) { log('caught'); }
+  try { await lock('a', [], () => lock('a', [], async () => log('twice'))); } catch (error) { log('busy' + error.status); }
+  await lock('a', [], async () => log('end'));
+  process.exitCode = 3;
+})();
+"#;
+
+fn is_a_part_of_a_program(world: &World, interpreter: &str, name: &str, program: &str) {
+    world.write("log", "");
+    world.write(name, program);
+    let status = start(world, interpreter, &[name]).wait().expect("our child");
+    assert_eq!(world.log(), ["turn1", "turn2", "both", "caught", "busy75", "end"]);
+    assert_eq!(status.code(), Some(3));
+}
+
 #[test]
 fn a_shell_script() {
     let scripts = recipes("Shell scripts", "sh");
@@ -89,8 +129,11 @@ fn a_shell_script() {
 #[test]
 fn a_python_program() {
     let world = world();
-    world.write("import.py", &recipe("Python", "python").replace(", \"-w\", \"10m\"", ""));
+    let program = recipe("Python", "python");
+    world.write("import.py", &program.replace(", \"-w\", \"10m\"", ""));
     works(&world, "import", "load", || start(&world, "python3", &["import.py"]));
+    let (lock, _) = program.split_once("with lock(\"import\"").expect("the definition of lock");
+    is_a_part_of_a_program(&world, "python3", "part.py", &format!("{lock}{PYTHON}"));
 }
 
 #[test]
@@ -100,8 +143,11 @@ fn a_node_program() {
         return;
     }
     let world = world();
-    world.write("import.js", &recipe("Node", "javascript").replace("['-w', '10m']", "[]"));
+    let program = recipe("Node", "javascript");
+    world.write("import.js", &program.replace("['-w', '10m']", "[]"));
     works(&world, "import", "load", || start(&world, "node", &["import.js"]));
+    let (lock, _) = program.split_once("lock('import'").expect("the definition of lock");
+    is_a_part_of_a_program(&world, "node", "part.js", &format!("{lock}{NODE}"));
 }
 
 /// The commands of a job, as a runner reads them from the YAML.
@@ -150,14 +196,15 @@ fn steps_of_github_actions() {
     let worker = start(&world, "bash", &["worker"]);
     holds_while_it_works(&world, "deploy-production", worker, "deploy.sh");
 
-    // The runner is killed.
+    // The runner is killed, and a step goes on.
     std::fs::remove_file(world.path("go")).expect("a file");
-    let mut worker = start(&world, "bash", &["worker"]);
+    let mut worker = start(&world, "setsid", &["bash", "worker"]);
     world.wait_for_lines("deploy.sh", 2);
     worker.kill().expect("it lives");
     worker.wait().expect("our child");
-    world.wait_for_state("deploy-production", "free");
+    world.run("deploy-production", &["-w", "0.5"], "true").status(75).any_stderr().run();
     world.write("go", "");
+    world.wait_for_state("deploy-production", "free");
 }
 
 #[test]

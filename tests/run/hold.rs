@@ -236,13 +236,14 @@ fn a_stdin_or_pid_that_cannot_keep_a_lock_is_refused() {
     let gone = gone.expect("a process");
     let like = format!("dlock: --pid: there is no process {gone}\n");
     world.dlock(["hold", "-k", "k", "--pid", &gone]).status(64).stderr_like(&like).run();
-    for words in [
-        &["--background"][..],
-        &["--pid", "0"],
-        &["--pid", "1", "--export"],
-        &["--pid", "1", "--env-file", "f"],
-    ] {
+    for words in [&["--background"][..], &["--pid", "1", "--export"], &["--pid", "1", "--env-file", "f"]] {
         world.dlock(["hold", "-k", "k"]).args(words).status(64).any_stderr().any_stdout().run();
+    }
+    for (pid, why) in
+        [("", "it is empty"), ("abc", "that is no process id"), ("0", "that is no process: in a container")]
+    {
+        let pattern = format!("dlock: --pid '{pid}': {why}.*\n");
+        world.dlock(["hold", "-k", "k", "--pid", pid]).status(64).stderr_like(&pattern).run();
     }
     let env = ["--background", "--env-file", "no/such/file"];
     world.dlock(["hold", "-k", "k", "--pid", "1"]).args(env).status(78).any_stderr().run();

@@ -29,7 +29,7 @@ pub struct Messages<'a> {
     pub live: RefCell<Line>,
     /// What messages call the job now: the job, or its rest.
     job: Cell<&'static str>,
-    of: Subject,
+    pub of: Subject,
     since: Moment,
     /// Why the lease cannot be renewed now.
     trouble: RefCell<Option<String>>,

@@ -2,7 +2,7 @@
 //! the queue. This runs in the guard's process, on its only thread.
 
 use super::ending::ran;
-use super::messages::{Messages, Subject};
+use super::messages::Messages;
 use crate::clock::Moment;
 use crate::commands::context::Context;
 use crate::config::run::Run;
@@ -52,7 +52,6 @@ pub fn orphaned<'a>(
     run: &'a Run,
     owner: &'a Owner,
     messages: &'a Messages<'_>,
-    subject: Subject,
 ) -> impl FnMut(Orphaned) + 'a {
     let began = Moment::now();
     move |what| match what {
@@ -61,7 +60,7 @@ pub fn orphaned<'a>(
             let waited = Moment::now().since(began);
             let ran = if started { ran(reason, None) } else { Ran::No };
             let deadline = context.deadline().max(Moment::now().after(GIVE_BACK_WITHIN.min(run.ttl.get())));
-            let end = End { ran, job: subject.recorded(status), once_per: run.once_per.is_some() };
+            let end = End { ran, job: messages.of.recorded(status), once_per: run.once_per.is_some() };
             let answer = give_back(store, names, token, &end, deadline);
             if matches!(answer, Ok(Left::Dequeued)) {
                 // Nothing depends on this record.

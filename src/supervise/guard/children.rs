@@ -15,7 +15,7 @@ const FOLLOW: Duration = Duration::from_secs(1);
 /// The same once the process has ended, and what it left behind is waited for.
 const FOLLOW_REST: Duration = Duration::from_millis(50);
 /// A look takes at most one part of this many of the time.
-const FOLLOW_PART: u32 = 1000;
+const FOLLOW_PART: u32 = 100;
 /// How many of the processes that are waited for a message names.
 const NAMED: usize = 5;
 

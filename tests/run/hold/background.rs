@@ -43,6 +43,7 @@ fn a_script_holds_a_lock_in_the_background(backend: Backend) {
     });
     let env = world.read("env");
     assert!(env.lines().all(|line| line.starts_with("DLOCK_")) && env.contains("DLOCK_KEY=k\n"), "{env}");
+    assert!(env.contains("DLOCK_SLOT=\n"), "the slot of an earlier file does not stay: {env}");
     let next = world.run("k", &["--wait"], "echo next >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     world.write("go", "");
