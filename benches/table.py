@@ -304,7 +304,7 @@ def looking(redis):
         end'''
     redis.ask('CONFIG', 'SET', 'slowlog-log-slower-than', '500')
     for ends, totals, of in (('0', '', '10,000 locks held'),
-                             ('64', 'waited.0 waited.sum held.1 held.sum end.released last.released succeeded last-job.succeeded',
+                             ('64', 'waited.count waited.sum held.0 held.sum last.released succeeded last-job.succeeded',
                               '10,000 locks of long use')):
         redis.ask('EVAL', made, '0', ends, totals)
         look_at(redis, of)

@@ -870,7 +870,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__metrics)
-            opts="-k -q -v -h --key --max-keys --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -q -v -h --key --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -888,10 +888,6 @@ _dlock() {
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
                     fi
-                    return 0
-                    ;;
-                --max-keys)
-                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --store)

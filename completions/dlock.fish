@@ -341,7 +341,6 @@ complete -c dlock -n "__fish_dlock_using_subcommand watch" -s q -l quiet -d 'Do 
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s k -l key -d 'The same as KEY' -r -f
-complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l max-keys -d 'Print the time series of at most N locks, the first by name' -r
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F

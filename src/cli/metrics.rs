@@ -10,12 +10,15 @@ Examples:
   # All metrics of every lock under the prefix:
   dlock metrics
 
+  # Of some locks only, where each run has a key of its own:
+  dlock metrics 'nightly-*' deploy
+
   # From cron, for the textfile collector of node_exporter:
   dlock metrics > /var/lib/node_exporter/dlock.$$ \\
     && mv /var/lib/node_exporter/dlock.$$ /var/lib/node_exporter/dlock.prom
 
-Each lock has its own time series, by the label key; dlock_all_... is the sum
-over all of them. docs/metrics.md explains each, docs/recipes.md has alerts.";
+Each lock has its own time series, by the label key. docs/metrics.md explains
+each, docs/recipes.md has alerts.";
 
 /// `dlock metrics`.
 #[derive(Debug, Args)]
@@ -31,16 +34,4 @@ pub struct Metrics {
 
     #[command(flatten)]
     pub named: Named,
-
-    /// Print the time series of at most N locks, the first by name
-    ///
-    /// The others are counted in the sum only, and dlock_keys_not_shown says how many they are. Each lock has about
-    /// forty time series.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = max_keys)]
-    pub max_keys: usize,
-}
-
-/// The value of `--max-keys`.
-fn max_keys(text: &str) -> Result<usize, String> {
-    text.parse().map_err(|_| "how many locks is a whole number, such as 1000".into())
 }

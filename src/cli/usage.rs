@@ -412,7 +412,6 @@ mod tests {
             &["release", "a", "-k", "b"],
             &["check", "a", "-k", "b"],
             &["check", "--token-file", "f"],
-            &["metrics", "--max-keys", "x"],
             &["run"],
             &["run", "-k"],
             &["run", "-k", ""],

@@ -5,7 +5,7 @@ use super::key_operands::{KeyOperands, Overview};
 use crate::cli::{self, key::each_once};
 use crate::exit::Exit;
 use crate::lock::Name;
-use crate::output::metrics::{Exposition, Sample};
+use crate::output::metrics::Exposition;
 use crate::output::{self, Kind, What};
 use crate::store::{View, Which};
 
@@ -20,10 +20,10 @@ pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Resu
     if let Some(none) = wanted.unmatched(&names, &context.settings.store) {
         context.printer.say(Kind::Note, What::Matched, &none);
     }
-    let mut page = Exposition::new(flags.max_keys);
+    let mut page = Exposition::default();
     // A record that only a watcher has left is no lock.
     let counts = |view: &View| view.is_used() || wanted.named.contains(&view.name);
-    views.into_iter().filter(counts).for_each(|view| page.add(Sample::of(view)));
+    views.into_iter().filter(counts).for_each(|view| page.add(view));
     output::print(&page.text())?;
     Ok(exit)
 }

@@ -408,7 +408,7 @@ impl Record {
         let is_new = !std::mem::replace(&mut hold.confirmed, true);
         hold.until = Due::after(now, ttl);
         if is_new {
-            self.stat.waited.add(Duration::from_millis(hold.waited));
+            self.stat.grant(hold.waited);
             self.remove_waiter(token);
         }
         self.outlast();

@@ -1,5 +1,5 @@
 //! The totals of a lock since it was first used (or last forgotten), for `dlock metrics`: grants,
-//! refusals, times waited and held, outcomes. No decision depends on them.
+//! refusals, times waited and held, results. No decision depends on them.
 
 use super::answer::Outcome;
 use super::time::millis;
@@ -8,15 +8,18 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The upper bounds of the histograms' buckets, in milliseconds; the last bucket has none.
-pub const BOUNDS: [u64; 8] = [10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000];
+/// The upper bounds of the histogram's buckets, in milliseconds, for jobs of seconds to a day; the
+/// last bucket has none.
+pub const BOUNDS: [u64; 8] = [1_000, 10_000, 60_000, 600_000, 3_600_000, 10_800_000, 28_800_000, 86_400_000];
 
 /// The totals of one lock since it was first used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stat {
-    /// How long the granted callers had waited; its count is the number of grants.
-    pub waited: Histogram,
+    /// How many grants were confirmed.
+    pub grants: u64,
+    /// How long the granted callers had waited, together, in milliseconds.
+    pub waited_ms: u64,
     /// How long the lock was held; its count is the number of ends.
     pub held: Histogram,
     /// Number of callers that were refused because they do not wait, or because the queue was full.
@@ -27,8 +30,6 @@ pub struct Stat {
     pub superseded: u64,
     /// How often a waiter left the queue without the lock.
     pub given_up: u64,
-    /// How often a hold ended with each outcome.
-    pub ends: BTreeMap<Outcome, u64>,
     /// When a hold last ended with each outcome, in milliseconds since 1970.
     pub last: BTreeMap<Outcome, u64>,
     /// How many jobs ended by themselves with status 0.
@@ -72,10 +73,12 @@ impl Histogram {
 }
 
 impl Stat {
-    /// Joins the totals with those of another lock, or of the same lock on another server: combines
-    /// two counts by `join`, and takes the later of two times. The caller joins the histograms.
-    pub fn join(&mut self, other: &Self, join: impl Fn(u64, u64) -> u64) {
+    /// Joins the totals with those of the same lock on another server: takes the larger of two
+    /// counts, and the later of two times. The caller joins the histogram.
+    pub fn join(&mut self, other: &Self) {
         for (all, one) in [
+            (&mut self.grants, other.grants),
+            (&mut self.waited_ms, other.waited_ms),
             (&mut self.busy, other.busy),
             (&mut self.done, other.done),
             (&mut self.superseded, other.superseded),
@@ -83,11 +86,7 @@ impl Stat {
             (&mut self.succeeded, other.succeeded),
             (&mut self.failed, other.failed),
         ] {
-            *all = join(*all, one);
-        }
-        for (outcome, count) in &other.ends {
-            let all = self.ends.entry(*outcome).or_default();
-            *all = join(*all, *count);
+            *all = one.max(*all);
         }
         for (outcome, at) in &other.last {
             let last = self.last.entry(*outcome).or_default();
@@ -97,9 +96,14 @@ impl Stat {
         self.last_failure = self.last_failure.max(other.last_failure);
     }
 
+    /// Counts a confirmed grant.
+    pub(super) fn grant(&mut self, waited: u64) {
+        count(&mut self.grants);
+        self.waited_ms = self.waited_ms.saturating_add(waited);
+    }
+
     /// Counts an end; both times are milliseconds since 1970.
     pub(super) fn end(&mut self, since: u64, ended: u64, outcome: Outcome, job: Option<Ended>) {
-        count(self.ends.entry(outcome).or_default());
         self.last.insert(outcome, ended);
         self.held.add(Duration::from_millis(ended.saturating_sub(since)));
         match (outcome, job) {

@@ -102,7 +102,6 @@ fn usage_is_64() {
         (&["renew", "--token-file", "-"], &["KEY"]),
         (&["check", "--token-file", "-"], &["KEY"]),
         (&["release", "k", "-k", "l"], &["one KEY"]),
-        (&["metrics", "--max-keys", "x"], &["such as 1000"]),
         (&["-k", "k", "run", "touch", "ran"], &["that every command takes"]),
         (&["--store", "redis://127.0.0.1:1"], &["which command"]),
         (&["wait", "-w", "1"], &["KEY"]),

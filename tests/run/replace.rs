@@ -225,9 +225,10 @@ fn each_replacement_is_reported(backend: Backend) {
     assert_eq!(holder.output().end(), End::Status(79));
     assert_eq!(newest.output().end(), End::Status(0));
     let metrics = world.dlock(["metrics", "k"]).any_stdout().run().stdout;
-    for line in
-        ["dlock_superseded_total{key=\"k\"} 1\n", "dlock_ends_total{key=\"k\",outcome=\"superseded\"} 1\n"]
-    {
+    for line in [
+        "dlock_superseded_total{key=\"k\"} 1\n",
+        "dlock_last_end_timestamp_seconds{key=\"k\",outcome=\"superseded\"}",
+    ] {
         assert!(metrics.contains(line), "{metrics}");
     }
     let history = world.dlock(["history", "k"]).any_stdout().run().stdout;

@@ -162,7 +162,7 @@ fn a_request_reaches_the_holder() {
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Released { cooling: Duration::ZERO }));
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Already));
     let view = store.inspect(name, by()).unwrap();
-    assert_eq!((view.stat.waited.count(), view.stat.held.count(), view.stat.failed), (1, 1, 1));
+    assert_eq!((view.stat.grants, view.stat.held.count(), view.stat.failed), (1, 1, 1));
     assert_eq!(view.log.len(), 1);
     assert_eq!((view.log[0].fence, view.log[0].job), (grant.fence, end.job));
 }

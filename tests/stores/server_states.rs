@@ -124,9 +124,8 @@ fn memory_pressure_hides_no_end() {
         let history = world.dlock(["history", "--json", key]).any_stdout().run().stdout;
         assert!(history.contains("\"expired\""), "{key}: {history}");
         let metrics = world.dlock(["metrics", key]).any_stdout().run().stdout;
-        let expired = |line: &str| {
-            line.starts_with("dlock_ends_total") && line.contains("\"expired\"") && line.ends_with(" 1")
-        };
+        let expired =
+            |line: &str| line.starts_with("dlock_last_end_timestamp_seconds") && line.contains("\"expired\"");
         assert!(metrics.lines().any(expired), "{key}: {metrics}");
     }
 }

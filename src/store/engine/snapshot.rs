@@ -14,7 +14,7 @@ fn shown(record: &Record) -> impl PartialEq {
     let queue: Vec<_> = record.queue.iter().map(|(_, token)| token).collect();
     let paused = record.paused.as_ref().map(|pause| pause.until);
     let stat = &record.stat;
-    let counts = (stat.busy, stat.done, stat.superseded, stat.waited.count());
+    let counts = (stat.busy, stat.done, stat.superseded, stat.grants);
     (holds, discriminant(&record.lock), queue, paused, counts)
 }
 

@@ -227,8 +227,7 @@ pub fn join_logs(logs: impl IntoIterator<Item = LoggedEnd>) -> Vec<LoggedEnd> {
 pub fn join_stats(stats: impl IntoIterator<Item = Stat>) -> Stat {
     let mut joined = Stat::default();
     for stat in stats {
-        joined.join(&stat, u64::max);
-        join_histograms(&mut joined.waited, &stat.waited);
+        joined.join(&stat);
         join_histograms(&mut joined.held, &stat.held);
     }
     joined

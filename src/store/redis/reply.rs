@@ -150,7 +150,9 @@ impl Refusals {
 fn count(stat: &mut Stat, field: &str, total: u64) {
     let (kind, which) = field.split_once('.').unwrap_or((field, ""));
     match kind {
-        "waited" => span(&mut stat.waited, which, total),
+        "waited" if which == "sum" => add(&mut stat.waited_ms, total),
+        // An earlier version counted in buckets.
+        "waited" => add(&mut stat.grants, total),
         "held" => span(&mut stat.held, which, total),
         "done" => add(&mut stat.done, total),
         "superseded" => add(&mut stat.superseded, total),
@@ -160,14 +162,7 @@ fn count(stat: &mut Stat, field: &str, total: u64) {
         "failed" => add(&mut stat.failed, total),
         "last-job" if which == "succeeded" => stat.last_success = Some(total),
         "last-job" if which == "failed" => stat.last_failure = Some(total),
-        "end" | "last" => {
-            let Some(outcome) = Outcome::of_word(which) else { return };
-            if kind == "end" {
-                add(stat.ends.entry(outcome).or_default(), total);
-            } else {
-                stat.last.insert(outcome, total);
-            }
-        }
+        "last" => stat.last.extend(Outcome::of_word(which).map(|outcome| (outcome, total))),
         _ => {}
     }
 }

@@ -30,7 +30,7 @@ end
 -- Marks the grant as confirmed. It counts, and wakes watchers, from now on.
 local function confirm(lock, hold)
   hold.confirmed, lock.changed = true, true
-  tally(lock, { ['waited.' .. bucket(hold.waited)] = 1, ['waited.sum'] = hold.waited })
+  tally(lock, { ['waited.count'] = 1, ['waited.sum'] = hold.waited })
 end
 
 local function is_success(outcome, job) return outcome == 'released' and job ~= nil and job.status == 0 end
@@ -40,7 +40,7 @@ local function is_success(outcome, job) return outcome == 'released' and job ~= 
 local function counted(hold, outcome, job)
   local at = ended_at(hold, outcome)
   local held = math.max(at - math.floor(hold.since / 1000), 0)
-  local counts = { ['held.' .. bucket(held)] = 1, ['held.sum'] = held, ['end.' .. outcome] = 1 }
+  local counts = { ['held.' .. bucket(held)] = 1, ['held.sum'] = held }
   local times = { ['last.' .. outcome] = at }
   if outcome ~= 'released' or job then
     local result = is_success(outcome, job) and 'succeeded' or 'failed'

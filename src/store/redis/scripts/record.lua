@@ -29,8 +29,8 @@
 --   dlock.queue:{tag}:L   ZSET    token by ticket: the waiters that are not suspended
 --   dlock.fence:{tag}:L * STRING  the last fence
 --   dlock.log:{tag}:L *   LIST    the last ends, newest first
---   dlock.stat:{tag}:L *  HASH    totals: waited.<bucket>, held.<bucket>, busy, given-up,
---                                 end.<outcome>, last.<outcome>, …
+--   dlock.stat:{tag}:L *  HASH    totals: waited.count, waited.sum (ms), held.<bucket>, held.sum,
+--                                 busy, given-up, last.<outcome>, …
 --   dlock.watch:{tag}:L   ZSET    token of a watcher, by when its watch ends
 -- Keys that the scripts compute from these:
 --   dlock.heard:{tag}:L   STRING  when heartbeats arrived: JSON {last, from, back, before}
