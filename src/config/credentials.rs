@@ -146,10 +146,9 @@ impl Layers<'_> {
             })
         };
         let mut found: BTreeMap<PathBuf, Sensitivity> = BTreeMap::new();
-        for file in &self.files {
-            let has_secret = file.get("password").is_some() || of_url(&file.path);
-            found.insert(file.path.clone(), if has_secret { Secret } else { Trusted });
-        }
+        // A file that others may change was refused.
+        let secret = self.files.iter().filter(|file| file.get("password").is_some() || of_url(&file.path));
+        found.extend(secret.map(|file| (file.path.clone(), Secret)));
         let passwords = [
             self.flags.password_file.as_ref().map(PathBuf::from),
             self.variable("DLOCK_PASSWORD_FILE").map(|set| set.value.into()),

@@ -35,9 +35,9 @@ pub enum Survey {
 pub struct Ensemble {
     /// The servers in the URL, and what each says of itself.
     pub members: Vec<(String, Result<Member, Error>)>,
-    /// Durations of up to 50 requests, fastest first, and the offset of the leader's clock from
-    /// this machine's; or why no server answered.
-    pub answers: Result<(Vec<Duration>, Option<Offset>), Error>,
+    /// The slowest of up to 50 requests, and the offset of the leader's clock from this machine's;
+    /// or why no server answered.
+    pub answers: Result<(Duration, Option<Offset>), Error>,
     /// Whether nodes like those of a lock could be created, read and deleted, and which other users
     /// may do so. None if dlock has no nodes there yet.
     pub tried: Result<Option<BTreeSet<String>>, Error>,
@@ -55,8 +55,8 @@ pub struct Member {
 /// Facts about a database or a cluster of etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Database {
-    /// Durations of up to 50 requests, fastest first; at least one.
-    pub round_trips: Vec<Duration>,
+    /// Duration of the slowest of up to 50 requests.
+    pub round_trip: Duration,
     /// Offset of its clock from this machine's.
     pub clock: Option<Offset>,
     /// Its name for itself, and its version.
@@ -121,8 +121,8 @@ pub struct Node {
 /// Facts about a Redis server.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Durations of up to 50 requests, fastest first; at least one.
-    pub round_trips: Vec<Duration>,
+    /// Duration of the slowest of up to 50 requests.
+    pub round_trip: Duration,
     /// Offset of its clock from this machine's.
     pub clock: Option<Offset>,
     /// What INFO says. None if the user may not ask.
@@ -219,22 +219,23 @@ pub struct Disk {
     pub clock: Result<(), String>,
 }
 
-/// Measures round trips. Returns their durations, fastest first, and the offset of the server's
-/// clock by the fastest one. `ask` returns the server's time since 1970, if it was in the answer.
+/// Measures round trips. Returns the duration of the slowest, and the offset of the server's clock
+/// by the fastest. `ask` returns the server's time since 1970, if it was in the answer.
 pub fn measure<E>(
     mut ask: impl FnMut() -> Result<Option<Duration>, E>,
-) -> Result<(Vec<Duration>, Option<Offset>), E> {
+) -> Result<(Duration, Option<Offset>), E> {
     let end = Moment::now().after(MEASURED_WITHIN);
-    let mut samples = Vec::new();
-    while samples.is_empty() || (samples.len() < ROUND_TRIPS && !end.passed()) {
+    let (mut count, mut slowest, mut fastest, mut clock) = (0, Duration::ZERO, Duration::MAX, None);
+    while count == 0 || (count < ROUND_TRIPS && !end.passed()) {
         let sent = Moment::now();
         let theirs = ask()?;
         let took = Moment::now().since(sent);
-        samples.push((took, theirs.map(|theirs| offset(theirs.saturating_add(took / 2)))));
+        if took < fastest {
+            clock = theirs.map(|theirs| offset(theirs.saturating_add(took / 2)));
+        }
+        (count, slowest, fastest) = (count + 1, slowest.max(took), fastest.min(took));
     }
-    samples.sort_by_key(|(took, _)| *took);
-    let clock = samples.first().and_then(|(_, clock)| *clock);
-    Ok((samples.into_iter().map(|(took, _)| took).collect(), clock))
+    Ok((slowest, clock))
 }
 
 /// Offset of a clock that shows this time since 1970 now.

@@ -20,11 +20,11 @@ impl EtcdStore {
     pub fn probe(mut self, deadline: Moment) -> Result<Database, Error> {
         let keys = &mut self.coordinator;
         let version = keys.version(deadline)?;
-        let (round_trips, clock) = keys.round_trips(deadline)?;
+        let (round_trip, clock) = keys.round_trip(deadline)?;
         let tried = keys.tried(deadline);
         let members = keys.members(deadline);
         Ok(Database {
-            round_trips,
+            round_trip,
             clock: Some(clock),
             version,
             members,
@@ -64,18 +64,17 @@ impl Keys {
         Some(list["members"].as_array()?.len())
     }
 
-    /// Round trips, fastest first, and the offset of the member's clock, which is exact to a
-    /// second.
-    fn round_trips(&mut self, deadline: Moment) -> Result<(Vec<Duration>, Offset), Error> {
+    /// The slowest round trip, and the offset of the member's clock, which is exact to a second.
+    fn round_trip(&mut self, deadline: Moment) -> Result<(Duration, Offset), Error> {
         let range = Span::one(self.layout().lock("")).whole();
         // This is this machine's time at the arrival of the answer, moved into the second that the
         // member names. So half a round trip must not be added.
         let mut now = Time(0);
-        let (round_trips, _) = measure(|| {
+        let (slowest, _) = measure(|| {
             (_, now) = self.client.read(vec![range.clone()], deadline)?;
             Ok::<_, Error>(None)
         })?;
-        Ok((round_trips, offset(Duration::from_micros(now.0))))
+        Ok((slowest, offset(Duration::from_micros(now.0))))
     }
 
     /// Writes a key of each kind, and revokes the lease that they are on. No lock has their empty

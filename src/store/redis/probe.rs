@@ -52,9 +52,9 @@ fn facts(target: &Target, prefix: &str) -> Result<Facts, Error> {
     let mut server = Server::dial(target)?;
     // The first command carries AUTH and SELECT, so it is not measured.
     server.ask(&["TIME"])?;
-    let (round_trips, clock) = measure(|| server.clock())?;
+    let (round_trip, clock) = measure(|| server.clock())?;
     let info = server.info()?;
-    Ok(Facts { round_trips, clock, info, rights: server.rights(prefix)? })
+    Ok(Facts { round_trip, clock, info, rights: server.rights(prefix)? })
 }
 
 struct Server(Connection);

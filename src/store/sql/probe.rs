@@ -19,7 +19,7 @@ impl SqlStore {
         let [version, standby, forgets, rights] = tables.survey(deadline)?;
         let tried = tables.try_tables(deadline);
         let others = if tried == Ok(Tried::Done) { tables.others(deadline)? } else { None };
-        let (round_trips, clock) = measure(|| tables.clock(deadline))?;
+        let (round_trip, clock) = measure(|| tables.clock(deadline))?;
         let is_direct = tables.line.as_ref().is_some_and(|line| line.is_direct == Some(true));
         let wake_up = match is_direct {
             false => WakeUp::Pooled,
@@ -28,7 +28,7 @@ impl SqlStore {
         };
         Ok(Database {
             members: Some(1),
-            round_trips,
+            round_trip,
             clock,
             version,
             standbys: tables.standbys(deadline)?,

@@ -16,7 +16,7 @@ impl ZooKeeperStore {
     pub fn probe(mut self, deadline: Moment) -> Ensemble {
         let members = self.coordinator.members(deadline);
         let tried = self.coordinator.tried(deadline);
-        let answers = self.coordinator.round_trips(deadline);
+        let answers = self.coordinator.round_trip(deadline);
         Ensemble { members, answers, tried }
     }
 }
@@ -36,14 +36,14 @@ impl Znodes {
         target.servers.iter().map(|server| (server.to_string(), ask(server))).collect()
     }
 
-    /// Round trips, fastest first, and the offset of the leader's clock by the last write.
-    fn round_trips(&mut self, deadline: Moment) -> Result<(Vec<Duration>, Option<Offset>), Error> {
+    /// The slowest round trip, and the offset of the leader's clock by the last write.
+    fn round_trip(&mut self, deadline: Moment) -> Result<(Duration, Option<Offset>), Error> {
         let look = [Ask::Look(self.base())];
-        let (round_trips, _) = measure(|| self.ask(&look, deadline).map(|_| None))?;
+        let (slowest, _) = measure(|| self.ask(&look, deadline).map(|_| None))?;
         let clock = self.stamp.map(|Stamp { at, sent, .. }| {
             offset(Duration::from_millis(at).saturating_add(Moment::now().since(sent)))
         });
-        Ok((round_trips, clock))
+        Ok((slowest, clock))
     }
 
     /// Tries what locks need. Returns the other users that may change the nodes.

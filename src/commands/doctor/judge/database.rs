@@ -1,6 +1,6 @@
 //! Judges PostgreSQL, MariaDB or MySQL, and etcd.
 
-use super::{CLOCK_EFFECT, Criteria, bad, of_clock, of_round_trips, ok, warn};
+use super::{CLOCK_EFFECT, Criteria, bad, of_clock, of_round_trip, ok, warn};
 use crate::output::doctor::Finding;
 use crate::store::probe::{Database, Role, Standbys, Tried, WakeUp};
 
@@ -24,8 +24,7 @@ fn may_end_live_leases(version: &str) -> bool {
 
 pub(super) fn of_database(database: &Database, criteria: &Criteria) -> Vec<Finding> {
     let mut findings = vec![
-        ok("reachable", "yes"),
-        of_round_trips(&database.round_trips, criteria),
+        of_round_trip(database.round_trip, criteria),
         of_version(database),
         match (database.role, &database.standbys) {
             (Role::Master, None) => ok("role", "it takes writes"),

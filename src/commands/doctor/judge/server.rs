@@ -1,6 +1,6 @@
 //! Judges a Redis server, alone or with replicas. Most of it holds for a master of a quorum too.
 
-use super::{CLOCK_EFFECT, Criteria, at_least, bad, of_clock, of_round_trips, ok, span, unreachable, warn};
+use super::{CLOCK_EFFECT, Criteria, at_least, bad, of_clock, of_round_trip, ok, span, unreachable, warn};
 use crate::output::doctor::Finding;
 use crate::store::probe::{Info, Node, Persistence, Rights, Role};
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(super) fn of_node(
     let mut findings = match &node.facts {
         Err(error) => vec![unreachable(error)],
         Ok(facts) => {
-            let mut findings = vec![ok("reachable", "yes"), of_round_trips(&facts.round_trips, criteria)];
+            let mut findings = vec![of_round_trip(facts.round_trip, criteria)];
             match &facts.info {
                 Some(info) => findings.extend(of_info(info).into_iter().chain(more(info))),
                 None => findings.push(without_info),

@@ -14,7 +14,7 @@ pub(super) fn of_settings(criteria: &Criteria) -> Vec<Finding> {
         ),
     }];
     findings.extend(criteria.password_from.iter().map(|from| ok("password", from)));
-    findings.extend(criteria.files.iter().map(of_file));
+    findings.extend(criteria.files.iter().filter_map(of_file));
     findings.extend(criteria.exposed.iter().map(|variable| {
         warn(
             "secrets",
@@ -41,18 +41,15 @@ fn of_clear(Clear { hosts, tls_scheme }: &Clear) -> Finding {
     )
 }
 
-fn of_file(file: &SettingsFile) -> Finding {
-    let path = file.path.display();
-    let (check, bits, good) = match file.sensitivity {
-        Sensitivity::Secret => ("secrets", "600", format!("not every user can read {path}")),
-        Sensitivity::Trusted => ("settings", "644", format!("only its owner can change {path}")),
-    };
-    let found = if file.sensitivity == Sensitivity::Secret && file.mode & 0o004 != 0 {
+fn of_file(file: &SettingsFile) -> Option<Finding> {
+    let (path, is_secret) = (file.path.display(), file.sensitivity == Sensitivity::Secret);
+    let (check, bits) = if is_secret { ("secrets", "600") } else { ("settings", "644") };
+    let found = if is_secret && file.mode & 0o004 != 0 {
         format!("every user of this machine can read {path}, which has a secret in it")
     } else if file.mode & 0o022 != 0 {
         format!("users other than its owner can change {path}")
     } else {
-        return ok(check, good);
+        return None;
     };
-    warn(check, found, format!("chmod {bits} {path}"))
+    Some(warn(check, found, format!("chmod {bits} {path}")))
 }

@@ -1,7 +1,7 @@
 //! Judges a ZooKeeper ensemble. Some of its servers may be down; whether enough are left shows when
 //! a node is written.
 
-use super::{Criteria, bad, of_clock, of_round_trips, ok, unreachable, warn};
+use super::{Criteria, bad, of_clock, of_round_trip, ok, unreachable, warn};
 use crate::output::doctor::Finding;
 use crate::store::probe::{Ensemble, Member};
 
@@ -16,9 +16,8 @@ pub(super) fn of_ensemble(ensemble: &Ensemble, criteria: &Criteria) -> Vec<Findi
     });
     let mut findings: Vec<Finding> = servers.collect();
     match &ensemble.answers {
-        Ok((round_trips, clock)) => {
-            findings.push(ok("reachable", "yes"));
-            findings.push(of_round_trips(round_trips, criteria));
+        Ok((round_trip, clock)) => {
+            findings.push(of_round_trip(*round_trip, criteria));
             findings.extend(clock.map(|clock| of_clock(clock, CLOCK_EFFECT)));
         }
         Err(error) => {
