@@ -4,7 +4,7 @@
 
 use super::context::{Context, riding_out};
 use super::foreground::Signals;
-use super::held::{By, Held, Holds};
+use super::held::{By, Held, Holds, OwnHold};
 use super::job_env::environment;
 use super::owner;
 use super::run::messages::{Messages, Subject, Under};
@@ -198,34 +198,27 @@ impl Acquiring<'_> {
 
     /// Refuses to wait for a lock that a parent of this process holds.
     fn refuse_to_wait_for_own_hold(&self, store: &mut dyn Store) -> Result<(), Error> {
-        let (holds, settings) = (Holds::of_process(), &self.context.settings);
         for key in &self.keys {
-            let name = self.context.name(key)?;
-            for held in holds.of_lock(&name) {
-                let proof = self.context.verify_in(store, held, &name.clone().into());
-                let proof = proof.inspect_err(|_| store.reset());
-                let Some(proof) = proof.map_err(|error| self.context.with_origin(error))? else { continue };
-                let joins = match (proof.mode, self.request.ask.mode) {
-                    (Mode::Shared, Mode::Shared) => true,
-                    (Mode::Slots(held), Mode::Slots(wanted)) => held == wanted && held > 1,
-                    _ => false,
-                };
-                if !joins {
-                    let instead = match held.by {
-                        By::Run => "this job runs under it already, and it ends with the job".into(),
-                        By::Acquire | By::Hold => {
-                            format!(
-                                "{} gives it back",
-                                cited(&format!("dlock release {}", word(key.as_str())))
-                            )
-                        }
-                    };
-                    return Err(Error::Usage(format!(
-                        "this process itself holds {key} in {} ({}), and would wait for itself; {instead}",
-                        settings.store, proof.mode
-                    )));
+            let own = self.context.own_holds(store, &self.context.name(key)?);
+            let own = own.map_err(|error| self.context.with_origin(error))?;
+            let joins = |held: Mode| match (held, self.request.ask.mode) {
+                (Mode::Shared, Mode::Shared) => true,
+                (Mode::Slots(held), Mode::Slots(wanted)) => held == wanted && held > 1,
+                _ => false,
+            };
+            let Some(OwnHold { held, proof }) = own.iter().find(|one| !joins(one.proof.mode)) else {
+                continue;
+            };
+            let instead = match held.by {
+                By::Run => "this job runs under it already, and it ends with the job".into(),
+                By::Acquire | By::Hold => {
+                    format!("{} gives it back", cited(&format!("dlock release {}", word(key.as_str()))))
                 }
-            }
+            };
+            return Err(Error::Usage(format!(
+                "this process itself holds {key} in {} ({}), and would wait for itself; {instead}",
+                self.context.settings.store, proof.mode
+            )));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! What every command has: the settings and the printer, and with them the deadline for the store,
 //! the full names of locks, and errors with their origin. `stores` opens the store.
 
-use super::held::{Held, Holds};
+use super::held::{Held, Holds, OwnHold};
 use crate::cli::Common;
 use crate::clock::Moment;
 use crate::config::{Environment, Settings, Source};
@@ -81,7 +81,7 @@ impl Context {
     /// Asks the store whether a hold that DLOCK_HELD claims has these locks there; `None` if not.
     /// Under another URL than the hold's, the store must first show the fence of the hold: another
     /// store must not learn the token.
-    pub fn verify_in(
+    fn verify_in(
         &self,
         store: &mut dyn Store,
         held: &Held,
@@ -97,6 +97,17 @@ impl Context {
             }
         }
         store.prove(names, &held.token, self.deadline())
+    }
+
+    /// The holds that this process has of a lock, innermost first, as the store confirms them. A
+    /// caller that waits for the lock would wait for itself.
+    pub fn own_holds(&self, store: &mut dyn Store, name: &Name) -> Result<Vec<OwnHold>, store::Error> {
+        let mut own = Vec::new();
+        for held in Holds::of_process().of_lock(name) {
+            let proof = self.verify_in(store, held, &name.clone().into()).inspect_err(|_| store.reset())?;
+            own.extend(proof.map(|proof| OwnHold { held: held.clone(), proof }));
+        }
+        Ok(own)
     }
 
     /// Adds to a store error which setting named the store; to one about the password, where the

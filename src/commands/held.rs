@@ -10,6 +10,7 @@ use crate::config::access::Access;
 use crate::error::Error;
 use crate::lock::{Fence, Key, Name, Names, Token, Ttl};
 use crate::output::busy::listed;
+use crate::rules::Proof;
 use crate::supervise::Pin;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -154,6 +155,15 @@ impl Held {
     }
 }
 
+/// A hold of this process, confirmed by the store.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct OwnHold {
+    /// What DLOCK_HELD says of it.
+    pub held: Held,
+    /// What the store says of it.
+    pub proof: Proof,
+}
+
 /// Every hold of this process tree, as DLOCK_HELD claims them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Holds {
@@ -186,7 +196,7 @@ impl Holds {
     }
 
     /// The holds that have this lock if their store is the one meant, innermost first. Only that
-    /// store can tell ([`Context::verify_in`](super::context::Context::verify_in)): a store has more
+    /// store can tell ([`Context::own_holds`](super::context::Context::own_holds)): a store has more
     /// than one URL.
     pub fn of_lock<'a, 'n>(&'a self, name: &'n Name) -> impl Iterator<Item = &'a Held> + use<'a, 'n> {
         self.inside_out().filter(|held| held.has_lock(name))

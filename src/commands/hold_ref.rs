@@ -18,18 +18,12 @@ pub fn find<'a>(context: &'a Context, holds: &'a Holds, key: &Key) -> Result<Opt
         return Ok(Some(held));
     }
     let name = context.name(key)?;
-    let claims: Vec<&Held> = holds.of_lock(&name).collect();
-    if claims.is_empty() {
+    let mut claims = holds.of_lock(&name).peekable();
+    if claims.peek().is_none() {
         return Ok(None);
     }
-    let (mut store, names) = (context.open()?, Names::from(name.clone()));
-    for held in claims {
-        let proof = context.verify_in(&mut *store, held, &names);
-        if proof.map_err(|error| context.with_origin(error))?.is_some() {
-            return Ok(Some(held));
-        }
-    }
-    Ok(None)
+    let own = context.own_holds(&mut *context.open()?, &name).map_err(|error| context.with_origin(error))?;
+    Ok(claims.find(|held| own.first().is_some_and(|own| own.held.token == held.token)))
 }
 
 /// A hold that the caller says it has; [`HoldRef::verify`] asks the store.

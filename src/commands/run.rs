@@ -8,7 +8,7 @@
 //! back after the job was reaped (I8).
 
 use super::context::Context;
-use super::held::{Held, Holds};
+use super::held::{Held, Holds, OwnHold};
 use super::job_env::environment;
 use super::owner::{command_line, owner};
 use super::stores::HoldRequirements;
@@ -25,7 +25,6 @@ use crate::rules::{Ask, Terms};
 use crate::supervise::{self, Bond, Guard, Inherited, Leftovers, Limits, Orphaned, Plan};
 pub use hold::{Holding, Voice};
 use messages::{Messages, Subject, Under};
-use parent_hold::ParentHold;
 use report::RunReport;
 pub use report_file::ReportFile;
 use session::{Own, Runs, Session};
@@ -73,7 +72,7 @@ impl Work {
         context: &Context,
         run: &Run,
         holds: &Holds,
-    ) -> Result<(Vec<Key>, Option<ParentHold>), Error> {
+    ) -> Result<(Vec<Key>, Option<OwnHold>), Error> {
         let unrun = self.subject().unrun;
         match self {
             Self::Command => {
@@ -182,7 +181,7 @@ fn ask(run: &Run, owner: Owner, token: Token, until: Until, min_hold: Duration) 
 fn run_inside(
     context: &Context,
     run: &Run,
-    parent: &ParentHold,
+    parent: &OwnHold,
     report: &mut RunReport,
 ) -> anyhow::Result<Exit> {
     let subject = Subject::COMMAND;
@@ -197,7 +196,7 @@ fn run_inside(
     };
     let mut guard = fork(plan, &inherited, orphaned, subject)?;
     messages.inside(parent);
-    let ParentHold { held, proof } = parent;
+    let OwnHold { held, proof } = parent;
     report.asked = Some(Moment::now());
     report.granted = Some((Moment::now(), proof.fence));
     report.slot = proof.slot;

@@ -3,7 +3,6 @@
 
 use super::context::Context;
 use super::foreground::{Onlooker, Signals};
-use super::held::Holds;
 use super::key_operands::KeyOperands;
 use crate::cli;
 use crate::clock::Moment;
@@ -99,20 +98,14 @@ impl Waiting<'_> {
 
     /// Refuses to wait for a lock that this process runs under: it would wait for its own end.
     fn refuse_own_locks(&mut self, names: &[Name]) -> Result<(), Error> {
-        let (holds, context) = (Holds::of_process(), self.onlooker.context);
+        let context = self.onlooker.context;
         for name in names {
-            for held in holds.of_lock(name) {
-                let proof = self.onlooker.ask(name.key(), |store| {
-                    let proof = context.verify_in(store, held, &name.clone().into());
-                    proof.inspect_err(|_| store.reset())
-                });
-                if proof?.is_some() {
-                    return Err(Error::Usage(format!(
-                        "this process itself runs under {} in {}, and would wait for itself",
-                        name.key(),
-                        context.settings.store
-                    )));
-                }
+            if !self.onlooker.ask(name.key(), |store| context.own_holds(store, name))?.is_empty() {
+                return Err(Error::Usage(format!(
+                    "this process itself runs under {} in {}, and would wait for itself",
+                    name.key(),
+                    context.settings.store
+                )));
             }
         }
         Ok(())

@@ -2,9 +2,9 @@
 //! store, says what happened to the command, and what comes next. `loss` has the messages about a
 //! lease that cannot be renewed, and a job that is stopped.
 
-use super::parent_hold::ParentHold;
 use crate::clock::Moment;
 use crate::commands::context::Context;
+use crate::commands::held::OwnHold;
 use crate::commands::owner;
 use crate::error::Error;
 use crate::exit::{Ended, Exit, OnLost};
@@ -136,7 +136,7 @@ impl<'a> Messages<'a> {
     }
 
     /// The command runs under a hold of the parent job.
-    pub fn inside(&self, parent: &ParentHold) {
+    pub fn inside(&self, parent: &OwnHold) {
         let Proof { mode, slot, fence, .. } = parent.proof;
         let (place, slot) = (self.place(), slot.map(|slot| format!(", slot {slot}")).unwrap_or_default());
         let text = format!(

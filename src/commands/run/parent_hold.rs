@@ -3,7 +3,7 @@
 //! nested.
 
 use crate::commands::context::{Context, riding_out};
-use crate::commands::held::{Held, Holds};
+use crate::commands::held::{Holds, OwnHold};
 use crate::commands::stores::HoldRequirements;
 use crate::config::run::Run;
 use crate::error::Error;
@@ -11,19 +11,9 @@ use crate::lease::Until;
 use crate::lock::{Key, Mode, Replicas, Wait};
 use crate::output::busy::listed;
 use crate::output::{Kind, What};
-use crate::rules::Proof;
 use crate::supervise;
 use crate::sys;
 use std::io;
-
-/// A hold of the parent job, confirmed by the store.
-#[derive(Debug, Clone)]
-pub struct ParentHold {
-    /// What DLOCK_HELD says of it.
-    pub held: Held,
-    /// What the store says of it.
-    pub proof: Proof,
-}
 
 /// Returns the keys that are still to be taken, in the order given, and the innermost hold that has
 /// any of the other keys. Refuses a run that would wait for its own parent job. `unrun` is the end
@@ -34,32 +24,22 @@ pub fn find_parent_hold(
     until: Until,
     holds: &Holds,
     unrun: &str,
-) -> Result<(Vec<Key>, Option<ParentHold>), Error> {
+) -> Result<(Vec<Key>, Option<OwnHold>), Error> {
     let names = context.names(&run.keys)?;
-    let is_claim = |held: &&Held| names.iter().any(|name| held.has_lock(name));
-    let claims: Vec<&Held> = holds.inside_out().filter(is_claim).collect();
-    if claims.is_empty() {
+    if !names.iter().any(|name| holds.of_lock(name).next().is_some()) {
         return Ok((run.keys.clone(), None));
     }
-    let proofs = verify_when_reachable(context, run, until, &claims, unrun)?;
-    let held = claims.into_iter().cloned();
-    let proven: Vec<ParentHold> =
-        held.zip(proofs).filter_map(|(held, proof)| Some(ParentHold { held, proof: proof? })).collect();
-    let mut innermost: Option<usize> = None;
-    let mut rest = Vec::new();
-    for key in &run.keys {
-        let name = context.name(key)?;
-        let mut of_key = proven.iter().enumerate().filter(|(_, one)| one.held.has_lock(&name)).peekable();
-        let Some((_, first)) = of_key.peek() else {
+    let (mut rest, mut usable) = (Vec::new(), Vec::new());
+    for (key, own) in run.keys.iter().zip(verify_when_reachable(context, run, until, unrun)?) {
+        let Some(innermost) = own.first() else {
             rest.push(key.clone());
             continue;
         };
-        let refused = conflict(context, key, first.proof.mode, run.mode, unrun);
-        let (at, _) = of_key.find(|(_, one)| suffices(one.proof.mode, run.mode)).ok_or(refused)?;
-        // `proven` has the innermost hold first.
-        innermost = Some(innermost.map_or(at, |other| other.min(at)));
+        let refused = conflict(context, key, innermost.proof.mode, run.mode, unrun);
+        usable.push(own.into_iter().find(|one| suffices(one.proof.mode, run.mode)).ok_or(refused)?);
     }
-    let parent = innermost.and_then(|at| proven.get(at).cloned());
+    let parent =
+        holds.inside_out().find_map(|held| usable.iter().find(|one| one.held.token == held.token)).cloned();
     if parent.is_some() && !rest.is_empty() && run.wait == Wait::Forever {
         return Err(Error::Usage(format!(
             "this dlock runs inside a job that holds some of these keys, and would wait for {} in {} without a limit; give --wait one (-w 10m); {unrun}",
@@ -70,15 +50,14 @@ pub fn find_parent_hold(
     Ok((rest, parent))
 }
 
-/// Asks the store about each claim, in another process. While the store cannot be reached, tries
-/// for as long as the run would wait for the lock.
+/// Asks the store for the holds of each key, in another process. While the store cannot be reached,
+/// tries for as long as the run would wait for the lock.
 fn verify_when_reachable(
     context: &Context,
     run: &Run,
     until: Until,
-    claims: &[&Held],
     unrun: &str,
-) -> Result<Vec<Option<Proof>>, Error> {
+) -> Result<Vec<Vec<OwnHold>>, Error> {
     let trouble = |error: &_| {
         let text = format!("{error}; still waiting, trying again");
         context.printer.say(Kind::Passing, What::Trouble, &text);
@@ -88,7 +67,7 @@ fn verify_when_reachable(
         // process with threads must not fork the guard: a mutex that one of them holds at that
         // moment would stay locked in the guard for ever.
         let said = supervise::in_separate_process(|| {
-            let said = serde_json::to_vec(&verify(context, run, claims)).unwrap_or_default();
+            let said = serde_json::to_vec(&verify(context, run)).unwrap_or_default();
             sys::kill_all_separate();
             said
         });
@@ -99,18 +78,15 @@ fn verify_when_reachable(
     })
 }
 
-/// Asks the store once about each claim.
-fn verify(context: &Context, run: &Run, claims: &[&Held]) -> Result<Vec<Option<Proof>>, Error> {
+/// Asks the store once.
+fn verify(context: &Context, run: &Run) -> Result<Vec<Vec<OwnHold>>, Error> {
     let mut store =
         context.open_for_hold(HoldRequirements { replicas: Replicas::None, max_lease: run.max_lease })?;
-    let mut ask = |held: &Held| {
-        let of_it = |key: &&Key| context.name(key).is_ok_and(|name| held.has_lock(&name));
-        let keys: Vec<Key> = run.keys.iter().filter(of_it).cloned().collect();
-        let proof = context.verify_in(&mut *store, held, &context.names(&keys)?);
-        Ok(proof
-            .map_err(|error| context.with_origin(error.map(|text| format!("{}: {text}", listed(&keys)))))?)
+    let mut own_holds = |key: &Key| {
+        let own = context.own_holds(&mut *store, &context.name(key)?);
+        Ok(own.map_err(|error| context.with_origin(error.map(|text| format!("{key}: {text}"))))?)
     };
-    claims.iter().map(|held| ask(held)).collect()
+    run.keys.iter().map(&mut own_holds).collect()
 }
 
 /// Whether a hold in mode `held` serves a run that wants mode `wanted`.
