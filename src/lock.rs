@@ -4,6 +4,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::io;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -319,10 +320,11 @@ impl TryFrom<String> for Token {
 }
 
 impl Token {
-    /// A new token. Fails only if the operating system provides no random bytes.
-    pub fn random() -> Result<Self, getrandom::Error> {
+    /// A new token. Fails only if the operating system provides no random bytes, and says so.
+    pub fn random() -> io::Result<Self> {
         let mut bytes = [0u8; 16];
-        getrandom::fill(&mut bytes)?;
+        getrandom::fill(&mut bytes)
+            .map_err(|error| io::Error::other(format!("the system gave no random bytes: {error}")))?;
         Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 

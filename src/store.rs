@@ -205,6 +205,9 @@ pub enum Listener {
     Watcher,
 }
 
+/// Pause of a subscription after a failure, so that its connection is not dialled repeatedly.
+pub const BACKOFF: Duration = Duration::from_secs(1);
+
 /// Reports to a holder or a watcher that something has happened.
 pub trait Subscription: Send {
     /// Sleeps until something may have happened (true), at the latest until `until` (false); a

@@ -89,9 +89,8 @@ fn request(
     settings.check_lease("ttl", ttl.get(), how.ttl.is_some(), None)?;
     settings.check_lease("min-hold", min_hold, true, None)?;
     let until = Until::from_now(wait);
-    let token = Token::random().map_err(|error| {
-        Error::Internal(format!("the system gave no random bytes: {error}; the lock is not acquired"))
-    })?;
+    let token =
+        Token::random().map_err(|error| Error::Internal(format!("{error}; the lock is not acquired")))?;
     let reason = how.reason.clone().filter(|text| !text.is_empty());
     let ask = Ask {
         token,
@@ -278,7 +277,7 @@ impl Acquiring<'_> {
         };
         if let Err(error) = text.and_then(|text| output::deliver(&text)) {
             // The script did not get the token, so nobody else can give the lock back.
-            give_back_quietly(store, &self.request, self.request.connect_timeout + self.request.op_timeout);
+            give_back_quietly(store, &self.request, self.context.request_time());
             return Err(error.into());
         }
         self.acquired(until);

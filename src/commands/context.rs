@@ -14,6 +14,7 @@ use crate::output::{Kind, Printer, What};
 use crate::rules::Proof;
 use crate::store::net::interrupt;
 use crate::store::{self, Store};
+use std::time::Duration;
 
 /// The settings and the printer of a command.
 #[derive(Debug, Clone)]
@@ -54,9 +55,14 @@ impl Context {
         }
     }
 
+    /// Limit for one request, connecting included.
+    pub fn request_time(&self) -> Duration {
+        self.settings.connect_timeout + self.settings.op_timeout
+    }
+
     /// The deadline for a request that is made now, connecting included.
     pub fn deadline(&self) -> Moment {
-        Moment::now().after(self.settings.connect_timeout + self.settings.op_timeout)
+        Moment::now().after(self.request_time())
     }
 
     /// The full name of a lock.

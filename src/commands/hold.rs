@@ -189,9 +189,7 @@ fn check_room(context: &Context, flags: &cli::hold::Hold, run: &Run) -> Result<(
     if !flags.export && flags.env_file.is_none() {
         return Ok(());
     }
-    let token = Token::random().map_err(|error| {
-        Error::Internal(format!("the system gave no random bytes: {error}; nothing is held"))
-    })?;
+    let token = Token::random().map_err(|error| Error::Internal(format!("{error}; nothing is held")))?;
     Holds::of_process().check_room(&context.settings, &run.keys, &token, "nothing is held")
 }
 

@@ -124,8 +124,7 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     };
     let names = context.names(&keys)?;
     context.check_supported(&names, run.mode)?;
-    let token =
-        Token::random().map_err(|error| internal("cannot get random bytes from the system", &error))?;
+    let token = Token::random().map_err(|error| internal("cannot make a token", &error))?;
     if let Work::Command = work {
         holds.check_room(&context.settings, &keys, &token, subject.unrun)?;
     }

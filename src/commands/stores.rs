@@ -91,10 +91,8 @@ impl Context {
     /// An observer of locks in this store. `foreign` is how often it reads a lock that dlock did
     /// not write.
     pub fn observe(&self, foreign: Duration) -> Result<Observer, Error> {
-        let question = self.settings.connect_timeout + self.settings.op_timeout;
-        let token = Token::random()
-            .map_err(|error| Error::Internal(format!("the system gave no random bytes: {error}")))?;
-        Ok(Observer::new(self.open()?, token, Budgets { question, foreign }))
+        let token = Token::random().map_err(|error| Error::Internal(error.to_string()))?;
+        Ok(Observer::new(self.open()?, token, Budgets { question: self.request_time(), foreign }))
     }
 
     /// The store, opened to hold a lock.

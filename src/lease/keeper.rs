@@ -9,7 +9,7 @@ use crate::rules::Renewal;
 use crate::rules::schedule::{FailedBefore, Schedule};
 use crate::store::net::budget::{self, Purpose};
 use crate::store::net::interrupt;
-use crate::store::{Error, Listener, Subscription};
+use crate::store::{BACKOFF, Error, Listener, Subscription};
 use race::Race;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -22,8 +22,6 @@ mod race;
 /// From this age on a hold listens for a request to end. On some stores that takes a connection, and
 /// a shorter job is not worth it.
 pub const SUBSCRIBE_AFTER: Duration = Duration::from_secs(1);
-/// Pause after listening has failed, or while a renewal uses the store.
-const BACKOFF: Duration = Duration::from_secs(1);
 /// Pause between two attempts to listen, or while the main thread wants the store.
 const YIELD: Duration = Duration::from_millis(10);
 /// From this many failures in a row on, failures are reported. A single one is not: often the next

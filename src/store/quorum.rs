@@ -174,7 +174,7 @@ impl QuorumStore {
     }
 
     fn request_time(&self) -> Duration {
-        self.masters.targets.first().map_or(STRAGGLERS, |target| target.connect_timeout + target.op_timeout)
+        self.masters.targets.first().map_or(STRAGGLERS, |target| target.request_time())
     }
 
     fn call(&self, code: &'static Code, name: &Name, argument: &impl Serialize) -> Result<Call, Error> {

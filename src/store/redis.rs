@@ -223,7 +223,7 @@ impl Store for RedisStore {
     ) -> Result<Box<dyn store::Subscription>, Error> {
         let (whose, beyond) = match listener {
             Listener::Holder => ("holder", Duration::ZERO),
-            Listener::Watcher => ("watch", self.target.connect_timeout + self.target.op_timeout),
+            Listener::Watcher => ("watch", self.target.request_time()),
         };
         // One BLPOP takes lists of one slot only.
         let lists = match self.caller.route.topology.part(names) {
@@ -299,7 +299,7 @@ impl Store for RedisStore {
     }
 
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
-        let deadline = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
+        let deadline = Moment::now().after(self.target.request_time());
         let masters = self.masters(deadline)?;
         let (mut names, mut missing) = (BTreeSet::new(), Vec::new());
         for server in &masters {
@@ -319,7 +319,7 @@ impl Store for RedisStore {
 
     fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
         let name = names.first();
-        let beyond = self.target.connect_timeout + self.target.op_timeout;
+        let beyond = self.target.request_time();
         let wake = self.wake.get_or_insert_with(|| {
             let list = wake_key(name, token, &self.wake_number.to_string());
             Subscription::new(self.caller.route.last_master.clone(), beyond, vec![(list, name.clone())])
@@ -331,7 +331,7 @@ impl Store for RedisStore {
             self.wake_number += 1;
             if heard.is_ok() {
                 // Another client floods the list. An interrupt ends the pause.
-                interrupt::pause(subscription::BACKOFF.min(until.left())).ok();
+                interrupt::pause(store::BACKOFF.min(until.left())).ok();
             }
         }
         Ok(if heard? { Slept::Woken } else { Slept::Through })

@@ -182,7 +182,7 @@ impl Coordinator for Tables {
     const HEARTBEAT: Duration = RARER_HEARTBEAT;
 
     fn request_time(&self) -> Duration {
-        self.target.connect_timeout + self.target.op_timeout
+        self.target.request_time()
     }
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {

@@ -144,7 +144,7 @@ impl Coordinator for Znodes {
     const CROWD: (u64, u32) = (4, 3);
 
     fn request_time(&self) -> Duration {
-        self.session.target.connect_timeout + self.session.target.op_timeout
+        self.session.target.request_time()
     }
 
     fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {

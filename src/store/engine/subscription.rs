@@ -2,11 +2,7 @@
 
 use crate::clock::Moment;
 use crate::store::net::interrupt;
-use crate::store::{Error, Subscription};
-use std::time::Duration;
-
-/// Pause after a failure.
-const BACKOFF: Duration = Duration::from_secs(1);
+use crate::store::{BACKOFF, Error, Subscription};
 
 /// What a store listens to.
 pub trait Source: Send {

@@ -79,7 +79,7 @@ impl Client {
 
     /// Time for a request that has no deadline of its own.
     pub fn request_time(&self) -> Duration {
-        self.target.connect_timeout + self.target.op_timeout
+        self.target.request_time()
     }
 
     /// Moves on to the next member, on a new connection.

@@ -80,8 +80,7 @@ impl Keys {
     /// Writes a key of each kind, and revokes the lease that they are on. No lock has their empty
     /// name, so nobody takes them for a lock.
     fn tried(&mut self, deadline: Moment) -> Result<Tried, Error> {
-        let token = Token::random()
-            .map_err(|error| Error::Unavailable(format!("the system gave no random bytes: {error}")))?;
+        let token = Token::random().map_err(|error| Error::Unavailable(error.to_string()))?;
         let (layout, of, id) = (self.layout(), LeaseOf::Waiter, LeaseOf::Waiter.id(&token));
         let of_lock = [layout.lock(""), layout.end("", 1)];
         let of_token = [layout.waiter("", &token), layout.session("", &token), layout.life(&token)];

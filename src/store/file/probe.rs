@@ -39,8 +39,7 @@ fn disk(path: &Path, shown: &str) -> Result<Disk, Error> {
     let fs = fstatfs(&*directory).map_err(|errno| directory.error("use the directory", errno))?;
     let mode =
         fstat(&*directory).map_err(|errno| directory.error("use the directory", errno))?.st_mode & 0o7777;
-    let token = Token::random()
-        .map_err(|error| Error::Unavailable(format!("{shown}: the system gave no random bytes: {error}")))?;
+    let token = Token::random().map_err(|error| Error::Unavailable(format!("{shown}: {error}")))?;
     Ok(Disk {
         file_system: file_system(fs.f_type),
         mode,

@@ -25,6 +25,11 @@ pub struct Target {
 }
 
 impl Target {
+    /// Limit for one request, connecting included.
+    pub fn request_time(&self) -> Duration {
+        self.connect_timeout + self.op_timeout
+    }
+
     /// How messages name one of the servers.
     pub fn shown_at(&self, server: &Address) -> String {
         if self.has_several() { format!("{} at {server}", self.shown) } else { self.shown.clone() }

@@ -67,7 +67,7 @@ impl RedisStore {
     /// Those of the locks that have a lock key. Each has a request of its own, because they may lie
     /// in different slots.
     pub(super) fn existing(&mut self, server: &Address, names: &[Name]) -> Result<Vec<Name>, Error> {
-        let deadline = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
+        let deadline = Moment::now().after(self.target.request_time());
         let ask = |connection: &mut Connection, deadline, _| {
             let exists = |name: &Name| {
                 let mut exists = cmd("EXISTS");
@@ -100,7 +100,7 @@ impl RedisStore {
             if only_strings {
                 scan.arg("TYPE").arg("string");
             }
-            let deadline = Moment::now().after(self.target.connect_timeout + self.target.op_timeout);
+            let deadline = Moment::now().after(self.target.request_time());
             let ask =
                 |connection: &mut Connection, deadline, _| Ok((connection.ask(scan.clone(), deadline)?, ()));
             let whom = Whom::Server(server);

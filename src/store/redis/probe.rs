@@ -61,7 +61,7 @@ struct Server(Connection);
 
 impl Server {
     fn dial(target: &Target) -> Result<Self, Error> {
-        Connection::dial(target, Moment::now().after(target.connect_timeout + target.op_timeout)).map(Self)
+        Connection::dial(target, Moment::now().after(target.request_time())).map(Self)
     }
 
     fn op_timeout(&self) -> Duration {

@@ -121,7 +121,7 @@ impl Sentinels {
     /// Asks one sentinel. A failure is returned by the function that reads the answer.
     fn ask(&mut self, index: usize, asked: Moment) {
         let sentinel = &mut self.sentinels[index];
-        let deadline = asked.after(sentinel.target.connect_timeout + sentinel.target.op_timeout);
+        let deadline = asked.after(sentinel.target.request_time());
         let state = std::mem::replace(&mut sentinel.state, Contact::Away(asked));
         let connection = match state {
             Contact::Idle(connection) => connection.and_then(Connection::if_good),

@@ -7,15 +7,12 @@ use super::route::LastMaster;
 use crate::clock::Moment;
 use crate::lock::Name;
 use crate::store::net::interrupt;
-use crate::store::{self, Error};
+use crate::store::{self, BACKOFF, Error};
 use redis::{ServerError, Value, cmd};
 use std::time::Duration;
 
 /// Longest BLPOP, in seconds: a server that does not learn of its client's end drops it then.
 const POP_SECONDS: u64 = 30;
-/// Pause after a failure, so that the connection is not dialled repeatedly. Without a list to
-/// listen on, a wake is reported this often.
-pub const BACKOFF: Duration = Duration::from_secs(1);
 
 pub struct Subscription {
     place: LastMaster,

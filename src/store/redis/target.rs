@@ -32,6 +32,11 @@ impl fmt::Debug for Target {
 }
 
 impl Target {
+    /// Limit for one request, connecting included.
+    pub fn request_time(&self) -> Duration {
+        self.connect_timeout + self.op_timeout
+    }
+
     /// The first commands on a new connection.
     pub fn greeting(&self, password: Option<&str>) -> Vec<Cmd> {
         let mut greeting = Vec::new();

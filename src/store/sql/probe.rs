@@ -122,5 +122,5 @@ impl Tables {
 }
 
 fn probe_token() -> Result<Token, Error> {
-    Token::random().map_err(|error| Error::Unavailable(format!("the system gave no random bytes: {error}")))
+    Token::random().map_err(|error| Error::Unavailable(error.to_string()))
 }

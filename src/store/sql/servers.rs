@@ -108,7 +108,7 @@ impl Tables {
     /// its first answer, which shows whether the server can write.
     fn connect(&self, round: &mut Round, deadline: Moment) -> Result<(Line, Moment), Error> {
         let target = &self.target;
-        let (count, each) = (target.servers.len(), target.connect_timeout + target.op_timeout);
+        let (count, each) = (target.servers.len(), target.request_time());
         while round.found.len() < count {
             let deadline = turn(count, count - round.found.len(), each, deadline);
             let server = self.server.load(Ordering::Relaxed) % count;

@@ -48,8 +48,7 @@ impl Znodes {
 
     /// Tries what locks need. Returns the other users that may change the nodes.
     fn tried(&mut self, deadline: Moment) -> Result<Option<BTreeSet<String>>, Error> {
-        let token = Token::random()
-            .map_err(|error| Error::Unavailable(format!("the system gave no random bytes: {error}")))?;
+        let token = Token::random().map_err(|error| Error::Unavailable(error.to_string()))?;
         let path = self.lock_path(&format!("dlock.probe:{}", token.secret()));
         let below = format!("{path}/e00");
         let above = self.above_locks();

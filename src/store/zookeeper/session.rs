@@ -161,7 +161,7 @@ impl Session {
                         return Ok(());
                     }
                     (self.next, probes[at]) = (at, None);
-                    let within = target.connect_timeout + target.op_timeout;
+                    let within = target.request_time();
                     match self.try_next(deadline.min(Moment::now().after(within))) {
                         Err(Failure::Broken(_) | Failure::Silent(_)) => {}
                         moved => return moved,
@@ -243,7 +243,7 @@ impl Session {
         self.lose();
         let count = self.target.servers.len();
         let (mut untried, mut pause) = (count, PAUSE);
-        let each = self.target.connect_timeout + self.target.op_timeout;
+        let each = self.target.request_time();
         let mut deadline = deadline;
         if self.id != 0 {
             // The next attempt has the rest of the lease.
