@@ -1,8 +1,7 @@
 //! DLOCK_HELD: the list of the locks that this process's parent jobs hold. Read here, and written
 //! for the jobs that this process starts. The list is only a claim: it may be stale, forged or
 //! garbage. So nothing may depend on it before the store has confirmed it
-//! ([`Store::prove`](crate::store::Store::prove)). commands/run/parent_hold.rs does that for a
-//! run, commands/hold_ref.rs for the other commands.
+//! ([`Context::own_holds`](super::context::Context::own_holds)).
 
 use crate::clock::Namespace;
 use crate::config::Settings;

@@ -229,10 +229,13 @@ fn a_forged_dlock_held_is_not_believed(backend: Backend) {
     assert_eq!(world.status("l")["holders"][0]["pid"], run.pid());
     // The unchanged variable is believed.
     world.run("k", &[], "echo inside >> log").env("DLOCK_HELD", &text).run();
+    // One that the store does not confirm hides no other lock of the same hold.
+    let partly = text.replace("\"k\"", "\"k\",\"m\"");
+    world.run("k", &["-k", "m"], "echo both >> log").env("DLOCK_HELD", &partly).run();
     world.write("go", "");
     holder.finish();
     run.finish();
-    assert_eq!(world.log(), ["up", "l", "inside"]);
+    assert_eq!(world.log(), ["up", "l", "inside", "both"]);
 }
 
 fn another_prefix_or_store_is_another_lock(backend: Backend) {
