@@ -70,7 +70,7 @@ pub struct Hold {
     ///
     /// That is what was below it when it ended, and what is left of the session or group that it led. A daemon, which has a
     /// session of its own and whose parent ended before, is not waited for, nor is dlock. A process that lost its parent within
-    /// a second of its start may be missed, unless it is in that session or group. 'dlock release' stops what is waited for.
+    /// seconds of its start may be missed, unless it is in that session or group. 'dlock release' stops what is waited for.
     #[arg(long, requires = "pid")]
     pub tree: bool,
 

@@ -86,9 +86,9 @@ impl Foreign {
     }
 
     /// Looks for what the target has started, and forgets what has left it. Once the target has
-    /// ended, adds what is left of its session or group.
-    pub(super) fn follow(&mut self, source: Source) {
-        self.look(source);
+    /// ended, adds what is left of its session or group. Returns whether the look found anything new.
+    pub(super) fn follow(&mut self, source: Source) -> bool {
+        let is_new = self.find(source, Moment::now().after(LOOK_MAX), |_| {});
         if !self.is_settled
             && let Some(target) = self.seen
         {
@@ -112,6 +112,7 @@ impl Foreign {
         if self.is_settled {
             self.known.iter_mut().for_each(|known| known.is_dlock = is_dlock(source, known.pid));
         }
+        is_new
     }
 
     /// Adds what is left of the session or group that the target led.

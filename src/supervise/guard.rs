@@ -79,6 +79,8 @@ struct GuardProcess<F> {
     state: JobState,
     /// When to look for what the process of a hold with `--tree` has started.
     follow_at: Moment,
+    /// The pause before that look.
+    follow_pause: Duration,
     /// dlock is gone, or has left the rest to the guard.
     is_orphaned: bool,
     /// dlock sent `Order::Finish`: it has printed all messages itself.
@@ -142,6 +144,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             cmd: None,
             state: JobState::Idle,
             follow_at: Moment::now(),
+            follow_pause: Duration::ZERO,
             is_orphaned: false,
             may_finish_quietly: false,
             no_child: true,

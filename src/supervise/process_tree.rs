@@ -115,12 +115,11 @@ impl ProcessTree {
         }
     }
 
-    /// Looks for what the foreign process has started and, once it has ended, left behind.
-    pub(super) fn follow_foreign(&mut self) {
+    /// Looks for what the foreign process has started and, once it has ended, left behind. Returns
+    /// whether there is anything new.
+    pub(super) fn follow_foreign(&mut self) -> bool {
         let source = self.source();
-        if let Some(foreign) = &mut self.foreign {
-            foreign.follow(source);
-        }
+        self.foreign.as_mut().is_some_and(|foreign| foreign.follow(source))
     }
 
     /// What the foreign process has left behind.

@@ -10,9 +10,12 @@ use crate::sys;
 use rustix::process::{Pid, Signal};
 use std::time::Duration;
 
-/// Shortest pause between two looks for what the process of a hold has started.
+/// Pause before the next look for what the process of a hold has started, if a look has found
+/// something new. The pauses double up to [`FOLLOW_IDLE`].
 const FOLLOW: Duration = Duration::from_secs(1);
-/// The same once the process has ended, and what it left behind is waited for.
+/// Longest pause: then the looks cost an idle hold no more than its renewals do.
+const FOLLOW_IDLE: Duration = Duration::from_secs(8);
+/// Pause once the process has ended, and what it left behind is waited for.
 const FOLLOW_REST: Duration = Duration::from_millis(50);
 /// A look takes at most one part of this many of the time.
 const FOLLOW_PART: u32 = 100;
@@ -69,11 +72,14 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             return;
         }
         let began = Moment::now();
-        self.setup.tree.follow_foreign();
+        let is_new = self.setup.tree.follow_foreign();
         let now = Moment::now();
-        // A look must cost an idle hold no more than a renewal does, however large the tree is.
-        let pause = if self.status().is_some() { FOLLOW_REST } else { FOLLOW };
-        self.follow_at = now.after(pause.max(now.since(began) * FOLLOW_PART));
+        self.follow_pause = match self.status() {
+            Some(_) => FOLLOW_REST,
+            None if is_new => FOLLOW,
+            None => (self.follow_pause * 2).clamp(FOLLOW, FOLLOW_IDLE),
+        };
+        self.follow_at = now.after(self.follow_pause.max(now.since(began) * FOLLOW_PART));
     }
 
     /// Records what has happened to CMD.
