@@ -208,8 +208,8 @@ impl Lease {
         match interrupt::armed(interrupt, || progress.step(&mut **store, request, until, report)) {
             Step::GoesOn => {}
             Step::Over => *main_work = MainWork::Nothing,
-            Step::Held(sent) => {
-                let keeping = Keeping::new(sent, &request.schedule);
+            Step::Held(fence, sent) => {
+                let keeping = Keeping::new(fence, sent, &request.schedule);
                 *main_work = MainWork::Keep(keeping, keeping.next.min(sent.after(SUBSCRIBE_AFTER)));
             }
         }

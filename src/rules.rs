@@ -41,7 +41,7 @@ pub use answer::{
     Acquired, Blocker, Done, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Pause, Proof, Renewal,
     Requested, Revoked, State, Success, Superseded, Waiting,
 };
-pub use operation::{Ask, End, NewPause, Patience, Ran, Revoke, Terms, When};
+pub use operation::{Ask, End, NewPause, Patience, Ran, Renew, Revoke, Terms, When};
 pub use record::{Absence, Hold, Lock, Newest, Phase, Record, Tombstone, Waiter};
 pub use refusal::{REFUSALS_KEPT, Refusal, Why};
 pub use time::{Due, NUMBERS_END, Time, millis, ms};
@@ -192,10 +192,13 @@ impl LockTable {
         Acquired::Busy(blocker)
     }
 
-    /// Extends the lease of a token that holds all of these locks, and of no other (I2, I12).
-    pub fn renew(&mut self, now: Time, names: &Names, token: &Token, ttl: Duration) -> Renewal {
+    /// Extends the lease of a token that holds all of these locks under this fence, and of no other
+    /// (I2, I6, I12).
+    pub fn renew(&mut self, now: Time, names: &Names, renew: &Renew<'_>) -> Renewal {
+        let Renew { token, fence, ttl } = *renew;
         self.expire(now, names);
-        let answer = if self.holds_all(names, token) {
+        let is_of_grant = names.iter().all(|name| self.record(name.as_str()).is_of_grant(token, fence));
+        let answer = if is_of_grant && self.holds_all(names, token) {
             for name in names {
                 self.record(name.as_str()).extend(now, token, ttl);
             }
@@ -226,7 +229,10 @@ impl LockTable {
         for name in names {
             let record = self.record(name.as_str());
             queued |= record.remove_waiter(token);
-            let cooling = if record.is_held_by(token) {
+            let cooling = if !record.is_of_grant(token, end.fence) {
+                record.drop_hold_of(token);
+                continue;
+            } else if record.is_held_by(token) {
                 record.release(now, token, end)
             } else if record.is_revoked_from(token) {
                 record.drop_hold(token);
@@ -248,7 +254,8 @@ impl LockTable {
             }
         }
         self.grant_next(now, worklist(names));
-        left(released, tombstones, queued)
+        // What ran under a hold did not wait in a queue.
+        left(released, tombstones, queued && end.fence.is_none())
     }
 
     /// Asks the hold with this fence to end its job and give the lock back. `by` is the operator.

@@ -45,6 +45,8 @@ enum Planted {
     CountsTooLong,
     /// I6: a refused renewal counts as successful.
     BelievesInAnyRenewal,
+    /// I6: a renewal extends a hold that a late request was granted after the holder's own had ended.
+    RenewsAnyGrant,
     /// I6: the clock of a machine stands still while the machine is suspended.
     ClockStands,
     /// I6: a job is started although its lease is too old.
@@ -292,7 +294,7 @@ fn fleets_keep_their_promises() {
 /// Each fault, the invariant that it breaks, and a night on which that shows. A violation that is
 /// excused for a while after the server forgot or its clock was stepped is found on such a night,
 /// too, if it lasts longer.
-const ALL: [(Planted, &str, Night); 23] = [
+const ALL: [(Planted, &str, Night); 24] = [
     (Planted::EndsLeasesEarly, "I1", Night::Everything),
     (Planted::GivesOneSlotTwice, "I1", Night::Weather),
     (Planted::FreesForOthers, "I2", Night::Everything),
@@ -304,6 +306,7 @@ const ALL: [(Planted, &str, Night); 23] = [
     (Planted::BelievesInAnyRenewal, "I6", Night::Everything),
     (Planted::BelievesInAnyRenewal, "I1", Night::Forgets),
     (Planted::BelievesInAnyRenewal, "I1", Night::Steps),
+    (Planted::RenewsAnyGrant, "I6", Night::Crashes),
     (Planted::ClockStands, "I6", Night::Crashes),
     (Planted::StartsTooLate, "I6", Night::Everything),
     (Planted::KillsLate, "I7", Night::Crashes),

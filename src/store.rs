@@ -10,12 +10,11 @@ use crate::clock::Moment;
 use crate::exit::Exit;
 use crate::lock::{Fence, Name, Names, Owner, Token};
 use crate::rules::{
-    Acquired, Ask, End, Left, LoggedEnd, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked,
+    Acquired, Ask, End, Left, LoggedEnd, NewPause, Proof, Refusal, Renew, Renewal, Requested, Revoke, Revoked,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::os::fd::RawFd;
-use std::time::Duration;
 
 pub use crate::rules::view::{View, Waiter};
 
@@ -55,13 +54,7 @@ pub trait Store: Send {
     fn acquire(&mut self, names: &Names, ask: &Ask, deadline: Moment) -> Result<Acquired, Error>;
 
     /// Extends the lease. After `Renewed`, `Asked` and `Superseded` all the locks are still held.
-    fn renew(
-        &mut self,
-        names: &Names,
-        token: &Token,
-        ttl: Duration,
-        deadline: Moment,
-    ) -> Result<Renewal, Error>;
+    fn renew(&mut self, names: &Names, renew: &Renew<'_>, deadline: Moment) -> Result<Renewal, Error>;
 
     /// How long a holder waits for the answer to a renewal.
     fn endurance(&self) -> Endurance {

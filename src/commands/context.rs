@@ -81,7 +81,8 @@ impl Context {
     pub fn verify(&self, store: &mut dyn Store, held: &Held) -> Result<Option<Proof>, Error> {
         let unknown = || format!("it is unknown whether {} is still held", listed(&held.keys));
         let proof = store.prove(&held.names().map_err(Error::Usage)?, &held.token, self.deadline());
-        Ok(proof.map_err(|error| self.unsure(error, &unknown()))?)
+        let proof = proof.map_err(|error| self.unsure(error, &unknown()))?;
+        Ok(proof.filter(|proof| held.is_proved_by(proof)))
     }
 
     /// Asks the store whether a hold that DLOCK_HELD claims has these locks there; `None` if not.
@@ -102,7 +103,7 @@ impl Context {
                 return Ok(None);
             }
         }
-        store.prove(names, &held.token, self.deadline())
+        Ok(store.prove(names, &held.token, self.deadline())?.filter(|proof| held.is_proved_by(proof)))
     }
 
     /// The holds that this process has of a lock, innermost first, as the store confirms them. A

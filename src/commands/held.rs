@@ -134,6 +134,17 @@ impl Held {
         Ttl::new(Duration::from_millis(self.ttl_ms?)).ok()
     }
 
+    /// Its fence; None if only its token is known.
+    pub fn known_fence(&self) -> Option<Fence> {
+        Some(self.fence).filter(|fence| fence.0 > 0)
+    }
+
+    /// Whether the proof is of this hold, and not of one that a late request was granted with its
+    /// token after it had ended.
+    pub fn is_proved_by(&self, proof: &Proof) -> bool {
+        self.known_fence().is_none_or(|fence| fence == proof.fence)
+    }
+
     /// Whether it includes this key.
     pub fn has(&self, key: &Key) -> bool {
         self.keys.contains(key)

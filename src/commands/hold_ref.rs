@@ -56,7 +56,6 @@ impl HoldRef {
 
     /// The hold whose token is in a file. The script that has the file renews it.
     pub fn of_token(context: &Context, key: &Key, file: &Path) -> Result<Self, Error> {
-        // A token proves a hold whatever its fence is.
         let token = token_file::read(file, context.settings.connect_timeout)?;
         let (keys, unknown) = (vec![key.clone()], Fence(0));
         Self::new(context.clone(), Held::new(&context.settings, keys, token, unknown, By::Acquire))

@@ -12,7 +12,7 @@ use crate::exit::Exit;
 use crate::lock::{Owner, Ttl};
 use crate::output::time::{local, millis, now, span};
 use crate::output::{Event, Kind, Printer, What};
-use crate::rules::Renewal;
+use crate::rules::{Renew, Renewal};
 use crate::store::{Store, View};
 
 pub fn renew(context: &Context, flags: &cli::renew::Renew, printer: &mut Printer) -> anyhow::Result<Exit> {
@@ -58,7 +58,8 @@ fn renew_once(claim: &HoldRef, ttl: Option<Ttl>) -> Result<(), Error> {
             format!("{who} asks for {place} back: it was renewed, but give it back soon ('dlock release')");
         printer.say(Kind::Warning, event, &text);
     };
-    match store.renew(names, token, ttl, context.deadline()).map_err(unsure)? {
+    let renew = Renew { token, fence: held.known_fence(), ttl };
+    match store.renew(names, &renew, context.deadline()).map_err(unsure)? {
         Renewal::Renewed => {}
         Renewal::Superseded => asks_back(What::Superseded.into(), "a newer run (--replace)".into()),
         Renewal::Asked => {

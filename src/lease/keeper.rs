@@ -5,8 +5,9 @@ use super::event_fd::EventFd;
 use super::stores::{InUse, Stores};
 use super::{Asker, Loss, Report, Request};
 use crate::clock::{self, Moment};
-use crate::rules::Renewal;
+use crate::lock::Fence;
 use crate::rules::schedule::{FailedBefore, Schedule};
+use crate::rules::{Ask, Renew, Renewal};
 use crate::store::net::budget::{self, Purpose};
 use crate::store::net::interrupt;
 use crate::store::{BACKOFF, Error, Listener, Subscription};
@@ -48,6 +49,8 @@ pub struct Keeper {
 /// The state of a hold between two renewals.
 #[derive(Debug, Clone, Copy)]
 pub struct Keeping {
+    /// The fence of the grant.
+    fence: Fence,
     /// When the last successful request was sent; the lease counts from here.
     pub sent: Moment,
     /// When to renew next.
@@ -64,9 +67,14 @@ pub struct Keeping {
 
 impl Keeping {
     /// A hold that was just granted, by a request sent at `sent`.
-    pub fn new(sent: Moment, schedule: &Schedule) -> Self {
-        let last_took = Moment::now().since(sent);
-        Self { sent, next: schedule.renew_at(sent), failures: 0, overdue: false, asked: false, last_took }
+    pub fn new(fence: Fence, sent: Moment, schedule: &Schedule) -> Self {
+        let (next, last_took) = (schedule.renew_at(sent), Moment::now().since(sent));
+        Self { fence, sent, next, failures: 0, overdue: false, asked: false, last_took }
+    }
+
+    /// The arguments of a renewal.
+    fn renew<'a>(&self, ask: &'a Ask) -> Renew<'a> {
+        Renew { token: &ask.token, fence: Some(self.fence), ttl: ask.ttl }
     }
 }
 
@@ -133,7 +141,7 @@ impl Keeper {
             true => schedule.long_attempt(keeping.last_took),
             false => schedule.attempt(failed),
         };
-        let renew = || store.renew(names, &ask.token, ask.ttl, began.after(limit));
+        let renew = || store.renew(names, &keeping.renew(ask), began.after(limit));
         match budget::with(Purpose::Renewal, renew) {
             Ok(answer) => {
                 drop(store);
@@ -171,7 +179,7 @@ impl Keeper {
             self.report(Report::Asked(asker));
         }
         let (asked, last_took) = (keeping.asked || asker.is_some(), keeping.last_took);
-        *keeping = Keeping { asked, last_took, ..Keeping::new(sent, &schedule) };
+        *keeping = Keeping { asked, last_took, ..Keeping::new(keeping.fence, sent, &schedule) };
         Kept::Yes
     }
 

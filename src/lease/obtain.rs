@@ -5,7 +5,7 @@
 use super::retry::Retry;
 use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::Moment;
-use crate::lock::{Mode, Name};
+use crate::lock::{Fence, Mode, Name};
 use crate::rules::view::{turn_in, typical};
 use crate::rules::{Acquired, Ask, Blocker, End, Grant, LoggedEnd, Ran, State, Waiting};
 use crate::store::net::interrupt;
@@ -42,8 +42,8 @@ enum Next {
 pub enum Step {
     /// Another step must follow.
     GoesOn,
-    /// The lock is held; the lease counts from this time.
-    Held(Moment),
+    /// The lock is held under this fence; the lease counts from this time.
+    Held(Fence, Moment),
     /// The lock was not obtained. The last report says why.
     Over,
 }
@@ -222,7 +222,7 @@ impl Obtaining<'_> {
     fn granted(&mut self, grant: Grant, sent: Moment) -> Step {
         if !self.request.is_too_late(sent) {
             (self.report)(Report::Granted { grant, sent });
-            return Step::Held(sent);
+            return Step::Held(grant.fence, sent);
         }
         self.progress.late_grants += 1;
         // Asking again extends the lease, counted from the new request.
@@ -310,8 +310,10 @@ impl Obtaining<'_> {
         let Error::Unacknowledged(text) = error else { return self.over(Report::Failed(error)) };
         // Try only once, because the replicas are known not to answer. If this fails, the guard
         // gives the lock back.
-        let (deadline, end) =
-            (Moment::now().after(self.request.op_timeout), End { ran: Ran::No, job: None, once_per: false });
+        let (deadline, end) = (
+            Moment::now().after(self.request.op_timeout),
+            End { ran: Ran::No, job: None, once_per: false, fence: None },
+        );
         let said = match self.store.leave(&self.request.names, &self.request.ask.token, &end, deadline) {
             Ok(_) | Err(Error::Unacknowledged(_)) => format!("{text}; the lock is given back"),
             Err(_) => text,
@@ -338,7 +340,7 @@ impl Obtaining<'_> {
     /// Leaves the queue, and reports `why`.
     fn give_up(&mut self, why: Report) -> Step {
         let deadline = Moment::now().after(self.request.op_timeout);
-        let end = End { ran: Ran::No, job: None, once_per: false };
+        let end = End { ran: Ran::No, job: None, once_per: false, fence: None };
         match give_back(self.store, &self.request.names, &self.request.ask.token, &end, deadline) {
             Ok(_) => self.over(why),
             Err(Error::Contended(_)) => match why {

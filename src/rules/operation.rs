@@ -4,7 +4,7 @@
 use super::answer::Outcome;
 use super::time::ms;
 use crate::exit::Ended;
-use crate::lock::{Mode, Owner, Token};
+use crate::lock::{Fence, Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -32,6 +32,16 @@ pub struct Ask {
     /// even a full queue accepts it again.
     #[serde(skip_serializing_if = "is_not")]
     pub has_waited: bool,
+}
+
+/// The arguments of `renew`.
+#[derive(Debug, Clone, Copy)]
+pub struct Renew<'a> {
+    pub token: &'a Token,
+    /// The fence of the grant. A hold with another fence is not the caller's: a late `acquire` was
+    /// granted it after the caller's own had ended. None if the caller knows its token only.
+    pub fence: Option<Fence>,
+    pub ttl: Duration,
 }
 
 /// Conditions of an acquire.
@@ -83,6 +93,9 @@ pub struct End {
     /// Whether the lock was acquired with [`Terms::once_per`]. A success counts for later runs only
     /// then.
     pub once_per: bool,
+    /// The fence of the grant. A hold with another fence was granted by a late `acquire` after the
+    /// caller's own had ended: it is dropped. None: the hold of this token, whatever its fence is.
+    pub fence: Option<Fence>,
 }
 
 /// Whether the command was started under the hold, and what ended it.

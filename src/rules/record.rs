@@ -19,7 +19,7 @@ use super::refusal::Refusal;
 use super::stat::{Stat, count};
 use super::time::{Due, Time, millis};
 use super::{ABSENCE, HISTORY_KEPT, SILENCE, SPENT_KEPT};
-use crate::lock::{Mode, ONCE_PER_MOST, Owner, Token};
+use crate::lock::{Fence, Mode, ONCE_PER_MOST, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -240,6 +240,12 @@ impl Record {
             }
             Lock::Free | Lock::Cooling { .. } | Lock::Revoked { .. } | Lock::Foreign { .. } => false,
         }
+    }
+
+    /// Whether the token has no hold, or one of the grant with this fence. A late `acquire` may have
+    /// been granted another one after that had ended.
+    pub(super) fn is_of_grant(&self, token: &Token, fence: Option<Fence>) -> bool {
+        self.holds.get(token).zip(fence).is_none_or(|(hold, fence)| hold.fence == fence.0)
     }
 
     pub(super) fn is_revoked_from(&self, token: &Token) -> bool {

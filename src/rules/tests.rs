@@ -28,7 +28,7 @@ fn token(number: u32) -> Token {
 const TTL: Duration = Duration::from_secs(30);
 const X: Mode = Mode::Exclusive;
 const S: Mode = Mode::Shared;
-const RAN: End = End { ran: Ran::Yes, job: None, once_per: false };
+const RAN: End = End { ran: Ran::Yes, job: None, once_per: false, fence: None };
 
 /// A table and a clock. A caller is a number (`who`), a lock a letter.
 struct Scene {
@@ -99,7 +99,11 @@ impl Scene {
     }
 
     fn renew(&mut self, who: u32, locks: &str) -> Renewal {
-        self.table.renew(self.now, &Self::names(locks), &token(who), self.ttl)
+        self.table.renew(
+            self.now,
+            &Self::names(locks),
+            &Renew { token: &token(who), fence: None, ttl: self.ttl },
+        )
     }
 
     fn leave(&mut self, who: u32, locks: &str) -> Left {

@@ -161,6 +161,16 @@ impl Judge {
             self.told.insert(token.clone(), fence);
         }
         let lives = |job: &Job| job.token == *token && job.end.is_none_or(|end| end > now);
+        let is_another = |job: &Job| {
+            after
+                .records
+                .values()
+                .filter_map(|record| record.holds.get(token))
+                .any(|hold| hold.fence != job.fence)
+        };
+        if said == Said::Renewed && self.jobs.iter().any(|job| lives(job) && is_another(job)) {
+            self.blame(format!("I6: a renewal extends a hold of another grant, at {now}"));
+        }
         if said == Said::Released && self.jobs.iter().any(lives) {
             self.blame(format!("I8: a lock is given back, and its job lives, at {now}"));
         }

@@ -4,7 +4,7 @@
 use super::dice::Dice;
 use super::network::{Direction, Net, Weather};
 use super::time::{MS, MachineId, Nanos, Processes, SECOND, Sim};
-use super::{Fleet, Night, QUIET};
+use super::{Fleet, Night, Planted, QUIET};
 use crate::lock::{Key, Name, Owner};
 use crate::rules::{Revoke, When};
 use std::sync::Arc;
@@ -23,6 +23,10 @@ impl Fleet {
             };
             self.net.set_weather(weather);
             self.faults += 1;
+        }
+        if self.net.planted == Planted::RenewsAnyGrant {
+            // A first request must come again after its lease, while its machine is suspended.
+            self.net.set_weather(Weather { repeated: 1, ..Weather::FINE });
         }
         if self.night != Night::Calm {
             for _ in 0..self.dice.between(1, 8) {

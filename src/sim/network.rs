@@ -8,8 +8,8 @@ use super::Planted;
 use super::dice::Dice;
 use super::judge::{Judge, Said};
 use super::time::{MS, MachineId, Nanos, SECOND, Sim, TaskId};
-use crate::lock::{Names, Token};
-use crate::rules::{Acquired, Ask, End, Left, LockTable, Renewal, Time};
+use crate::lock::{Fence, Names, Token};
+use crate::rules::{Acquired, Ask, End, Left, LockTable, Renew, Renewal, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -56,7 +56,7 @@ struct Step {
 #[derive(Debug)]
 enum What {
     Acquire(Box<Ask>),
-    Renew(Duration),
+    Renew(Option<Fence>, Duration),
     Leave(End),
 }
 
@@ -64,7 +64,11 @@ impl Step {
     fn play(&self, table: &mut LockTable, now: Time, planted: Planted) -> Reply {
         match &self.what {
             What::Acquire(ask) => Reply::Acquired(Box::new(table.acquire(now, &self.names, ask))),
-            What::Renew(ttl) => Reply::Renewal(table.renew(now, &self.names, &self.token, *ttl)),
+            What::Renew(fence, ttl) => {
+                let fence = fence.filter(|_| planted != Planted::RenewsAnyGrant);
+                let renew = Renew { token: &self.token, fence, ttl: *ttl };
+                Reply::Renewal(table.renew(now, &self.names, &renew))
+            }
             What::Leave(end) => {
                 let answer = table.leave(now, &self.names, &self.token, end);
                 if planted == Planted::FreesForOthers && answer == Left::NotHeld {

@@ -170,12 +170,12 @@ impl Main {
             let obtained = loop {
                 match progress.step(&mut **stores.lock(), request, None, report) {
                     Step::GoesOn => {}
-                    Step::Held(sent) => break Some(sent),
+                    Step::Held(fence, sent) => break Some((fence, sent)),
                     Step::Over => break None,
                 }
             };
-            if let Some(sent) = obtained {
-                of_thread.keep(Keeping::new(sent, &request.schedule));
+            if let Some((fence, sent)) = obtained {
+                of_thread.keep(Keeping::new(fence, sent, &request.schedule));
             }
         });
         self.supervise(task, &reports);
@@ -285,7 +285,7 @@ impl Main {
 /// Gives the lock back, and tells the judge if that succeeded.
 fn leave(net: &Arc<Net>, mut store: SimStore, plan: &Plan, ran: Ran) {
     let by = Moment::now().after(Duration::from_secs(1));
-    let (token, end) = (&plan.ask.token, End { ran, job: None, once_per: false });
+    let (token, end) = (&plan.ask.token, End { ran, job: None, once_per: false, fence: None });
     net.sim.tell(|| format!("{token:?} is given back: {ran:?}"));
     if let Ok(Left::Released { .. } | Left::Already) = give_back(&mut store, &plan.names, token, &end, by) {
         net.judge().left(token);

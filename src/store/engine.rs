@@ -33,8 +33,8 @@ mod transaction;
 
 use crate::clock::Moment;
 use crate::lock::{Mode, Name, Names, Token};
-use crate::rules::Renewal;
 use crate::rules::{ABSENCE, Record, SILENCE, Time};
+use crate::rules::{Renew, Renewal};
 use crate::store::{Error, Slept};
 use contention::{Contender, Contention};
 use coordinator::{Coordinator, KeepAlive, Leases, Purpose, Reading, Wake, Watching, Written};
@@ -245,10 +245,10 @@ impl<C: Coordinator> Engine<C> {
     fn renew_outside(
         &mut self,
         names: &Names,
-        token: &Token,
-        ttl: Duration,
+        renew: &Renew<'_>,
         deadline: Moment,
     ) -> Result<Option<Renewal>, Error> {
+        let Renew { token, ttl, .. } = *renew;
         let until = Moment::now().after(ttl);
         let sign = KeepAlive { names, token, until, ttl: Some(ttl) };
         match C::LEASES {
@@ -272,7 +272,7 @@ impl<C: Coordinator> Engine<C> {
             // it extended the session of a hold that an operator revoked, the lock would stay
             // blocked for longer.
             Leases::Sessions => {
-                if self.lease.is_none() && self.renewal_by_records(names, token, ttl, deadline)?.is_none() {
+                if self.lease.is_none() && self.renewal_by_records(names, renew, deadline)?.is_none() {
                     return Ok(None);
                 }
                 if !self.coordinator.keep_alive(&sign, deadline)? {
@@ -280,7 +280,7 @@ impl<C: Coordinator> Engine<C> {
                 }
             }
         }
-        let renewal = self.renewal_by_records(names, token, ttl, deadline)?;
+        let renewal = self.renewal_by_records(names, renew, deadline)?;
         if renewal.is_some() {
             self.lease = Some(until);
         }
@@ -293,16 +293,15 @@ impl<C: Coordinator> Engine<C> {
     fn renewal_by_records(
         &mut self,
         names: &Names,
-        token: &Token,
-        ttl: Duration,
+        renew: &Renew<'_>,
         deadline: Moment,
     ) -> Result<Option<Renewal>, Error> {
-        let mut transaction = Self::look(&mut self.coordinator, names, token, deadline)?;
+        let mut transaction = Self::look(&mut self.coordinator, names, renew.token, deadline)?;
         let is_known = names.iter().all(|name| {
             let record = transaction.table.records.get(name.as_str());
-            record.and_then(|record| record.holds.get(token)).is_some_and(|hold| hold.confirmed)
+            record.and_then(|record| record.holds.get(renew.token)).is_some_and(|hold| hold.confirmed)
         });
-        let renewal = transaction.table.renew(transaction.now, names, token, ttl);
+        let renewal = transaction.table.renew(transaction.now, names, renew);
         Ok(Some(renewal).filter(|renewal| is_known && is_held(*renewal)))
     }
 

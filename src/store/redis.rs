@@ -161,14 +161,8 @@ impl Store for RedisStore {
         Ok(acquired)
     }
 
-    fn renew(
-        &mut self,
-        names: &Names,
-        token: &Token,
-        ttl: Duration,
-        deadline: Moment,
-    ) -> Result<Renewal, Error> {
-        let argument = argument::Renew { token, ttl, fence: None };
+    fn renew(&mut self, names: &Names, renew: &rules::Renew<'_>, deadline: Moment) -> Result<Renewal, Error> {
+        let argument = argument::Renew::new(renew);
         self.caller
             .run_replicated(&script::RENEW, names.as_slice(), &argument, Limit::Deadline, deadline)?
             .read()

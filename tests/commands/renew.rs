@@ -68,6 +68,13 @@ fn a_hold_that_is_gone_stays_gone(backend: Backend) {
     acquire(&world, &["-k", "k"]);
     world.dlock(["release", "k", "-q", "--force"]).run();
     renew("dlock: an operator took k in .* away.*\n");
+    acquire(&world, &["-k", "late"]);
+    let fence = world.status("late")["fence"].as_u64().expect("a fence");
+    let other = world.read("held").replace(&fence.to_string(), &(fence - 1).to_string());
+    for command in [&["renew", "late"][..], &["check", "late"]] {
+        let command = world.dlock(command).env("DLOCK_HELD", &other);
+        command.status(79).stderr_like("dlock: late in .* is not held any more.*\n").run();
+    }
     acquire(&world, &["-k", "short", "-t", "3s"]);
     world.wait_for_state("short", "free");
     let renew = world.dlock(["renew"]).env("DLOCK_HELD", world.read("held"));

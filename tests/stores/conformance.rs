@@ -129,16 +129,28 @@ fn an_unknown_token_changes_nothing(stage: &Stage) {
 fn a_lease_that_is_not_renewed_ends(stage: &Stage) {
     let mut one = stage.one();
     let ask = Ask { ttl: Duration::from_secs(1), ..one.ask(Patience::None) };
-    assert!(matches!(one.asks(&ask), Acquired::Granted(_)));
+    let Acquired::Granted(grant) = one.asks(&ask) else { panic!("not granted") };
+    assert_eq!(one.renews_under(Some(Fence(grant.fence.0 - 1))), Renewal::NotHeld, "another grant");
     // Another client looks: where a lease is a session, a request of the holder would renew it.
     wait_until("the lease is over", || {
         stage.store().inspect(&name("k"), deadline()).expect("a view").state == State::Free
     });
     assert_eq!(one.proves(), None);
-    stage.one().holds();
+    let mut next = stage.one();
+    next.holds();
     assert_eq!(one.renews(), Renewal::NotHeld);
     let log = stage.store().inspect(&name("k"), deadline()).expect("a view").log;
     assert_eq!(log.first().map(|end| end.outcome), Some(Outcome::Expired));
+    assert_eq!(next.leaves(), RELEASED);
+    // The first request arrives again. The store may know that the process is over.
+    if let Acquired::Granted(again) = one.tries() {
+        assert!(again.fence > grant.fence);
+        assert_eq!(one.renews_under(Some(grant.fence)), Renewal::NotHeld);
+        assert_eq!(one.renews_under(Some(again.fence)), Renewal::Renewed);
+        assert_eq!(one.leaves_under(Some(grant.fence)), Left::NotHeld);
+        next = stage.one();
+        next.holds();
+    }
 }
 
 fn a_min_hold_outlasts_its_holder(stage: &Stage) {

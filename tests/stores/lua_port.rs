@@ -209,7 +209,7 @@ fn no_lease_is_cut_short(servers: &Servers) {
     use crate::support::ask::exclusive;
     use dlock::clock::Moment;
     use dlock::lock::Names;
-    use dlock::rules::{Acquired, Renewal};
+    use dlock::rules::{Acquired, Renew, Renewal};
     use std::time::Duration;
 
     let name = Name::new("t:", &Key::new("k").unwrap()).unwrap();
@@ -222,7 +222,11 @@ fn no_lease_is_cut_short(servers: &Servers) {
     assert!(matches!(store.acquire(&names, &ask, by()).unwrap(), Acquired::Granted(_)));
     for passed in [0, 150, 15_000, 15_001, 15_050, 17_000, 30_000] {
         servers.set_clock(Time(BEGIN.0 + passed * 1000));
-        assert_eq!(store.renew(&names, &token, ttl, by()).unwrap(), Renewal::Renewed, "{passed}");
+        assert_eq!(
+            store.renew(&names, &Renew { token: &token, fence: None, ttl }, by()).unwrap(),
+            Renewal::Renewed,
+            "{passed}"
+        );
         let left = servers.store(QUEUE_MAX).inspect(&name, by()).unwrap().holders[0].lease;
         let is_right = (ttl..ttl + Duration::from_millis(1_250)).contains(&left);
         assert!(is_right, "{left:?} are left when {passed} ms have passed");
@@ -230,8 +234,14 @@ fn no_lease_is_cut_short(servers: &Servers) {
     // The reckoned time is ahead, but does not end a lease that is not over yet.
     let brief = Duration::from_millis(150);
     store.reset();
-    assert_eq!(store.renew(&names, &token, brief, by()).unwrap(), Renewal::Renewed);
-    assert_eq!(store.renew(&names, &token, brief, by()).unwrap(), Renewal::Renewed);
+    assert_eq!(
+        store.renew(&names, &Renew { token: &token, fence: None, ttl: brief }, by()).unwrap(),
+        Renewal::Renewed
+    );
+    assert_eq!(
+        store.renew(&names, &Renew { token: &token, fence: None, ttl: brief }, by()).unwrap(),
+        Renewal::Renewed
+    );
 }
 
 #[cfg(feature = "mysql")]

@@ -16,7 +16,7 @@ use crate::support::wait::wait_until;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
 use dlock::lock::{Fence, Key, Name, Names, Owner, Token};
-use dlock::rules::{Acquired, Ask, End, Left, Patience, Ran, Renewal, Requested};
+use dlock::rules::{Acquired, Ask, End, Left, Patience, Ran, Renew, Renewal, Requested};
 use dlock::store::Store;
 use dlock::store::net::Address;
 use dlock::store::quorum::QuorumStore;
@@ -137,7 +137,7 @@ fn ask(ttl: Duration) -> Ask {
 
 const LONG: Duration = Duration::from_secs(300);
 
-const NOT_RUN: End = End { ran: Ran::No, job: None, once_per: false };
+const NOT_RUN: End = End { ran: Ran::No, job: None, once_per: false, fence: None };
 
 /// An operator's request reaches the holder with its next renewal, even if only one master recorded
 /// it. The history and the statistics count each event once, not once per master.
@@ -151,14 +151,20 @@ fn a_request_reaches_the_holder() {
     let Ok(Acquired::Granted(grant)) = store.acquire(&names, &ask, by()) else { panic!("the lock is free") };
     let other = Fence(grant.fence.0 + 1);
     assert_eq!(store.request(name, other, &Owner::default(), by()), Ok(Requested::Gone));
-    assert_eq!(store.renew(&names, &ask.token, ask.ttl, by()), Ok(Renewal::Renewed));
+    assert_eq!(
+        store.renew(&names, &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
+        Ok(Renewal::Renewed)
+    );
     masters.at_mut(0).kill();
     assert_eq!(store.request(name, grant.fence, &Owner::default(), by()), Ok(Requested::Asked));
     assert_eq!(store.inspect(name, by()).unwrap().holders[0].asked, Some(Owner::default()));
     assert_eq!(store.prove(&names, &ask.token, by()).unwrap().map(|proof| proof.fence), Some(grant.fence));
     assert_eq!(store.prove(&names, &Token::random().unwrap(), by()), Ok(None));
-    assert_eq!(store.renew(&names, &ask.token, ask.ttl, by()), Ok(Renewal::Asked));
-    let end = End { ran: Ran::Yes, job: Some(Ended::Code(1)), once_per: false };
+    assert_eq!(
+        store.renew(&names, &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
+        Ok(Renewal::Asked)
+    );
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(1)), once_per: false, fence: None };
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Released { cooling: Duration::ZERO }));
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Already));
     let view = store.inspect(name, by()).unwrap();

@@ -17,7 +17,7 @@ use crate::support::world::World;
 use crate::support::zookeeper::{Ensemble, TLS, ZooKeeper, free_port};
 use dlock::clock::Moment;
 use dlock::lock::{Key, Name, Names, Token};
-use dlock::rules::{Acquired, End, Left, Patience, Ran, Renewal};
+use dlock::rules::{Acquired, End, Left, Patience, Ran, Renew, Renewal};
 use dlock::store::Store as _;
 use dlock::store::zookeeper::ZooKeeperStore;
 use std::process::Command;
@@ -83,11 +83,13 @@ impl Person {
     }
 
     fn renews(&mut self, ttl: Duration) -> Renewal {
-        self.store.renew(&names(), &self.token, ttl, in_time()).expect("an answer")
+        self.store
+            .renew(&names(), &Renew { token: &self.token, fence: None, ttl }, in_time())
+            .expect("an answer")
     }
 
     fn leaves(&mut self) -> Left {
-        let end = End { ran: Ran::No, job: None, once_per: false };
+        let end = End { ran: Ran::No, job: None, once_per: false, fence: None };
         self.store.leave(&names(), &self.token, &end, in_time()).expect("it is given back")
     }
 }

@@ -60,7 +60,8 @@ pub fn orphaned<'a>(
             let waited = Moment::now().since(began);
             let ran = if started { ran(reason, None) } else { Ran::No };
             let deadline = context.deadline().max(Moment::now().after(GIVE_BACK_WITHIN.min(run.ttl.get())));
-            let end = End { ran, job: messages.of.recorded(status), once_per: run.once_per.is_some() };
+            let job = messages.of.recorded(status);
+            let end = End { ran, job, once_per: run.once_per.is_some(), fence: None };
             let answer = give_back(store, names, token, &end, deadline);
             if matches!(answer, Ok(Left::Dequeued)) {
                 // Nothing depends on this record.

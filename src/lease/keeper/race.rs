@@ -90,7 +90,7 @@ impl Keeper {
         let began = Moment::now();
         let deadline = schedule.deadline(keeping.sent);
         let patient = deadline.max(began.after(schedule.long_attempt(keeping.last_took)));
-        if self.begin(race, patient).is_err() {
+        if self.begin(race, *keeping, patient).is_err() {
             return self.renew_here(keeping);
         }
         let mut late_at = Some(schedule.late_at(began, keeping.last_took));
@@ -126,7 +126,7 @@ impl Keeper {
             }
             if race.count(began) == 0 {
                 // Both stores were still in use when this renewal began.
-                self.begin(race, patient).ok();
+                self.begin(race, *keeping, patient).ok();
             }
             if late_at.is_some_and(Moment::passed) {
                 late_at = None;
@@ -138,14 +138,14 @@ impl Keeper {
             if beside.passed() {
                 let limit = schedule.beside_until(began, Moment::now(), keeping.last_took);
                 // If no thread can be started, the first attempt goes on alone.
-                self.begin(race, limit).ok();
+                self.begin(race, *keeping, limit).ok();
                 beside = limit;
             }
         }
     }
 
     /// Begins an attempt on a store that is free, if there is one.
-    fn begin(self: &Arc<Self>, race: &mut Race, deadline: Moment) -> io::Result<()> {
+    fn begin(self: &Arc<Self>, race: &mut Race, keeping: Keeping, deadline: Moment) -> io::Result<()> {
         let Some(index) = race.free(self.stores.current()) else { return Ok(()) };
         let (began, cancel) = (Moment::now(), Arc::new(EventFd::new()?));
         let (keeper, interrupt, say, timeout_error) =
@@ -153,7 +153,7 @@ impl Keeper {
         thread::Builder::new().name("dlock-renewal".into()).spawn(move || {
             let (names, ask) = (&keeper.request.names, &keeper.request.ask);
             let mut store = keeper.stores.lock_at(index);
-            let renew = || store.renew(names, &ask.token, ask.ttl, deadline);
+            let renew = || store.renew(names, &keeping.renew(ask), deadline);
             let answer = budget::with(Purpose::Renewal, || interrupt::unless(interrupt.as_fd(), renew));
             let answer = answer.unwrap_or(Err(timeout_error));
             if answer.is_err() {

@@ -22,6 +22,33 @@ fn a_hold_without_one_of_its_locks_neither_renews_nor_proves_anything() {
 }
 
 #[test]
+fn no_renewal_extends_what_a_late_request_was_granted() {
+    for mode in [X, S, Mode::Slots(2)] {
+        let mut scene = Scene::new();
+        let fence = |scene: &mut Scene| scene.record("a").holds.get(&token(1)).map(|hold| Fence(hold.fence));
+        let renew = |scene: &mut Scene, fence| {
+            let renew = Renew { token: &token(1), fence, ttl: TTL };
+            scene.table.renew(scene.now, &Scene::names("ab"), &renew)
+        };
+        assert!(scene.queue(1, "ab", mode));
+        let first = fence(&mut scene);
+        assert_eq!(renew(&mut scene, first), Renewal::Renewed);
+        scene.pass(31_000);
+        assert!(scene.ask(2, "b", mode));
+        scene.leave(2, "b");
+        assert!(scene.queue(1, "ab", mode), "the request arrives again");
+        let second = fence(&mut scene);
+        assert!(second > first);
+        assert_eq!(renew(&mut scene, first), Renewal::NotHeld, "{mode}");
+        assert_eq!(renew(&mut scene, second), Renewal::Renewed, "{mode}");
+        let end = End { fence: first, ..RAN };
+        assert_eq!(scene.table.leave(scene.now, &Scene::names("ab"), &token(1), &end), Left::NotHeld);
+        assert_eq!(scene.record("a").log.len(), 1, "that it expired");
+        assert!(scene.ask(3, "ab", mode), "{mode}");
+    }
+}
+
+#[test]
 fn a_min_hold_stands_in_every_mode_and_keeps_its_slot() {
     for mode in [X, S, Mode::Slots(2)] {
         let mut scene = Scene::new();
@@ -48,7 +75,7 @@ fn a_job_that_never_ran_leaves_no_min_hold() {
         let mut scene = Scene::new();
         scene.min_hold = Duration::from_secs(3);
         assert!(scene.queue(1, "ab", mode));
-        let never = End { ran: Ran::No, job: None, once_per: false };
+        let never = End { ran: Ran::No, job: None, once_per: false, fence: None };
         assert_eq!(scene.table.leave(scene.now, &Scene::names("ab"), &token(1), &never), GONE);
         assert!(scene.ask(2, "ab", X) && scene.record("a").log.is_empty());
     }

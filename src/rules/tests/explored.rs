@@ -53,6 +53,8 @@ enum Step {
     Leave(usize),
     /// It dies and gives nothing back. Another caller takes its place.
     Die(usize),
+    /// A request of the holder arrives again, and nobody hears the answer.
+    Again(usize),
     /// A request of the former token arrives.
     Late(usize),
     /// This many milliseconds pass.
@@ -113,7 +115,7 @@ impl State {
                 continue;
             }
             if asker.hold.is_some() {
-                steps.extend([Step::Renew(who), Step::Leave(who), Step::Die(who)]);
+                steps.extend([Step::Renew(who), Step::Again(who), Step::Leave(who), Step::Die(who)]);
             } else {
                 steps.extend([Step::Queue(who), Step::QueueUnheard(who)]);
                 steps.push(if asker.waits.is_some() { Step::Leave(who) } else { Step::Try(who) });
@@ -135,10 +137,15 @@ impl State {
             Step::Try(who) => self.acquire(rules, wishes, who, Patience::None, true)?,
             Step::Renew(who) => {
                 let names = names_of(&wishes[who]);
-                let answer = rules.renew(&mut self.table, self.now, &names, self.askers[who].token);
+                let Some((fence, slot, _)) = self.askers[who].hold else { return Ok(()) };
+                let (id, known) = (self.askers[who].token, Some(Fence(fence)));
+                let answer = rules.renew(&mut self.table, self.now, &names, id, known);
                 let asker = &mut self.askers[who];
-                let Some((fence, slot, _)) = asker.hold else { return Ok(()) };
-                let held = names.iter().all(|name| holds(&before, name, asker.token, self.now));
+                let is_of_grant = |name: &Name| {
+                    let record = before.records.get(name.as_str());
+                    record.is_some_and(|record| record.is_of_grant(&token(id), known))
+                };
+                let held = names.iter().all(|name| holds(&before, name, id, self.now) && is_of_grant(name));
                 let renewed = matches!(answer, Renewal::Renewed | Renewal::Asked | Renewal::Superseded);
                 // I2, I6
                 if renewed != held {
@@ -147,6 +154,14 @@ impl State {
                 asker.hold = renewed.then_some((fence, slot, self.now + TTL * 99 / 100 - 2000));
                 if !renewed {
                     self.reborn(who);
+                }
+            }
+            Step::Again(who) => {
+                let (id, names, now) = (self.askers[who].token, names_of(&wishes[who]), self.now);
+                let ask = ask(&wishes[who], id, Patience::Queue);
+                if let Acquired::Waiting(_) = rules.acquire(&mut self.table, now, &names, &ask, id) {
+                    let since = self.askers[who].waits.map_or(now, |(since, _)| since);
+                    self.askers[who].waits = Some((since, now));
                 }
             }
             Step::Leave(who) => self.leave(rules, wishes, who)?,
@@ -223,8 +238,13 @@ impl State {
 
     fn leave(&mut self, rules: Rules, wishes: &[Wish], who: usize) -> Result<(), String> {
         let (names, now, id) = (names_of(&wishes[who]), self.now, self.askers[who].token);
-        let held = names.iter().all(|name| holds(&self.table, name, id, now));
-        let end = End { ran: Ran::Yes, job: Some(crate::exit::Ended::Code(0)), once_per: true };
+        let fence = self.askers[who].hold.map(|(fence, ..)| Fence(fence));
+        let is_of_grant = |name: &Name| {
+            let record = self.table.records.get(name.as_str());
+            record.is_some_and(|record| record.is_of_grant(&token(id), fence))
+        };
+        let held = names.iter().all(|name| holds(&self.table, name, id, now) && is_of_grant(name));
+        let end = End { ran: Ran::Yes, job: Some(crate::exit::Ended::Code(0)), once_per: true, fence };
         let since =
             self.table.records.values().find_map(|record| Some(record.holds.get(&token(id))?.since.0));
         let answer = rules.leave(&mut self.table, now, &names, id, &end);

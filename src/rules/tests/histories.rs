@@ -197,7 +197,7 @@ impl World {
 
     fn leave(&mut self, asker: &Asker, ran: Ran, job: Option<Ended>) -> Check {
         let now = self.now;
-        let end = End { ran, job, once_per: asker.id.is_multiple_of(2) };
+        let end = End { ran, job, once_per: asker.id.is_multiple_of(2), fence: None };
         let (answer, again) =
             self.run(&asker.names, |table| table.leave(now, &asker.names, &asker.token, &end))?;
         let same = matches!(
@@ -233,8 +233,9 @@ impl World {
                 let asker = self.askers[who].clone();
                 if !self.observer.is_waiting(&asker) {
                     let ttl = Duration::from_millis(ttl);
+                    let renew = &Renew { token: &asker.token, fence: None, ttl };
                     let (answer, again) =
-                        self.run(&asker.names, |table| table.renew(now, &asker.names, &asker.token, ttl))?;
+                        self.run(&asker.names, |table| table.renew(now, &asker.names, renew))?;
                     prop_assert_eq!(answer, again);
                     let proof = self.table.prove(now, &asker.names, &asker.token);
                     prop_assert_eq!(

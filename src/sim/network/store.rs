@@ -6,7 +6,7 @@ use super::{Net, Reply, Step, What, lock};
 use crate::clock::{self, Moment};
 use crate::lock::{Fence, Name, Names, Owner, Token};
 use crate::rules::{
-    Acquired, Ask, End, Grant, Left, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked,
+    Acquired, Ask, End, Grant, Left, NewPause, Proof, Refusal, Renew, Renewal, Requested, Revoke, Revoked,
 };
 use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use std::sync::{Arc, Mutex};
@@ -72,14 +72,8 @@ impl Store for SimStore {
         }
     }
 
-    fn renew(
-        &mut self,
-        names: &Names,
-        token: &Token,
-        ttl: Duration,
-        deadline: Moment,
-    ) -> Result<Renewal, Error> {
-        match self.call(names, token, What::Renew(ttl), deadline)? {
+    fn renew(&mut self, names: &Names, renew: &Renew<'_>, deadline: Moment) -> Result<Renewal, Error> {
+        match self.call(names, renew.token, What::Renew(renew.fence, renew.ttl), deadline)? {
             Reply::Renewal(_) if self.net.planted == Planted::BelievesInAnyRenewal => Ok(Renewal::Renewed),
             Reply::Renewal(answer) => Ok(answer),
             other => garbled(other),

@@ -7,8 +7,8 @@ use super::{Engine, LIST_REQUESTS, WATCHES_MAX, Watched, is_held};
 use crate::clock::Moment;
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
 use crate::rules::{
-    Acquired, Ask, End, LOG_KEPT, Left, LockTable, LoggedEnd, NewPause, Patience, Proof, Refusal, Renewal,
-    Requested, Revoke, Revoked, Time,
+    Acquired, Ask, End, LOG_KEPT, Left, LockTable, LoggedEnd, NewPause, Patience, Proof, Refusal, Renew,
+    Renewal, Requested, Revoke, Revoked, Time,
 };
 use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use std::cell::Cell;
@@ -76,24 +76,19 @@ impl<C: Coordinator> Store for Engine<C> {
         Ok(answer)
     }
 
-    fn renew(
-        &mut self,
-        names: &Names,
-        token: &Token,
-        ttl: Duration,
-        deadline: Moment,
-    ) -> Result<Renewal, Error> {
-        let token = &self.coordinator.stored(token);
+    fn renew(&mut self, names: &Names, renew: &Renew<'_>, deadline: Moment) -> Result<Renewal, Error> {
+        let token = &self.coordinator.stored(renew.token);
+        let renew = &Renew { token, ..*renew };
         self.watched = Watched::default();
-        if let Some(renewal) = self.renew_outside(names, token, ttl, deadline)? {
+        if let Some(renewal) = self.renew_outside(names, renew, deadline)? {
             return Ok(renewal);
         }
         let began = Moment::now();
-        let renewal = self.transact(names, Some(token), None, Some(ttl), deadline, |transaction| {
-            transaction.table.renew(transaction.now, names, token, ttl)
+        let renewal = self.transact(names, Some(token), None, Some(renew.ttl), deadline, |transaction| {
+            transaction.table.renew(transaction.now, names, renew)
         })?;
         if is_held(renewal) {
-            self.set_lease_end(names, token, began, ttl, deadline);
+            self.set_lease_end(names, token, began, renew.ttl, deadline);
         } else {
             self.lease = None;
         }

@@ -7,7 +7,7 @@ use crate::clock::simulated::{self, Clock};
 use crate::exit::Ended;
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner};
 use crate::rules::{
-    Acquired, Ask, End, Left, Outcome, Patience, Ran, Renewal, Revoke, Revoked, State, Terms, When,
+    Acquired, Ask, End, Left, Outcome, Patience, Ran, Renew, Renewal, Revoke, Revoked, State, Terms, When,
 };
 use crate::store::{Store as _, View, Which};
 use anyhow::{Context as _, Result, ensure};
@@ -221,7 +221,7 @@ fn by() -> Moment {
 }
 
 fn ended() -> End {
-    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false }
+    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None }
 }
 
 impl Process {
@@ -294,7 +294,7 @@ impl Process {
     }
 
     fn renew(&mut self) -> Result<Renewal> {
-        Ok(self.store.renew(&self.names, &self.token, TTL, by())?)
+        Ok(self.store.renew(&self.names, &Renew { token: &self.token, fence: None, ttl: TTL }, by())?)
     }
 
     fn leave(&mut self) -> Result<Left> {

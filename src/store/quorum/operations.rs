@@ -27,19 +27,15 @@ impl Store for QuorumStore {
         self.win(names, ask, deadline)
     }
 
-    fn renew(
-        &mut self,
-        names: &Names,
-        token: &Token,
-        ttl: Duration,
-        deadline: Moment,
-    ) -> Result<Renewal, Error> {
+    fn renew(&mut self, names: &Names, renew: &rules::Renew<'_>, deadline: Moment) -> Result<Renewal, Error> {
+        let rules::Renew { token, ttl, .. } = *renew;
         let (name, sent) = (names.first(), Moment::now());
         let (masters, majority) = (self.masters.len(), self.masters.majority());
-        // The fence of a hold that another process won is known to the masters only.
         let old = self.hold.take().filter(|hold| hold.token == *token);
-        let known = old.as_ref().map(|hold| hold.fence).filter(|fence| *fence > 0);
-        let argument = argument::Renew { token, ttl, fence: known.map(|fence| fence.to_string()) };
+        // The masters know a fence that the caller does not.
+        let won = old.as_ref().map(|hold| Fence(hold.fence)).filter(|fence| fence.0 > 0);
+        let known = renew.fence.or(won);
+        let argument = argument::Renew::new(&rules::Renew { fence: known, ..*renew });
         let renew = Call { within: ttl, ..self.call(&scripts::RENEW, name, &argument)? };
         let wins_back = old.as_ref().is_some_and(|old| !old.until.passed());
         let is_decided = |answers: &Answers| {
@@ -57,7 +53,7 @@ impl Store for QuorumStore {
         let (mut renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
         let mut lost = revoked + answers.count("not-held") + answers.count("missing");
         let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
-        let Vouches { asked, hold, fence, untold } = self.vouches(&answers, known)?;
+        let Vouches { asked, hold, fence, untold } = self.vouches(&answers, known.map(|fence| fence.0))?;
         let win = WinBack { token, ttl, fence: fence.to_string(), hold: &hold };
         let until = Reply::Ignored(schedule::deadline(sent, ttl).min(sent.after(self.request_time())));
         if fence > 0 && !untold.is_empty() {

@@ -4,7 +4,7 @@
 
 use crate::exit::Ended;
 use crate::lock::{Owner, Token};
-use crate::rules::{Ask, End, NewPause, Outcome, Refusal, ms};
+use crate::rules::{self, Ask, End, NewPause, Outcome, Refusal, ms};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -31,12 +31,18 @@ pub struct Acquire<'a> {
 
 #[derive(Serialize)]
 pub struct Renew<'a> {
-    pub token: &'a Token,
+    token: &'a Token,
     #[serde(with = "ms")]
-    pub ttl: Duration,
-    /// Of a quorum, if it is known.
+    ttl: Duration,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub fence: Option<String>,
+    fence: Option<String>,
+}
+
+impl<'a> Renew<'a> {
+    pub fn new(renew: &rules::Renew<'a>) -> Self {
+        let fence = renew.fence.map(|fence| fence.to_string());
+        Self { token: renew.token, ttl: renew.ttl, fence }
+    }
 }
 
 #[derive(Serialize)]
@@ -48,11 +54,14 @@ pub struct Leave<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     job: Option<Ended>,
     once_per: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fence: Option<String>,
 }
 
 impl<'a> Leave<'a> {
     pub fn new(token: &'a Token, end: &End) -> Self {
-        Self { token, outcome: end.ran.outcome(), job: end.job, once_per: end.once_per }
+        let fence = end.fence.map(|fence| fence.to_string());
+        Self { token, outcome: end.ran.outcome(), job: end.job, once_per: end.once_per, fence }
     }
 }
 
@@ -82,7 +91,7 @@ mod tests {
     #[test]
     fn what_is_absent_is_left_out() -> Result<(), Error> {
         let token = &Token::parse(&"a".repeat(32)).map_err(Error::Garbled)?;
-        let end = End { ran: Ran::No, job: None, once_per: false };
+        let end = End { ran: Ran::No, job: None, once_per: false, fence: None };
         let leave = json(&Leave::new(token, &end))?;
         assert_eq!(leave, format!(r#"{{"token":"{}","once_per":false}}"#, token.secret()));
         assert_eq!(json(&Pause { pause: None })?, "{}");

@@ -18,7 +18,7 @@ use crate::support::zookeeper::ZooKeeper;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
-use dlock::rules::{Acquired, Ask, End, Left, Patience, Ran, Renewal, Terms};
+use dlock::rules::{Acquired, Ask, End, Left, Patience, Ran, Renew, Renewal, Terms};
 #[cfg(feature = "etcd")]
 use dlock::store::etcd::EtcdStore;
 use dlock::store::file::FileStore;
@@ -144,7 +144,7 @@ pub fn deadline() -> Moment {
 }
 
 fn ended() -> End {
-    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false }
+    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None }
 }
 
 impl Person {
@@ -202,11 +202,20 @@ impl Person {
     }
 
     pub fn renews(&mut self) -> Renewal {
-        self.store.renew(&self.names, &self.token, TTL, deadline()).expect("an answer")
+        self.renews_under(None)
+    }
+
+    pub fn renews_under(&mut self, fence: Option<Fence>) -> Renewal {
+        let renew = Renew { token: &self.token, fence, ttl: TTL };
+        self.store.renew(&self.names, &renew, deadline()).expect("an answer")
     }
 
     pub fn leaves(&mut self) -> Left {
-        self.store.leave(&self.names, &self.token, &ended(), deadline()).expect("an answer")
+        self.leaves_under(None)
+    }
+
+    pub fn leaves_under(&mut self, fence: Option<Fence>) -> Left {
+        self.store.leave(&self.names, &self.token, &End { fence, ..ended() }, deadline()).expect("an answer")
     }
 
     pub fn proves(&mut self) -> Option<Fence> {

@@ -7,8 +7,8 @@ use super::{LOCKS, PEOPLE};
 use dlock::clock::Moment;
 use dlock::lock::{Fence, Mode, Name, Names, Owner, Token};
 use dlock::rules::{
-    ABSENCE, Acquired, Ask, End, LOG_KEPT, Lock, LockTable, NewPause, Patience, Renewal, Revoke, Terms, Time,
-    When,
+    ABSENCE, Acquired, Ask, End, LOG_KEPT, Lock, LockTable, NewPause, Patience, Renew, Renewal, Revoke,
+    Terms, Time, When,
 };
 use dlock::store::Store;
 use std::time::Duration;
@@ -86,7 +86,11 @@ impl Comparison<'_> {
             Step::Acquire { who, patience, ttl, min_hold, once_per, waited } => {
                 let (token, _, names) = self.person(who);
                 // It may not wait either, so its waiting time is zero.
-                let min_hold = match self.rules.clone().renew(self.now, &names, &token, ms(ttl)) {
+                let min_hold = match self.rules.clone().renew(
+                    self.now,
+                    &names,
+                    &Renew { token: &token, fence: None, ttl: ms(ttl) },
+                ) {
                     // Several masters count a min-hold from the confirmation, so it stays as it
                     // was.
                     Renewal::Renewed | Renewal::Asked | Renewal::Superseded if self.is_quorum() => 0,
@@ -133,12 +137,23 @@ impl Comparison<'_> {
                 let (token, _, names) = self.person(who);
                 // On a new connection a database is read. Else the lease might be a little longer.
                 self.store.reset();
-                let lua = self.store.renew(&names, &token, ms(ttl), by()).unwrap();
-                assert_eq!(self.rules.renew(self.now, &names, &token, ms(ttl)), lua, "{step:?}");
+                let record = self.rules.records.get(names.first().as_str());
+                let known = record.and_then(|record| Some(record.holds.get(&token)?.fence));
+                let fence = match ttl % 3 {
+                    0 => None,
+                    one => known.map(|known| Fence(known - one + 1)),
+                };
+                let renew = Renew { token: &token, fence, ttl: ms(ttl) };
+                let lua = self.store.renew(&names, &renew, by()).unwrap();
+                assert_eq!(self.rules.renew(self.now, &names, &renew), lua, "{step:?}");
             }
             Step::Leave { who, ran, job } => {
-                let ((token, _, names), end) =
-                    (self.person(who), End { ran, job, once_per: who.is_multiple_of(2) });
+                let (token, _, names) = self.person(who);
+                let record = self.rules.records.get(names.first().as_str());
+                let known = record.and_then(|record| Some(record.holds.get(&token)?.fence));
+                // Now and then of another grant.
+                let fence = known.filter(|_| job.is_some()).map(|known| Fence(known - known % 5 / 4));
+                let end = End { ran, job, once_per: who.is_multiple_of(2), fence };
                 let lua = self.store.leave(&names, &token, &end, by()).unwrap();
                 assert_eq!(self.rules.leave(self.now, &names, &token, &end), lua, "{step:?}");
             }

@@ -8,7 +8,7 @@ use crate::support::wait::wait_until;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
 use dlock::lock::Owner;
-use dlock::rules::{Acquired, End, Left, Ran, Renewal, Revoke, Revoked, When};
+use dlock::rules::{Acquired, End, Left, Ran, Renew, Renewal, Revoke, Revoked, When};
 use dlock::store::Store;
 use std::time::Duration;
 
@@ -116,7 +116,10 @@ fn a_hold_has_one_fence() {
     masters.at(2).ask::<i64>(&["HSET", record, ask.token.secret(), &hold]);
     let mut other = store_within(&masters.ports(), LONG, Duration::from_secs(2));
     assert_eq!(other.prove(&names, &ask.token, by()).unwrap().map(|proof| proof.fence), Some(grant.fence));
-    assert_eq!(other.renew(&names, &ask.token, ask.ttl, by()), Ok(Renewal::Renewed));
+    assert_eq!(
+        other.renew(&names, &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
+        Ok(Renewal::Renewed)
+    );
     wait_until("all masters know the fence", || {
         let hold: String = masters.at(2).ask(&["HGET", record, ask.token.secret()]);
         hold.contains(&format!("\"{}\"", grant.fence.0))
@@ -135,7 +138,7 @@ fn shown_times_come_from_one_clock() {
     let view = store.inspect(names.first(), by()).unwrap();
     let near = |time: u64| time.abs_diff(view.now) < 600_000;
     assert!(near(view.holders[0].since), "{view:?}");
-    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false };
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None };
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Released { cooling: Duration::ZERO }));
     let view = store.inspect(names.first(), by()).unwrap();
     let near = |time: u64| time.abs_diff(view.now) < 600_000;

@@ -7,7 +7,7 @@ use crate::support::proc;
 use crate::support::proxy::Proxy;
 use dlock::clock::{Moment, sleep_until};
 use dlock::exit::Ended;
-use dlock::rules::{Acquired, Ask, End, Left, Ran, Renewal};
+use dlock::rules::{Acquired, Ask, End, Left, Ran, Renew, Renewal};
 use dlock::store::{Error, Store};
 use rustix::process::Signal;
 use std::time::Duration;
@@ -73,11 +73,17 @@ fn nothing_is_won_back_after_the_deadline() {
     let lose = || [0, 1].map(|at| masters.at(at).ask::<()>(&["DEL", "dlock:k"]));
     lose();
     // Before the deadline the one remaining master proves the hold.
-    assert_eq!(store.renew(&names(), &ask.token, ask.ttl, by()), Ok(Renewal::Renewed));
+    assert_eq!(
+        store.renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
+        Ok(Renewal::Renewed)
+    );
     assert_eq!(masters.at(0).get("dlock:k").as_deref(), Some(ask.token.secret()));
     lose();
     sleep_until(Moment::now().after(ask.ttl));
-    assert_eq!(store.renew(&names(), &ask.token, ask.ttl, by()), Ok(Renewal::NotHeld));
+    assert_eq!(
+        store.renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
+        Ok(Renewal::NotHeld)
+    );
     assert_eq!(masters.at(0).get("dlock:k"), None);
 }
 
@@ -115,7 +121,7 @@ fn a_lock_that_young_masters_have_forgotten_at_the_end_was_not_lost() {
     // for three.
     let longest = Duration::from_secs(9000);
     let mut store = store_within(&masters.ports(), longest, Duration::from_secs(5));
-    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false };
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None };
     for _ in 0..2 {
         let left = store.leave(&names, &ask.token, &end, by());
         assert!(matches!(left, Err(Error::Unreachable(_))), "{left:?}");

@@ -3,7 +3,7 @@
 use super::{LONG, NOT_RUN, ask, names, store};
 use crate::support::masters::Masters;
 use dlock::clock::{Moment, sleep_until};
-use dlock::rules::{Acquired, Ask, End, Patience, Ran, Renewal};
+use dlock::rules::{Acquired, Ask, End, Patience, Ran, Renew, Renewal};
 use dlock::store::Store;
 use dlock::store::quorum::QuorumStore;
 use proptest::prelude::*;
@@ -139,7 +139,7 @@ fn stay(store: &mut QuorumStore, visit: &Visit, max_lease: Duration) -> Option<S
     let end = from.after(visit.stay);
     while !end.passed() && !until.passed() {
         let sent = Moment::now();
-        match store.renew(&names, &ask.token, ttl, by(100)) {
+        match store.renew(&names, &Renew { token: &ask.token, fence: None, ttl }, by(100)) {
             Ok(Renewal::Renewed) if !until.passed() => until = deadline(sent),
             // Late, or lost: the hold counts until the previous deadline.
             Ok(_) => break,
@@ -149,7 +149,12 @@ fn stay(store: &mut QuorumStore, visit: &Visit, max_lease: Duration) -> Option<S
     }
     until = until.min(Moment::now());
     if visit.farewell == Farewell::GivesBack {
-        let _ = store.leave(&names, &ask.token, &End { ran: Ran::Yes, job: None, once_per: false }, by(200));
+        let _ = store.leave(
+            &names,
+            &ask.token,
+            &End { ran: Ran::Yes, job: None, once_per: false, fence: None },
+            by(200),
+        );
     }
     (from <= until).then_some(Stay { fence, from, until })
 }

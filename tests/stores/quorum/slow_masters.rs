@@ -5,7 +5,7 @@ use crate::support::masters::{Masters, url};
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::wait::{wait_until, wait_within};
 use dlock::clock::Moment;
-use dlock::rules::{Acquired, Ask, Patience, Renewal};
+use dlock::rules::{Acquired, Ask, Patience, Renew, Renewal};
 use dlock::store::{Error, Store};
 use std::sync::mpsc;
 use std::thread::{self};
@@ -32,7 +32,7 @@ fn silent_masters_do_not_lengthen_an_operation() {
             let ask = ask(Duration::from_secs(30));
             let errors = [
                 store.acquire(&names(), &ask, by()).err(),
-                store.renew(&names(), &ask.token, ask.ttl, by()).err(),
+                store.renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()).err(),
                 store.leave(&names(), &ask.token, &NOT_RUN, by()).err(),
                 store.prove(&names(), &ask.token, by()).err(),
                 store.inspect(names().first(), by()).err(),
@@ -91,7 +91,8 @@ fn a_slow_master_that_decides_is_waited_for() {
     masters.at(2).ask::<()>(&["DEL", "dlock:k"]);
     slow.delay_replies(Duration::from_secs(1));
     let ports = [masters.at(0).port(), slow.port(), masters.at(2).port()];
-    let renewed = store(&ports, LONG).renew(&names(), &ask.token, ask.ttl, by());
+    let renewed =
+        store(&ports, LONG).renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by());
     assert!(matches!(renewed, Ok(Renewal::Renewed)), "{renewed:?}");
 }
 
@@ -110,7 +111,7 @@ fn a_slow_master_that_vouches_is_waited_for() {
     masters.at(2).ask::<()>(&["DEL", "dlock:k"]);
     masters.at(0).ask::<()>(&["FLUSHALL"]);
     slow.delay_replies(Duration::from_secs(1));
-    let renewed = store.renew(&names(), &ask.token, ask.ttl, by());
+    let renewed = store.renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by());
     assert!(matches!(renewed, Ok(Renewal::Renewed)), "{renewed:?}");
     assert_eq!(masters.at(0).get("dlock:k"), Some(ask.token.secret().to_owned()), "it was won back");
 }

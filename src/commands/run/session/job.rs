@@ -132,7 +132,7 @@ impl Session<'_> {
         };
         self.messages.not_started(&self.run.argv, why, exit);
         self.report.started = false;
-        Over { exit, end: End { ran: Ran::No, job: None, once_per: false } }
+        Over { exit, end: End { ran: Ran::No, job: None, once_per: false, fence: None } }
     }
 
     /// The job has ended. Completes what is known of the loss, and chooses the exit status.
@@ -146,10 +146,10 @@ impl Session<'_> {
         self.report.lost = self.report.lost.or(loss);
         let job = self.work.subject().recorded(status);
         self.report.job = job;
-        let ran = ran(reason, self.report.lost);
+        let (ran, fence) = (ran(reason, self.report.lost), self.report.granted.map(|(_, fence)| fence));
         Over {
             exit: exit(status, reason, self.report.lost),
-            end: End { ran, job, once_per: self.run.once_per.is_some() },
+            end: End { ran, job, once_per: self.run.once_per.is_some(), fence },
         }
     }
 }

@@ -153,7 +153,7 @@ impl Session<'_> {
 
     /// Gives back the hold, or leaves the queue, when no guard can do it and CMD did not run.
     fn leave(&self, own: &Own) {
-        let end = End { ran: Ran::No, job: None, once_per: false };
+        let end = End { ran: Ran::No, job: None, once_per: false, fence: None };
         // If this fails, the lock is free when its lease ends, and a place in the queue goes stale.
         let _ = own.lease.give_back(&end);
     }

@@ -13,6 +13,8 @@ pub(super) enum Rules {
     EndsEarly,
     /// A renewal succeeds for any token.
     RenewsAnybody,
+    /// A renewal extends a hold that a late request was granted, and a release ends it.
+    RenewsAnyGrant,
     /// Fences become smaller.
     FenceFalls,
     /// A released token is forgotten.
@@ -33,10 +35,11 @@ pub(super) enum Rules {
     TakesOne,
 }
 
-pub(super) const FAULTY: [Rules; 12] = [
+pub(super) const FAULTY: [Rules; 13] = [
     Rules::GrantsTwice,
     Rules::EndsEarly,
     Rules::RenewsAnybody,
+    Rules::RenewsAnyGrant,
     Rules::FenceFalls,
     Rules::ForgetsSpent,
     Rules::LeavesForOthers,
@@ -103,9 +106,21 @@ impl Rules {
         Acquired::Granted(grant)
     }
 
-    pub(super) fn renew(self, table: &mut LockTable, now: u64, names: &Names, who: u32) -> Renewal {
+    pub(super) fn renew(
+        self,
+        table: &mut LockTable,
+        now: u64,
+        names: &Names,
+        who: u32,
+        fence: Option<Fence>,
+    ) -> Renewal {
         self.before(table, now, who, true);
-        match table.renew(Time(now), names, &token(who), Duration::from_micros(TTL)) {
+        let fence = fence.filter(|_| self != Self::RenewsAnyGrant);
+        match table.renew(
+            Time(now),
+            names,
+            &Renew { token: &token(who), fence, ttl: Duration::from_micros(TTL) },
+        ) {
             Renewal::NotHeld if self == Self::RenewsAnybody => Renewal::Renewed,
             answer => answer,
         }
@@ -123,7 +138,8 @@ impl Rules {
             }
             _ => Vec::new(),
         };
-        let answer = table.leave(Time(now), names, &token(who), end);
+        let fence = end.fence.filter(|_| self != Self::RenewsAnyGrant);
+        let answer = table.leave(Time(now), names, &token(who), &End { fence, ..end.clone() });
         for (name, queue) in hidden {
             let record = table.record(&name);
             record.queue = queue.into_iter().filter(|(_, waiter)| *waiter != token(who)).collect();

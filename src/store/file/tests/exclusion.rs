@@ -18,7 +18,13 @@ fn a_reader_without_the_mutex_never_sees_half_a_record() -> Result<()> {
             for _ in 0..300 {
                 let busy = place.process()?.acquire(Patience::None)?;
                 ensure!(matches!(busy, Acquired::Busy(_)));
-                ensure!(holder.store.renew(&holder.names, &holder.token, TTL, by())? == Renewal::Renewed);
+                ensure!(
+                    holder.store.renew(
+                        &holder.names,
+                        &Renew { token: &holder.token, fence: None, ttl: TTL },
+                        by()
+                    )? == Renewal::Renewed
+                );
             }
             Ok(())
         };

@@ -161,8 +161,16 @@ impl<'a> Sides<'a> {
             }
             Event::Renew { who, ttl } => {
                 let process = &mut self.people[who];
-                let answer = process.store.renew(&process.names, &process.token, ms(ttl), by())?;
-                let rules = self.rules.renew(now, &process.names, &process.token, ms(ttl));
+                let answer = process.store.renew(
+                    &process.names,
+                    &Renew { token: &process.token, fence: None, ttl: ms(ttl) },
+                    by(),
+                )?;
+                let rules = self.rules.renew(
+                    now,
+                    &process.names,
+                    &Renew { token: &process.token, fence: None, ttl: ms(ttl) },
+                );
                 ensure!(answer == rules, "{answer:?}, {rules:?}");
                 // A holder publishes the new end of its lease before it learns that the renewal is
                 // refused.
@@ -179,7 +187,7 @@ impl<'a> Sides<'a> {
             Event::Leave { who, ran } => {
                 let (process, end) = (
                     &mut self.people[who],
-                    End { ran, job: Some(Ended::Code(0)), once_per: who.is_multiple_of(2) },
+                    End { ran, job: Some(Ended::Code(0)), once_per: who.is_multiple_of(2), fence: None },
                 );
                 let answer = process.store.leave(&process.names, &process.token, &end, by())?;
                 let rules = self.rules.leave(now, &process.names, &process.token, &end);

@@ -1,5 +1,5 @@
 -- leave.lua: gives this master back: for good, or for another attempt later.
--- Argument: token, outcome, job, once_per, as those of a single server's leave.lua; counts (the
+-- Argument: token, outcome, job, once_per, fence, as those of a single server's leave.lua; counts (the
 --        total that counts a caller that did not get the lock: busy, superseded); attempt (the one
 --        that failed; none if it leaves for good).
 -- Replies: released {cooling (ms)} · already · not-held; for a hold that ran and that this master
@@ -19,8 +19,11 @@ local spent = redis.call('GET', spent_key(lock, token))
 if spent then return spent == '1' and answer('already') or unknown() end
 
 local what, cooling = 'not-held', 0
-if is_held_by(lock, token) then
-  local since = hold_of(lock, token).attempt
+local hold = is_held_by(lock, token) and hold_of(lock, token)
+if hold and not is_granted(lock, hold, arg.fence) then
+  drop_hold(lock, token)
+elseif hold then
+  local since = hold.attempt
   if not arg.attempt or since and tonumber(since) <= tonumber(arg.attempt) then
     what = 'released'
     if outcome then cooling = close(lock, token, outcome, arg.job, arg.once_per) else drop_hold(lock, token) end

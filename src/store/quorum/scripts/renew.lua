@@ -1,4 +1,5 @@
--- renew.lua: extends the lease of the token that the lock key names, and of no other.
+-- renew.lua: extends the lease of the token that the lock key names, under this fence, and of no
+-- other.
 -- Argument: token, ttl (ms), fence (none: the recorded one).
 -- Replies: renewed {fence (none: not told yet), held, cooling (left, ms), owner, asked (whether it is
 --        asked to end), superseded, not_replaceable} · missing: this master is free, and was granted to
@@ -13,8 +14,8 @@ local lock = named(token)[1]
 expire(lock)
 local why = uncounted()
 if why then return why end
-if is_held_by(lock, token) then
-  local hold = hold_of(lock, token)
+local hold = is_held_by(lock, token) and hold_of(lock, token)
+if hold and is_granted(lock, hold, fence) then
   if fence then hold.fence, hold.confirmed = fence, true end
   if hold.confirmed then remember_fence(lock, hold.fence) end
   hold['until'] = ms + arg.ttl

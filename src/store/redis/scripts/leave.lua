@@ -1,8 +1,8 @@
 -- leave.lua: gives back everything that the token has (holds, places in queues), and records it as
 -- released (rules: LockTable::leave).
 -- Argument: token, outcome (how the hold ended: released, crashed, …; none if nothing ran), job (how
---        the job ended, if known), once_per (whether the lock was acquired with it), prefix of the
---        locks' names.
+--        the job ended, if known), once_per (whether the lock was acquired with it), fence (of the
+--        grant; a hold with another one is dropped; none: of any), prefix of the locks' names.
 -- Replies: released {cooling (ms)} · dequeued · already · not-held.
 -- Why atomic: compare and delete. The next waiter is granted the lock in the same script, so the
 -- lock is never idle. The released token is refused from then on, so a late acquire changes nothing
@@ -28,7 +28,10 @@ for _, lock in ipairs(locks) do
     redis.call('ZREM', lock.QUEUE, token)
     lock.changed = true
   end
-  if held then
+  local hold = hold_of(lock, token)
+  if hold and not is_of_grant(hold, arg.fence) then
+    drop_hold(lock, token)
+  elseif held then
     if arg.outcome then
       local kept = close(lock, token, arg.outcome, arg.job, arg.once_per)
       if kept > 0 then news[#news + 1] = lock end
@@ -43,7 +46,8 @@ for _, lock in ipairs(locks) do
   end
 end
 
-local what = queued and 'dequeued' or 'not-held'
+-- What ran under a hold did not wait in a queue.
+local what = queued and not arg.fence and 'dequeued' or 'not-held'
 if released then what = 'released' elseif spent then what = spent == '1' and 'already' or 'not-held' end
 if queued and not released and not spent then tally(locks[1], { ['given-up'] = 1 }) end
 if not spent or spent ~= '1' and released then

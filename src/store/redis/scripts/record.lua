@@ -195,7 +195,7 @@ local function load(lock, caller)
   elseif value == caller then
     -- The lock key is the truth (I12): an evicted or deleted HOLD does not end the caller's hold.
     lock.kind, lock['until'], lock.token = 'exclusive', ms + math.max(redis.call('PTTL', lock.L), 1), value
-    local fence = number_in(redis.call('GET', lock.FENCE)) or us
+    local fence = number_in(arg.fence or redis.call('GET', lock.FENCE)) or us
     lock.holds[value] = { phase = 'held', fence = int(fence), since = int(us), ['until'] = lock['until'], cool = 0,
       confirmed = true, waited = 0, owner = {} }
   else
@@ -259,6 +259,10 @@ local function is_held_by(lock, token)
   local hold = is_many(lock) and hold_of(lock, token)
   return hold and hold.phase == 'held'
 end
+
+-- Whether a hold is that of the grant with this fence. A late acquire may have been granted another
+-- one with the same token.
+local function is_of_grant(hold, fence) return not fence or number_in(hold.fence) == number_in(fence) end
 
 local function is_revoked_from(lock, token)
   if lock.kind ~= 'revoked' and not is_many(lock) then return false end

@@ -1,6 +1,6 @@
--- renew.lua: extends the lease of a token that holds all of these locks, and of no other (rules:
--- LockTable::renew).
--- Argument: token, ttl (ms), prefix of the locks' names.
+-- renew.lua: extends the lease of a token that holds all of these locks under this fence, and of no
+-- other (rules: LockTable::renew).
+-- Argument: token, ttl (ms), fence (none: of any grant), prefix of the locks' names.
 -- Replies: renewed · asked (renewed, and an operator asks it to end) · superseded (renewed, and a
 --        newer run with --replace asks that) · revoked · not-held.
 -- Why atomic: compare and extend; and a lock that has run out is granted to the next waiter at
@@ -10,8 +10,10 @@ local token = arg.token
 write_first()
 local locks = named(token)
 for _, lock in ipairs(locks) do expire(lock) end
+local is_held = held_everywhere(locks, token)
+for _, lock in ipairs(locks) do is_held = is_held and is_of_grant(hold_of(lock, token), arg.fence) end
 local outcome = 'not-held'
-if held_everywhere(locks, token) then
+if is_held then
   for _, lock in ipairs(locks) do
     local hold = hold_of(lock, token)
     if not hold.confirmed then

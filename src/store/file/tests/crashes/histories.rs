@@ -167,7 +167,11 @@ impl World<'_> {
                     match deed {
                         Deed::Acquire(patience) => process.acquire(*patience).map(drop)?,
                         Deed::Renew => {
-                            process.store.renew(&process.names, &token, TTL, by())?;
+                            process.store.renew(
+                                &process.names,
+                                &Renew { token: &token, fence: None, ttl: TTL },
+                                by(),
+                            )?;
                         }
                         Deed::Leave => process.leave().map(drop)?,
                     }
