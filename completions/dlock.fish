@@ -54,7 +54,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'What to 
 warn\t'Let it run on, warn, and exit 79 when it has ended'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'Replicas that must acknowledge each grant, renewal and release [default: 0]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l min-hold -d 'Keep the lock at least this long after it was granted' -r
-complete -c dlock -n "__fish_dlock_using_subcommand run" -l once-per -d 'Skip CMD, and exit 0, if a run with --once-per that succeeded was granted within the last DUR' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l once-per -d 'Skip CMD, and exit 0, if a run of this minute, hour, day or week, or of the last DUR, has succeeded' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-run -d 'Stop CMD when it has run this long, and exit 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-lease -d 'The longest lease on redis+quorum:// masters; the same on every machine [default: 5m]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l report -d 'When done, write the outcome to FILE as JSON' -r -F

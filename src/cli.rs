@@ -46,7 +46,7 @@ pub use status::Status;
         lease ends if it cannot be renewed.",
     after_long_help = "Examples:\n  \
         # Crontab of every machine; one of them runs the job:\n  \
-        @daily /usr/bin/dlock run -q -k rep --once-per 18h -w 4h -- /opt/rep\n\n  \
+        @daily /usr/bin/dlock run -q -k rep --once-per day -w 4h -- /opt/rep\n\n  \
         # Who holds what, and who waits:\n  \
         dlock status\n\n\
         The store is redis://127.0.0.1:6379, a different one on each machine, unless\n\

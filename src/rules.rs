@@ -146,8 +146,8 @@ impl LockTable {
         if !self.may_start_anew(names, &ask.token) {
             return Some(Acquired::TokenEnded);
         }
-        let mut work = worklist(names);
-        if let Some(done) = self.done(now, names.iter().map(Name::as_str), &ask.terms) {
+        let (mut work, came) = (worklist(names), self.came(now, names, ask));
+        if let Some(done) = self.done(now, came, names.iter().map(Name::as_str), &ask.terms) {
             for name in names {
                 self.record(name.as_str()).remove_waiter(&ask.token);
             }
@@ -164,7 +164,6 @@ impl LockTable {
             let blocker = Blocker { at, queue_full: Some(self.queue_max), ..blocker };
             return Some(self.busy(names, blocker));
         }
-        let came = self.came(now, names, ask);
         if ask.terms.replaces
             && let Some(superseded) = self.supersede(now, names, ask, came, &mut work)
         {
@@ -177,7 +176,7 @@ impl LockTable {
         }
         self.grant_next(now, work);
         if !self.holds_all(names, &ask.token) {
-            self.grant_to_newcomer(now, names, ask);
+            self.grant_to_newcomer(now, names, ask, came);
         }
         if ask.terms.replaces && !self.holds_all(names, &ask.token) {
             for name in names {

@@ -67,6 +67,10 @@ enum Planted {
     LeavesItsPlace,
     /// I13: a min-hold is not kept.
     IgnoresMinHold,
+    /// Once a tick: a success counts for a time from its grant, not for those that it kept waiting.
+    RepeatsTicks,
+    /// Once a tick: a success counts for longer.
+    LosesTicks,
 }
 
 /// What is done to a fleet.
@@ -101,6 +105,8 @@ const NIGHTS: [Night; 7] = [
 const QUIET: Nanos = 20 * SECOND;
 /// By this time every run is over.
 const END: Nanos = QUIET + 200 * SECOND;
+/// The `--once-per` of those that have it.
+const ONCE_PER: Duration = Duration::from_secs(2);
 /// This long after the last run nothing may be left in the records: longer than any lease, min-hold
 /// or late message.
 const AFTER: Nanos = 20 * SECOND;
@@ -193,8 +199,9 @@ impl Fleet {
                 owner: Owner::default(),
                 patience: Patience::Queue,
                 terms: Terms {
+                    once_per: (mode == Mode::Exclusive && dice.one_in(3)).then_some(ONCE_PER),
                     replaces: self.night != Night::Calm && mode == Mode::Exclusive && dice.one_in(6),
-                    ..Terms::default()
+                    not_replaceable: false,
                 },
                 waited: Duration::ZERO,
                 has_waited: false,
@@ -294,7 +301,7 @@ fn fleets_keep_their_promises() {
 /// Each fault, the invariant that it breaks, and a night on which that shows. A violation that is
 /// excused for a while after the server forgot or its clock was stepped is found on such a night,
 /// too, if it lasts longer.
-const ALL: [(Planted, &str, Night); 24] = [
+const ALL: [(Planted, &str, Night); 26] = [
     (Planted::EndsLeasesEarly, "I1", Night::Everything),
     (Planted::GivesOneSlotTwice, "I1", Night::Weather),
     (Planted::FreesForOthers, "I2", Night::Everything),
@@ -319,6 +326,8 @@ const ALL: [(Planted, &str, Night); 24] = [
     (Planted::IgnoresMinHold, "I13", Night::Weather),
     (Planted::IgnoresMinHold, "I13", Night::Forgets),
     (Planted::IgnoresMinHold, "I13", Night::Steps),
+    (Planted::RepeatsTicks, "Tick", Night::Calm),
+    (Planted::LosesTicks, "Tick", Night::Weather),
 ];
 
 /// Each fault is found as a violation of its own invariant, not only by consequences.

@@ -11,7 +11,7 @@ use std::time::Duration;
 const RUN_AFTER: &str = "\
 Examples:
   # From cron on every machine; one of them runs the job, the others stand by:
-  dlock run -q -k nightly --once-per 18h -w 4h -- /usr/local/bin/report
+  dlock run -q -k nightly --once-per day -w 4h -- /usr/local/bin/report
 
   # Wait up to ten minutes for the lock; then give up with 75:
   dlock run -k deploy -w 10m -- ./deploy.sh
@@ -87,15 +87,18 @@ pub struct Run {
     #[arg(long, value_name = "DUR", value_parser = duration::parse, help_heading = "Once")]
     pub min_hold: Option<Duration>,
 
-    /// Skip CMD, and exit 0, if a run with --once-per that succeeded was granted within the last DUR
+    /// Skip CMD, and exit 0, if a run of this minute, hour, day or week, or of the last DUR, has succeeded
     ///
-    /// For a job that must run once per tick, on any machine. Success is status 0, and the time of the grant counts, by the
-    /// store's clock. Only runs with --once-per count: a run without it, such as a test by hand, never does. With --wait one
-    /// machine runs and the others stand by: if it succeeds, the others exit 0; if it fails or dies, the next one runs. dlock
-    /// says who ran it and when. DUR must be below the time between two ticks, less --wait, less an hour for the day that has
-    /// 23: for a nightly job with -w 4h that is less than 19h. With several keys, each must have such a success. Up to 30d; not
-    /// with --shared or --slots. 'dlock forget KEY' makes the next run due at once, and so does a store that lost its data.
-    #[arg(long, value_name = "DUR", value_parser = once_per, conflicts_with_all = ["shared", "slots"], help_heading = "Once")]
+    /// For a line that runs once in a period on each machine. A run arrives when it first tries to reach the store, by the
+    /// store's clock, however long it then waits. It is skipped if a run with --once-per succeeded (status 0) that arrived
+    /// less than PERIOD before it, or that was granted the lock after it arrived. So with --wait one machine runs and the
+    /// others stand by: if it succeeds, the others exit 0; if it fails or dies, the next one runs. Ticks that arrive while an
+    /// earlier one waits are done by one run. dlock says who ran it and when. minute, hour, day and week mean half of that
+    /// (30s, 30m, 12h, 84h): room for machines that are late, and for a rerun by hand half a period before the next tick. A
+    /// DUR is taken as it is, up to 30d. Only runs with --once-per count: a run without it, such as a test by hand, never does.
+    /// With several keys, each must be done; not with --shared or --slots. 'dlock forget KEY' makes the next run due at once,
+    /// and so does a store that lost its data.
+    #[arg(long, value_name = "PERIOD", value_parser = once_per, conflicts_with_all = ["shared", "slots"], help_heading = "Once")]
     pub once_per: Option<Duration>,
 
     /// Stop CMD when it has run this long, and exit 124
@@ -136,11 +139,41 @@ pub struct Run {
     pub nonblock: bool,
 }
 
-/// The value of `--once-per`.
+/// The value of `--once-per`. A word means half of that period: runs of one tick arrive less than this
+/// apart, runs of two ticks more, however late a machine or its clock is.
 fn once_per(text: &str) -> Result<Duration, String> {
-    let span = duration::parse_positive(text)?;
+    let half = |hours: u64| Duration::from_secs(hours * 1800);
+    let span = match text {
+        "minute" => Duration::from_secs(30),
+        "hour" => half(1),
+        "day" => half(24),
+        "week" => half(7 * 24),
+        _ => duration::parse_positive(text).map_err(|why| format!("{why}; or minute, hour, day or week"))?,
+    };
     if span > ONCE_PER_MOST {
         return Err("a success is remembered for 30 days, not longer".into());
     }
     Ok(span)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_means_half_of_its_period() {
+        for (text, seconds) in [
+            ("minute", 30),
+            ("hour", 1800),
+            ("day", 43_200),
+            ("week", 302_400),
+            ("18h", 64_800),
+            ("30d", 2_592_000),
+        ] {
+            assert_eq!(once_per(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["daily", "days", "month", "0", "31d", ""] {
+            assert!(once_per(text).is_err(), "{text}");
+        }
+    }
 }

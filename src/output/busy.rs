@@ -50,13 +50,16 @@ pub fn done(asked: &Asked, done: &Done) -> String {
     let owner = &done.success.owner;
     let now = done.success.since.saturating_add(millis(done.ago));
     let (began, ended) = (local(done.success.since, now), local(done.success.ended, now));
+    let due = match done.due.is_zero() {
+        true => "for a run that arrives now".into(),
+        false => format!("in {}", span(done.due)),
+    };
     format!(
-        "{} is done: {} ran {} from {began} to {ended}, with status 0; the command did not run; it is due again in {} \
+        "{} is done: {} ran {} from {began} to {ended}, with status 0; the command did not run; it is due again {due} \
          (--once-per), or after {}",
         asked.at(done.at),
         who(owner),
         quoted_command(owner),
-        span(done.due),
         cited(&format!("dlock forget {}", word(asked.key_of(done.at).as_str())))
     )
 }

@@ -35,7 +35,7 @@ pub struct Done {
     /// Time since that hold was granted.
     #[serde(with = "ms")]
     pub ago: Duration,
-    /// Time until the next run is due.
+    /// Time until a run that arrives then is due; zero if one that arrives now is.
     #[serde(with = "ms")]
     pub due: Duration,
 }
@@ -58,7 +58,17 @@ pub struct Success {
     pub fence: Fence,
     /// When it was granted.
     pub since: u64,
+    /// How long it had waited, in milliseconds: it arrived that long before the grant.
+    #[serde(default)]
+    pub waited: u64,
     pub ended: u64,
+}
+
+impl Success {
+    /// When its run arrived, in milliseconds since 1970.
+    pub(super) const fn arrived(&self) -> u64 {
+        self.since.saturating_sub(self.waited)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -352,7 +362,8 @@ impl LoggedEnd {
 
     /// This end as a success; meaningful only if it is one.
     pub fn success(&self) -> Success {
-        Success { owner: self.owner.clone(), fence: self.fence, since: self.since, ended: self.ended }
+        let Self { fence, since, waited, ended, .. } = *self;
+        Success { owner: self.owner.clone(), fence, since, waited, ended }
     }
 }
 

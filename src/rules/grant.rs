@@ -9,7 +9,7 @@ use std::time::Duration;
 impl LockTable {
     /// Grants the locks to a caller that stands in no queue, if these queues are empty and each
     /// lock admits it.
-    pub(super) fn grant_to_newcomer(&mut self, now: Time, names: &Names, ask: &Ask) {
+    pub(super) fn grant_to_newcomer(&mut self, now: Time, names: &Names, ask: &Ask, came: Time) {
         let names: Vec<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
         let admitted = names.iter().all(|name| {
             let record = self.record(name);
@@ -21,7 +21,7 @@ impl LockTable {
         let Some(slot) = self.slot(&names, ask.mode) else { return };
         let (token, mode, owner, not_replaceable) =
             (ask.token.clone(), ask.mode, ask.owner.clone(), ask.terms.not_replaceable);
-        self.grant(now, &names, Granted { token, mode, slot, fence: 0, waited: 0, not_replaceable, owner });
+        self.grant(now, &names, Granted { token, mode, slot, fence: 0, came, not_replaceable, owner });
     }
 
     /// The lowest slot that is free in all of the locks, or None. `Some(None)` if the mode has no

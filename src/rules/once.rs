@@ -17,11 +17,13 @@ impl LockTable {
         was
     }
 
-    /// The success because of which `--once-per` skips this run, at the lock that is due first.
+    /// The success because of which `--once-per` skips a run that came then, at the lock that is due
+    /// first.
     /// None unless every lock has one.
     pub(super) fn done<'n>(
         &mut self,
         now: Time,
+        came: Time,
         names: impl Iterator<Item = &'n str>,
         terms: &Terms,
     ) -> Option<Done> {
@@ -29,7 +31,7 @@ impl LockTable {
         let mut first: Option<Done> = None;
         for (at, name) in names.enumerate() {
             let record = self.record(name);
-            let due = record.done_for(now, span)?;
+            let due = record.done_for(now, came, span)?;
             if first.as_ref().is_none_or(|first| due < first.due) {
                 let success = record.success.clone()?;
                 let ago = Duration::from_millis(now.millis().saturating_sub(success.since));

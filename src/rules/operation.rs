@@ -24,8 +24,8 @@ pub struct Ask {
     /// Whether to wait in the queue if the lock cannot be granted now.
     pub patience: Patience,
     pub terms: Terms,
-    /// How long the caller has been asking. With [`Terms::replaces`] it tells when the caller came,
-    /// if the store has forgotten the caller's place in the queue.
+    /// How long the caller has been asking. It tells when the caller arrived, if the caller has no
+    /// place in the queue.
     #[serde(with = "ms")]
     pub waited: Duration,
     /// Whether the caller has had a place in the queue, which the store may have forgotten. If so,
@@ -48,8 +48,8 @@ pub struct Renew<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Terms {
-    /// Grant only if no hold that was granted within this time has succeeded: one run per tick of a
-    /// timetable.
+    /// Grant only if no hold has succeeded whose run arrived less than this before the caller, or that
+    /// was granted after the caller arrived: one run per tick of a timetable.
     #[serde(with = "ms", skip_serializing_if = "Option::is_none")]
     pub once_per: Option<Duration>,
     /// The newest wins: holders are asked to end, and the older waiter with `--replace` is

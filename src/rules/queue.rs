@@ -4,8 +4,9 @@
 use super::record::Granted;
 use super::{
     Ask, Due, FOREIGN_LOOK, GRANTED_AT_ONCE, HEARTBEAT, Lock, LockTable, SILENCE, TICKET_KEPT, Time, Waiter,
+    millis,
 };
-use crate::lock::{Names, Token};
+use crate::lock::{Name, Names, Token};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -35,6 +36,15 @@ impl LockTable {
             }
             false
         })
+    }
+
+    /// When the caller arrived, according to its place in a queue. Its own clock counts only what came
+    /// before that, because it may stand still. Without a place: as long ago as it says that it has
+    /// waited.
+    pub(super) fn came(&mut self, now: Time, names: &Names, ask: &Ask) -> Time {
+        let waiting = |name: &Name| Some(self.record(name.as_str()).waiters.get(&ask.token)?.since);
+        let waited = millis(ask.waited).saturating_mul(1000);
+        names.iter().find_map(waiting).unwrap_or(Time(now.0.saturating_sub(waited)))
     }
 
     /// Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.
@@ -161,7 +171,7 @@ impl LockTable {
         // ticket, because the success may be forgotten before.
         let has_room_for_some = self.record(at).has_room_for_some();
         if has_room_for_some
-            && self.done(now, waiter.names.iter().map(String::as_str), &waiter.terms).is_some()
+            && self.done(now, waiter.since, waiter.names.iter().map(String::as_str), &waiter.terms).is_some()
         {
             self.suspend(at, head, work);
             return true;
@@ -185,7 +195,6 @@ impl LockTable {
             }
         }
         let Some(slot) = self.slot(&waiter.names, waiter.mode) else { return false };
-        let waited = now.millis().saturating_sub(waiter.since.millis());
         for name in &waiter.names {
             self.record(name).queue.remove(head);
             if name != at {
@@ -197,7 +206,7 @@ impl LockTable {
         self.grant(
             now,
             &waiter.names,
-            Granted { token, mode, slot, fence: 0, waited, not_replaceable, owner },
+            Granted { token, mode, slot, fence: 0, came: waiter.since, not_replaceable, owner },
         );
         true
     }

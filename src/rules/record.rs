@@ -120,7 +120,7 @@ pub struct Hold {
     pub cool: Due,
     /// Whether the holder knows of the grant.
     pub confirmed: bool,
-    /// How long it waited, in whole milliseconds.
+    /// How long it waited, in whole milliseconds: its run arrived that long before the grant.
     pub waited: u64,
     /// Who asked it to end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -226,7 +226,8 @@ pub(super) struct Granted {
     pub(super) mode: Mode,
     pub(super) slot: Option<u32>,
     pub(super) fence: u64,
-    pub(super) waited: u64,
+    /// When its run arrived.
+    pub(super) came: Time,
     pub(super) not_replaceable: bool,
     pub(super) owner: Owner,
 }
@@ -339,15 +340,18 @@ impl Record {
             .take_if(|newest| now.millis().saturating_sub(newest.came.millis()) > millis(HISTORY_KEPT));
     }
 
-    /// How long the last success still counts for `--once-per span`; None if the job is due. A
-    /// success in the future counts only if it is less than `span` ahead: a clock that was set back
-    /// a little must not let the job run twice, and one that began at 1970 must not block it for
-    /// years.
-    pub(super) fn done_for(&self, now: Time, span: Duration) -> Option<Duration> {
+    /// If the last success is enough for a run with `--once-per span` that arrived at `came`: how
+    /// long it will be enough for a run that arrives later. It is enough if its own run arrived less
+    /// than `span` before, or if it was granted after this run arrived: a waiter never repeats the run
+    /// that it waited for. A success in the future counts only if it is less than `span` ahead: a
+    /// clock that was set back a little must not let the job run twice, and one that was years ahead
+    /// must not block it for years.
+    pub(super) fn done_for(&self, now: Time, came: Time, span: Duration) -> Option<Duration> {
         let success = self.success.as_ref()?;
         let (now, span) = (now.millis(), millis(span));
-        let until = success.since.saturating_add(span);
-        (now.abs_diff(success.since) < span).then(|| Duration::from_millis(until.saturating_sub(now)))
+        let until = success.arrived().saturating_add(span).max(success.since);
+        let is_enough = came.millis() < until && success.since < now.saturating_add(span);
+        is_enough.then(|| Duration::from_millis(until.saturating_sub(now)))
     }
 
     pub(super) fn spend(&mut self, now: Time, token: Token, released: bool) {
@@ -386,7 +390,7 @@ impl Record {
             until,
             cool: Due(0),
             confirmed: false,
-            waited: granted.waited,
+            waited: now.millis().saturating_sub(granted.came.millis()),
             asked: None,
             superseded: false,
             not_replaceable: granted.not_replaceable,

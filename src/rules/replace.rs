@@ -1,19 +1,11 @@
 //! `--replace`: the newest run supersedes the one before it, and asks the holders to end.
 
 use super::record::{Hold, Record};
-use super::{Ask, LockTable, Newest, Phase, Superseded, Time, millis};
+use super::{Ask, LockTable, Newest, Phase, Superseded, Time};
 use crate::lock::{Name, Names, Owner};
 use std::collections::VecDeque;
 
 impl LockTable {
-    /// When the caller came, according to its place in a queue. Without a place: now; or, for a
-    /// caller with `--replace`, as long ago as it says that it has waited.
-    pub(super) fn came(&mut self, now: Time, names: &Names, ask: &Ask) -> Time {
-        let waiting = |name: &Name| Some(self.record(name.as_str()).waiters.get(&ask.token)?.since);
-        let waited = if ask.terms.replaces { millis(ask.waited).saturating_mul(1000) } else { 0 };
-        names.iter().find_map(waiting).unwrap_or(Time(now.0.saturating_sub(waited)))
-    }
-
     /// The newest run with `--replace` wins. If a newer one than the caller has come, the caller is
     /// superseded, and this returns the answer for it. Otherwise the caller becomes the newest, and
     /// supersedes the one before it if that still waits or has not confirmed its grant.

@@ -13,6 +13,7 @@ mod observer;
 mod order;
 mod replace;
 mod silence;
+mod ticks;
 mod totals;
 
 fn name(key: &str) -> Name {

@@ -1,5 +1,6 @@
 //! Compares what jobs did, in true time, with what is promised (docs/protocol.md, I1 to I13).
 
+mod ticks;
 mod verdict;
 
 use super::time::{MachineId, Nanos, ProcessId, Processes, SECOND};
@@ -7,6 +8,7 @@ use crate::lock::{Fence, Mode, Names, Token};
 use crate::rules::{Hold, LockTable, Phase, Record, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use ticks::Ticks;
 
 /// A job, as it happened.
 #[derive(Debug, Clone)]
@@ -44,6 +46,8 @@ pub enum Said {
     Granted(Fence),
     /// The caller did not get the lock.
     Refused,
+    /// It is skipped: the job is done.
+    Done,
     Renewed,
     Released,
     Nothing,
@@ -93,6 +97,7 @@ pub struct Judge {
     /// clock.
     kept: BTreeMap<String, (Token, u64)>,
     registers: BTreeMap<String, Register>,
+    ticks: Ticks,
 }
 
 impl Judge {
@@ -116,10 +121,11 @@ impl Judge {
     ) {
         if let Some((token, names, said)) = by {
             self.check_answer(after, token, said, now);
+            self.check_ticks(before, after, (token, names, said), now);
             self.check_other_holds(before, after, token, (time, now));
             self.heard.insert(token.clone(), now);
             // A renewal need not suspend stale waiters: waiters send requests of their own.
-            if matches!(said, Said::Granted(_) | Said::Refused) {
+            if matches!(said, Said::Granted(_) | Said::Refused | Said::Done) {
                 self.check_stale_waiters(after, names, now);
             }
         }
@@ -152,7 +158,7 @@ impl Judge {
         let is_so = match said {
             Said::Granted(_) | Said::Renewed => holds.any(held),
             Said::Released => !holds.any(held),
-            Said::Refused | Said::Nothing => true,
+            Said::Refused | Said::Done | Said::Nothing => true,
         };
         if !is_so {
             self.blame(format!("I3: {said:?} is answered and not written, at {now}"));

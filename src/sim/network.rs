@@ -86,6 +86,7 @@ impl Reply {
         match self {
             Self::Acquired(answer) => match &**answer {
                 Acquired::Granted(grant) => Said::Granted(grant.fence),
+                Acquired::Done(_) => Said::Done,
                 _ => Said::Refused,
             },
             Self::Renewal(Renewal::Renewed) => Said::Renewed,

@@ -8,6 +8,7 @@ use super::dice::Dice;
 use super::network::{Net, SimStore};
 use super::time::{MS, MachineId, Nanos, Processes, SECOND, TaskId};
 use crate::clock::Moment;
+use crate::exit::Ended;
 use crate::lease::event_fd::EventFd;
 use crate::lease::keeper::{Keeper, Keeping};
 use crate::lease::obtain::{Progress, Step};
@@ -160,12 +161,13 @@ impl Main {
             claims: AtomicUsize::new(0),
             listens: AtomicBool::new(false),
         });
-        let (of_thread, store) = (Arc::clone(&keeper), self.store(task));
+        let (of_thread, net, store) = (Arc::clone(&keeper), Arc::clone(&self.net), self.store(task));
         sim.spawn(self.processes.dlock, move |thread| {
             let store = SimStore { task: thread, observer: Some(task), ..store };
             *of_thread.stores.lock() = Box::new(store);
             let Keeper { stores, request, .. } = &*of_thread;
             let mut progress = Progress::begin();
+            net.judge().tries(&request.ask.token, net.sim.now());
             let report = &mut |report| of_thread.report(report);
             let obtained = loop {
                 match progress.step(&mut **stores.lock(), request, None, report) {
@@ -284,8 +286,10 @@ impl Main {
 
 /// Gives the lock back, and tells the judge if that succeeded.
 fn leave(net: &Arc<Net>, mut store: SimStore, plan: &Plan, ran: Ran) {
+    let job = net.judge().has_succeeded(&plan.ask.token).then_some(Ended::Code(0));
     let by = Moment::now().after(Duration::from_secs(1));
-    let (token, end) = (&plan.ask.token, End { ran, job: None, once_per: false, fence: None });
+    let (token, end) =
+        (&plan.ask.token, End { ran, job, once_per: plan.ask.terms.once_per.is_some(), fence: None });
     net.sim.tell(|| format!("{token:?} is given back: {ran:?}"));
     if let Ok(Left::Released { .. } | Left::Already) = give_back(&mut store, &plan.names, token, &end, by) {
         net.judge().left(token);

@@ -200,8 +200,9 @@ impl QuorumStore {
                 vouches.asked = Some(Renewal::Asked);
             }
             let cooling = hold.cooling.max(vouches.hold.cooling);
+            let waited = hold.waited.max(vouches.hold.waited);
             let not_replaceable = hold.not_replaceable || vouches.hold.not_replaceable;
-            vouches.hold = Vouched { cooling, not_replaceable, ..hold };
+            vouches.hold = Vouched { waited, cooling, not_replaceable, ..hold };
         }
         Ok(vouches)
     }

@@ -17,6 +17,7 @@ on_every_store!(
     a_success_is_not_repeated,
     a_failure_is_no_success,
     waiters_leave_the_queue_after_a_success,
+    a_stand_by_does_not_repeat_a_job_that_took_longer_than_the_period,
     the_next_run_starts_if_one_fails_or_is_killed,
     a_success_counts_while_another_run_holds_the_lock,
     several_keys_have_succeeded_if_each_has,
@@ -154,6 +155,40 @@ fn waiters_leave_the_queue_after_a_success(backend: Backend) {
     other.finish();
     assert_eq!(world.log(), ["up", "other"]);
     assert_eq!(world.waiters("k"), 0);
+}
+
+/// All of them arrive before the grant of the one that runs, which takes longer than the period.
+fn a_stand_by_does_not_repeat_a_job_that_took_longer_than_the_period(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &[], "echo held >> log; until [ -e end ]; do sleep 0.1; done").spawn();
+    world.wait_for_log("held");
+    let one =
+        |_| world.run("k", &["--once-per", "100ms", "-w"], "sleep 0.3; echo ran >> log").any_stderr().spawn();
+    let waiters: Vec<Running> = (0..3).map(one).collect();
+    world.wait_for_waiters("k", 3);
+    world.write("end", "");
+    holder.finish();
+    finish_all(waiters);
+    assert_eq!(world.log(), ["held", "ran"]);
+}
+
+/// Each of them has asked the masters before the grant of the one that runs.
+#[test]
+fn a_quorum_does_not_repeat_what_a_stand_by_waited_for() {
+    let mut masters = Masters::aged(3);
+    masters.use_own_store();
+    let world = masters.world();
+    let holder = world.run("k", &[], "echo held >> log; until [ -e end ]; do sleep 0.1; done").spawn();
+    world.wait_for_log("held");
+    let one =
+        |_| world.run("k", &["--once-per", "100ms", "-w"], "sleep 0.3; echo ran >> log").any_stderr().spawn();
+    let waiters: Vec<Running> = (0..3).map(one).collect();
+    let asked = |at: usize| masters.at(at).ask::<usize>(&["HLEN", "dlock.turn:{dlock:k}:dlock:k"]);
+    wait_until("all of them have asked", || (0..3).all(|at| asked(at) == 3));
+    world.write("end", "");
+    holder.finish();
+    finish_all(waiters);
+    assert_eq!(world.log(), ["held", "ran"]);
 }
 
 fn the_next_run_starts_if_one_fails_or_is_killed(backend: Backend) {

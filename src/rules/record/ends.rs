@@ -78,14 +78,20 @@ impl Record {
         }
     }
 
-    /// Records a success for `--once-per`. If several hold the lock together, the one that was
-    /// granted last counts.
+    /// Records a success for `--once-per`. Neither its arrival nor its grant is earlier than that of
+    /// the last one, unless the last one is in the future: the clock was set back since.
     pub(super) fn remember_success(&mut self, now: Time, token: &Token) {
         let Some(hold) = self.holds.get(token).filter(|hold| hold.must_be_logged()) else { return };
-        let is_many = matches!(self.lock, Lock::Shared { .. } | Lock::Slots { .. });
-        let (since, owner, fence) = (hold.since.millis(), hold.owner.clone(), Fence(hold.fence));
-        self.success.take_if(|last| !is_many || last.since <= since);
-        self.success.get_or_insert(Success { owner, fence, since, ended: now.millis() });
+        let (since, waited, ended) = (hold.since.millis(), hold.waited, now.millis());
+        let new = Success { owner: hold.owner.clone(), fence: Fence(hold.fence), since, waited, ended };
+        self.success = match self.success.take().filter(|last| last.since <= ended) {
+            Some(last) => {
+                let arrived = last.arrived().max(new.arrived());
+                let later = if last.since > since { last } else { new };
+                Some(Success { waited: later.since.saturating_sub(arrived), ..later })
+            }
+            None => Some(new),
+        };
     }
 
     /// Ends a hold, but not its min-hold. Returns the rest of the min-hold.

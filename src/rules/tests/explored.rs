@@ -69,8 +69,8 @@ struct State {
     /// The greatest fence of each lock, and until when a min-hold keeps it.
     fences: BTreeMap<char, u64>,
     kept: BTreeMap<char, u64>,
-    /// When the last successful hold was granted.
-    succeeded: BTreeMap<char, u64>,
+    /// When the last success arrived, and when it was granted.
+    succeeded: BTreeMap<char, (u64, u64)>,
     born: u32,
     path: Vec<Step>,
 }
@@ -198,7 +198,8 @@ impl State {
         let (wish, names, now) = (&wishes[who], names_of(&wishes[who]), self.now);
         let id = self.askers[who].token;
         self.askers[who].has_begun = true;
-        let ask = ask(wish, id, patience);
+        let arrived = self.askers[who].waits.map_or(now, |(since, _)| since);
+        let ask = Ask { waited: Duration::from_micros(now - arrived), ..ask(wish, id, patience) };
         let answer = rules.acquire(&mut self.table, now, &names, &ask, id);
         if rules == Rules::Right {
             // I4: the same request again has the same answer.
@@ -218,8 +219,9 @@ impl State {
                     return Err(format!("told fence {:?}, and recorded is {recorded:?}", grant.fence));
                 }
                 let due = |lock: char| {
-                    let since = self.succeeded.get(&lock).copied();
-                    since.zip(wish.terms.once_per).is_none_or(|(since, span)| now >= since + micros(span))
+                    let last = self.succeeded.get(&lock).copied();
+                    last.zip(wish.terms.once_per)
+                        .is_none_or(|((came, since), span)| arrived >= (came + micros(span)).max(since))
                 };
                 if wish.terms.once_per.is_some() && !wish.locks.chars().any(due) {
                     return Err("granted although it is done".into());
@@ -245,8 +247,8 @@ impl State {
         };
         let held = names.iter().all(|name| holds(&self.table, name, id, now) && is_of_grant(name));
         let end = End { ran: Ran::Yes, job: Some(crate::exit::Ended::Code(0)), once_per: true, fence };
-        let since =
-            self.table.records.values().find_map(|record| Some(record.holds.get(&token(id))?.since.0));
+        let hold = self.table.records.values().find_map(|record| record.holds.get(&token(id)).cloned());
+        let success = hold.map_or((now, now), |hold| (hold.since.0 - hold.waited * 1000, hold.since.0));
         let answer = rules.leave(&mut self.table, now, &names, id, &end);
         let had = self.askers[who].hold.is_some();
         if had && held != matches!(answer, Left::Released { .. }) {
@@ -254,7 +256,7 @@ impl State {
         }
         if had && held {
             for lock in wishes[who].locks.chars() {
-                self.succeeded.insert(lock, since.unwrap_or(now));
+                self.succeeded.insert(lock, success);
             }
         }
         if rules == Rules::Right {

@@ -24,6 +24,8 @@ struct Belief {
     lease: u64,
     /// When the job must be dead, in µs: the deadline of I6.
     deadline: u64,
+    /// How long it had waited, in ms.
+    waited: u64,
     /// The end of the min-hold, in ms.
     kept: u64,
     /// Whether it was given back, or the holder is dead: only the min-hold is left.
@@ -53,6 +55,8 @@ impl Belief {
 #[derive(Debug, Clone)]
 struct Place {
     came: u64,
+    /// When its run arrived, in ms.
+    since: u64,
     heard: Time,
     /// Whether it surely is in the queue, or has a grant that it does not know of.
     certain: bool,
@@ -91,8 +95,8 @@ pub(super) struct Observer {
     arrivals: u64,
     /// When pauses end, in ms.
     pauses: BTreeMap<String, u64>,
-    /// When the last successful hold of each lock was granted, in ms.
-    successes: BTreeMap<String, u64>,
+    /// When the last success of each lock arrived and when it was granted, in ms.
+    successes: BTreeMap<String, (u64, u64)>,
     /// The newest caller with `--replace` at each lock.
     newest: BTreeMap<String, u32>,
     /// Superseded callers, and until when that is remembered, in ms.
@@ -181,11 +185,10 @@ impl Observer {
                     "next is {:?}",
                     waiting.next
                 );
-                let old = self.places.remove(&asker.id);
-                let kept = old.filter(|place| now.millis() <= place.heard.millis() + millis(TICKET_KEPT));
                 self.arrivals += 1;
-                let came = kept.map_or(self.arrivals, |place| place.came);
-                self.places.insert(asker.id, Place { came, heard: now, certain: true });
+                let kept = self.place(now.millis(), asker).map(|place| (place.came, place.since));
+                let (came, since) = kept.unwrap_or((self.arrivals, now.millis()));
+                self.places.insert(asker.id, Place { came, since, heard: now, certain: true });
                 Ok(())
             }
             Acquired::Busy(_) => {
@@ -227,6 +230,7 @@ impl Observer {
                 fence: grant.fence.0,
                 lease: now.millis() + millis(ask.ttl),
                 deadline: deadline(now, ask.ttl),
+                waited: millis(grant.waited),
                 // It counts from the grant. The fence is the time of the grant, because no two
                 // steps share a microsecond; the second grant of a step has a fence that is later
                 // by one.
@@ -246,11 +250,19 @@ impl Observer {
         Ok(())
     }
 
+    /// Its place, unless that is forgotten at this time, in ms.
+    fn place(&self, now: u64, asker: &Asker) -> Option<&Place> {
+        let kept = |place: &&Place| now <= place.heard.millis() + millis(TICKET_KEPT);
+        self.places.get(&asker.id).filter(kept)
+    }
+
     /// Whether `--once-per` skips its run at this time, in ms.
     fn is_done(&self, now: u64, asker: &Asker) -> bool {
-        let recent = |since: &u64, span| now.saturating_sub(*since) < millis(span);
-        let done =
-            |name: &Name, span| self.successes.get(name.as_str()).is_some_and(|since| recent(since, span));
+        let came = self.place(now, asker).map_or(now, |place| place.since);
+        let done = |name: &Name, span| {
+            let last = self.successes.get(name.as_str());
+            last.is_some_and(|(arrived, since)| came < (arrived + millis(span)).max(*since))
+        };
         asker.terms.once_per.is_some_and(|span| asker.names.iter().all(|name| done(name, span)))
     }
 

@@ -1,6 +1,6 @@
 //! Faults that are planted in the records of the server.
 
-use super::super::Planted;
+use super::super::{ONCE_PER, Planted};
 use crate::lock::Token;
 use crate::rules::{Due, LockTable, Time};
 
@@ -75,6 +75,15 @@ impl Planted {
                         waiter.stale_at = Due(u64::MAX);
                         record.waiters.insert(token.clone(), waiter);
                         record.queue.insert((*ticket, token.clone()));
+                    }
+                }
+                Self::RepeatsTicks => {
+                    let span = u64::try_from(ONCE_PER.as_millis()).unwrap_or(0);
+                    record.success.take_if(|success| now.millis() >= success.since + span);
+                }
+                Self::LosesTicks => {
+                    if let Some(success) = &mut record.success {
+                        success.since = now.millis() + 1;
                     }
                 }
                 Self::GivesOneSlotTwice => {

@@ -46,6 +46,8 @@ pub struct Vouched {
     #[serde(with = "ms")]
     pub held: Duration,
     #[serde(with = "ms")]
+    pub waited: Duration,
+    #[serde(with = "ms")]
     pub cooling: Duration,
     /// The owner, passed on unread.
     pub owner: serde_json::Value,

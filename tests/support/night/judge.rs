@@ -320,8 +320,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Checks min-hold and once-per by the fences, which are microseconds of the store's clock. The
-    /// store counts both in whole milliseconds.
+    /// Checks min-hold by the fences, which are microseconds of the store's clock, in whole
+    /// milliseconds as the store does; and once-per by when the runs were started.
     fn not_too_soon(&mut self) {
         if !self.remembers() {
             return;
@@ -331,13 +331,19 @@ impl Judge<'_> {
         by_fence.sort_by_key(|lived| lived.life.fence);
         for new in by_fence {
             let &[key] = &new.run.keys[..] else { continue };
-            let span = match new.run.kind {
-                Kind::OncePer(span) | Kind::MinHold(span) => span,
+            let old = last.get(key).copied();
+            let is_too_soon = match new.run.kind {
+                Kind::MinHold(span) => {
+                    old.is_some_and(|old| (new.life.fence / 1000 - old.life.fence / 1000) * 1_000_000 < span)
+                }
+                // A run arrives when it first tries to reach the store, which a fault may delay.
+                Kind::OncePer(span) => old.is_some_and(|old| {
+                    let due = (old.run.spawned + span).max(old.life.start);
+                    new.run.hits.is_empty() && new.run.spawned + span / 2 < due
+                }),
                 _ => continue,
             };
-            if let Some(old) = last.get(key).copied()
-                && (new.life.fence / 1000 - old.life.fence / 1000) * 1_000_000 < span
-            {
+            if let Some(old) = old.filter(|_| is_too_soon) {
                 self.fault(Fault::TooSoon, format!("{old}, and too soon {new}"));
             }
             let counts = match new.run.kind {

@@ -332,15 +332,24 @@ fn an_end_that_nothing_explains() {
 
 #[test]
 fn too_soon_again() {
-    for kind in [Kind::OncePer(SECOND), Kind::MinHold(SECOND)] {
-        let mut soon = round(&[(1000, 1100), (1900, 1950)]);
+    let with = |kind, again| {
+        let mut soon = round(&[(1000, 1100), (again, again + 50)]);
         soon.runs.iter_mut().for_each(|run| run.kind = kind);
-        finds(&soon, &[Fault::TooSoon]);
-        // Counted in whole milliseconds it is a second.
-        (soon.lives[0].fence, soon.lives[1].fence) = (1_000_900, 2_000_100);
-        soon.told.clear();
-        finds(&soon, &[]);
-    }
+        soon
+    };
+    let mut soon = with(Kind::MinHold(SECOND), 1900);
+    finds(&soon, &[Fault::TooSoon]);
+    // Counted in whole milliseconds it is a second.
+    (soon.lives[0].fence, soon.lives[1].fence) = (1_000_900, 2_000_100);
+    soon.told.clear();
+    finds(&soon, &[]);
+    finds(&with(Kind::OncePer(SECOND), 1300), &[Fault::TooSoon]);
+    // It may have reached the store so much later.
+    finds(&with(Kind::OncePer(SECOND), 1900), &[]);
+    // It came long before the grant of the other one.
+    let mut repeated = with(Kind::OncePer(SECOND), 9000);
+    repeated.runs[1].spawned = 100 * MS;
+    finds(&repeated, &[Fault::TooSoon]);
 }
 
 #[test]

@@ -29,7 +29,7 @@ impl Observer {
                 // The fence is the time of the grant.
                 let since = belief.fence / 1000;
                 let last = self.successes.entry(at.0).or_default();
-                *last = if asker.mode == Mode::Exclusive { since } else { since.max(*last) };
+                *last = (last.0.max(since - belief.waited), last.1.max(since));
             }
         }
         for belief in self.mine_mut(asker.id).filter(|belief| live(belief)) {

@@ -9,6 +9,7 @@
 -- recorded as a fence yet: only the fence of a majority is one (confirm.lua).
 
 local token, owner, waited = arg.token, arg.owner, arg.waited
+local came = math.max(us - waited * 1000, 0)
 local why = uncounted()
 local lock = named(token)[1]
 if redis.call('EXISTS', spent_key(lock, token)) == 1 then return answer('token-ended') end
@@ -16,14 +17,13 @@ if why then return why end
 expire(lock)
 local ahead, is_mine, is_free = 0, is_held_by(lock, token), lock.kind == 'free' and not pause_of(lock)
 if not is_mine then
-  local was = done({ lock }, arg.terms)
+  local was = done({ lock }, arg.terms, came)
   if was then
     tally(lock, { done = 1 })
     forget_turn(lock, token)
     return answer('done', was)
   end
   if arg.terms.replaces then
-    local came = us - waited * 1000
     local newest = superseded_by(lock, token, came)
     if newest then return answer('superseded', { at = 0, by = newest.owner }) end
     local old = be_newest(lock, token, came, owner)
@@ -56,7 +56,7 @@ if is_free then
 end
 local hold = hold_of(lock, token)
 if not hold.confirmed then
-  hold.fence, hold.since = int(math.max(us, last_fence(lock) + 1)), int(us)
+  hold.fence, hold.since, hold.waited = int(math.max(us, last_fence(lock) + 1)), int(us), waited
 end
 hold['until'] = ms + arg.ttl
 if hold.attempt then hold.attempt = int(math.max(hold.attempt, arg.attempt)) end

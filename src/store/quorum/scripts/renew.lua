@@ -1,7 +1,7 @@
 -- renew.lua: extends the lease of the token that the lock key names, under this fence, and of no
 -- other.
 -- Argument: token, ttl (ms), fence (none: the recorded one).
--- Replies: renewed {fence (none: not told yet), held, cooling (left, ms), owner, asked (whether it is
+-- Replies: renewed {fence (none: not told yet), held, waited, cooling (left, ms), owner, asked (whether it is
 --        asked to end), superseded, not_replaceable} · missing: this master is free, and was granted to
 --        nobody after that fence, so it may be won back · not-held · revoked, and those of
 --        acquire.lua for a master that does not count.
@@ -20,8 +20,8 @@ if hold and is_granted(lock, hold, fence) then
   if hold.confirmed then remember_fence(lock, hold.fence) end
   hold['until'] = ms + arg.ttl
   save(lock, token, hold)
-  return answer('renewed', { fence = agreed(hold), held = shown(hold).held, cooling = left(hold.cool), owner = hold.owner,
-    asked = hold.asked ~= nil, superseded = hold.superseded, not_replaceable = hold.not_replaceable })
+  return answer('renewed', { fence = agreed(hold), held = shown(hold).held, waited = hold.waited, cooling = left(hold.cool),
+    owner = hold.owner, asked = hold.asked ~= nil, superseded = hold.superseded, not_replaceable = hold.not_replaceable })
 end
 if is_revoked_from(lock, token) then return answer('revoked') end
 local is_spent = redis.call('EXISTS', spent_key(lock, token)) == 1

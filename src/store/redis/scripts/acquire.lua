@@ -134,8 +134,8 @@ local function remove(locks, waiter, news)
 end
 
 -- Answers 'done' if --once-per skips this run, and takes the caller out of its queues.
-local function skip_if_done(locks)
-  local was, news = done(locks, terms), {}
+local function skip_if_done(locks, came)
+  local was, news = done(locks, terms, came), {}
   if not was then return nil end
   remove(locks, token, news)
   local lock = locks[was.at + 1]
@@ -217,12 +217,15 @@ for _, lock in ipairs(locks) do
     redis.call('EXISTS', lock.QUEUE, waiter_key(lock, token), key_of('pause', lock)) == 0
 end
 
+-- When it came, if it has no place.
+local came = math.max(us - arg.waited * 1000, 0)
+
 -- Without waiters the way through the queue would lead to the same grant, with twice the commands.
 if alone then
-  local skipped = skip_if_done(locks)
+  local skipped = skip_if_done(locks, came)
   if skipped then return skipped end
   local hold = { slot = slot_for(locks, mode), ['until'] = ms + arg.ttl, cool = cool_from(us), confirmed = true,
-    waited = 0, owner = owner, not_replaceable = terms.not_replaceable }
+    waited = gone_by(came), owner = owner, not_replaceable = terms.not_replaceable }
   grant(locks, mode, token, hold)
   for _, lock in ipairs(locks) do confirm(lock, hold) end
   tell()
@@ -240,10 +243,10 @@ if not held_everywhere(locks, token) then
   for _, lock in ipairs(locks) do
     if recorded(lock, token) then drop_hold(lock, token) end
   end
-  local skipped = skip_if_done(locks)
+  local work, ticket, since = worklist(locks), place_of(locks)
+  came = tonumber(since) or came
+  local skipped = skip_if_done(locks, came)
   if skipped then return skipped end
-  local work = worklist(locks)
-  local ticket, since = place_of(locks)
   local full = arg.patience == 'queue' and not ticket and not arg.has_waited and full_queue(locks, work)
   if full then
     grant_next(work, token)
@@ -251,8 +254,6 @@ if not held_everywhere(locks, token) then
     b.at, b.queue_full = full - 1, arg.queue_max
     return busy(locks, b)
   end
-  -- If its place is forgotten, it came by how long it says that it has asked.
-  local came = terms.replaces and (tonumber(since) or us - arg.waited * 1000) or us
   local superseded = terms.replaces and supersede(locks, came, work, news)
   if not superseded and arg.patience == 'queue' then
     record_heartbeat(locks, came, ticket, since)
@@ -272,7 +273,7 @@ if not held_everywhere(locks, token) then
   if admitted then slot = slot_for(locks, mode) end
   if slot ~= nil then
     grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
-      waited = 0, owner = owner, not_replaceable = terms.not_replaceable })
+      waited = gone_by(came), owner = owner, not_replaceable = terms.not_replaceable })
   end
   if terms.replaces and not held_everywhere(locks, token) then replace(locks, came) end
   for _, lock in ipairs(news) do wake_head(lock) end

@@ -62,27 +62,36 @@ local function success_of(lock)
   local s = object_at(key_of('done', lock)) or {}
   local since, ended = ms_in(s.since), ms_in(s.ended)
   if not (s.owner and number_in(s.fence) and since and ended) then return nil end
-  return { owner = s.owner, fence = s.fence, since = since, ended = ended }
+  return { owner = s.owner, fence = s.fence, since = since, waited = ms_in(s.waited) or 0, ended = ended }
 end
 
--- If several hold the lock together, the one that was granted last counts.
+-- When the run of a success arrived.
+local function arrived(success) return math.max(success.since - success.waited, 0) end
+
+-- Neither its arrival nor its grant is earlier than that of the last success, unless that is in the
+-- future: the clock was set back since.
 local function remember_success(lock, hold)
-  local since = math.floor(hold.since / 1000)
-  local last = is_many(lock) and success_of(lock)
-  if last and last.since > since then return end
-  local success = cjson.encode({ owner = hold.owner, fence = hold.fence, since = since, ended = ms })
-  redis.call('SET', key_of('done', lock), success, 'PXAT', int(since + ONCE_PER_MOST))
+  local new = { owner = hold.owner, fence = hold.fence, since = math.floor(hold.since / 1000), waited = hold.waited, ended = ms }
+  local last = success_of(lock)
+  if last and last.since <= ms then
+    local latest = math.max(arrived(last), arrived(new))
+    if last.since > new.since then new = last end
+    new.waited = math.max(new.since - latest, 0)
+  end
+  redis.call('SET', key_of('done', lock), cjson.encode(new), 'PXAT', int(new.since + ONCE_PER_MOST))
 end
 
--- The success because of which --once-per skips a run, as it is in a reply: at the lock that is due
--- first. Nil unless every lock has one.
-local function done(locks, terms)
+-- The success because of which --once-per skips a run that came then (us), as it is in a reply: at
+-- the lock that is due first. Nil unless every lock has one (rules: Record::done_for).
+local function done(locks, terms, came)
   local first
   if not terms.once_per then return nil end
   for at, lock in ipairs(locks) do
     local success = success_of(lock)
-    if not success or math.abs(ms - success.since) >= terms.once_per then return nil end
-    local due = left(success.since + terms.once_per)
+    if not success or success.since >= ms + terms.once_per then return nil end
+    local last = math.max(arrived(success) + terms.once_per, success.since)
+    if math.floor(came / 1000) >= last then return nil end
+    local due = left(last)
     if not first or due < first.due then
       first = { at = at - 1, success = success, ago = math.max(ms - success.since, 0), due = due }
     end

@@ -162,7 +162,7 @@ end
 -- admit it. Returns whether it left the queue.
 local function grant_head(at, token, w, work, caller)
   local mode, names, locks = w.mode, w.names, {}
-  if w.terms.once_per and done(opened(names), w.terms) then
+  if w.terms.once_per and done(opened(names), w.terms, w.since) then
     -- The job is done already; the waiter learns that when it asks. Until then it keeps its ticket,
     -- because the success may be forgotten before.
     suspend(at, token, work)

@@ -35,7 +35,7 @@
 -- Keys that the scripts compute from these:
 --   dlock.heard:{tag}:L   STRING  when heartbeats arrived: JSON {last, from, back, before}
 --   dlock.done:{tag}:L    STRING  the last successful hold acquired with --once-per:
---                                 JSON {owner, fence, since, ended}
+--                                 JSON {owner, fence, since, waited, ended}
 --   dlock.pause:{tag}:L   STRING  the pause: JSON {by, since, until}
 --   dlock.newest:{tag}:L  STRING  the newest caller with --replace: JSON {owner, came (us), token}
 --   dlock.waiter:{tag}:L:<token>  STRING  JSON {ticket, since (us), stale_at, mode, names, owner,
