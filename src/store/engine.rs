@@ -15,8 +15,7 @@
 //!   that, the new holder notices it by itself: as the head, it watched that process. Others that
 //!   were granted the lock in the same operation find out when they next ask.
 //! - So a release wakes the waiters that it grants the lock to, and the watchers. A death wakes the
-//!   waiter behind. Where nothing tells of a death, waiters near the front read often, and a waiter
-//!   is notified when it comes near.
+//!   waiter behind. Where nothing tells of a death, waiters read every few seconds.
 //! - Nothing wakes a waiter when a lease or a min-hold runs out, except in etcd and ZooKeeper,
 //!   where the end of a session fires the watch. Otherwise the waiter asks again after
 //!   [`next`](crate::rules::Waiting::next).
@@ -37,7 +36,7 @@ use crate::rules::{ABSENCE, Record, SILENCE, Time};
 use crate::rules::{Renew, Renewal};
 use crate::store::{Error, Slept};
 use contention::{Contender, Contention};
-use coordinator::{Coordinator, KeepAlive, Leases, Purpose, Reading, Wake, Watching, Written};
+use coordinator::{Coordinator, KeepAlive, Leases, Purpose, Reading, Watching, Written};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use stored_lock::StoredLock;
@@ -360,13 +359,9 @@ impl<C: Coordinator> Engine<C> {
             // If `until` follows soon, the caller's next request is the heartbeat.
             let next = if next.after(C::HEARTBEAT / 4) < until { next } else { until };
             let watches = &mut self.watched.watches.values();
-            match self.coordinator.wait(names, token, self.ahead, watches, next)? {
-                Wake::Woken => {
-                    self.is_woken = true;
-                    return Ok(Slept::Woken);
-                }
-                Wake::Look => return Ok(Slept::Woken),
-                Wake::Through => {}
+            if self.coordinator.wait(names, token, self.ahead, watches, next)? {
+                self.is_woken = true;
+                return Ok(Slept::Woken);
             }
             // The sleep was interrupted, or `until` has come.
             if !next.passed() || next == until {

@@ -44,7 +44,7 @@ use crate::lock::{Name, Names, Token};
 use crate::rules::HEARTBEAT;
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, Leases, Purpose, Reading, Snapshot, Wake, Watching, Written,
+    Batch, Coordinator, KeepAlive, Leases, Purpose, Reading, Snapshot, Watching, Written,
     is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
@@ -215,17 +215,17 @@ impl Coordinator for Keys {
         _: u64,
         watches: &mut dyn Iterator<Item = &Token>,
         until: Moment,
-    ) -> Result<Wake, Error> {
+    ) -> Result<bool, Error> {
         let heard = self.listen(token, watches, until);
         // A broken watch does not end the place in the queue. The next request shows whether
         // members answer.
         let failed = if heard.is_ok() { 0 } else { self.failed_watches.saturating_add(1) };
         let failed_watches = std::mem::replace(&mut self.failed_watches, failed);
-        Ok(heard.map(Wake::from).unwrap_or_else(|_| {
+        Ok(heard.unwrap_or_else(|_| {
             self.client.next_member();
             let pause = (WATCH_RETRY * 2u32.pow(failed_watches.min(6))).min(HEARTBEAT);
             interrupt::sleep_until(Moment::now().after(pause).min(until));
-            Wake::Woken
+            true
         }))
     }
 

@@ -28,7 +28,7 @@ use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, Leases, OwnLiveness, Purpose, Reading, Snapshot, Wake, Watching, Written,
+    Batch, Coordinator, KeepAlive, Leases, OwnLiveness, Purpose, Reading, Snapshot, Watching, Written,
 };
 use crate::store::engine::stored_lock::{Change, StoredLock};
 use crate::store::{Error, Listener, Subscription};
@@ -260,10 +260,9 @@ impl Coordinator for Files {
         _: u64,
         watches: &mut dyn Iterator<Item = &Watch>,
         until: Moment,
-    ) -> Result<Wake, Error> {
+    ) -> Result<bool, Error> {
         let mine = self.life_of(token).map(AsRef::as_ref);
         liveness::sleep(mine, watches, until)
-            .map(Wake::from)
             .map_err(|errno| self.directory.error("wait for the lock", errno))
     }
 

@@ -106,8 +106,8 @@ pub enum WakeUp {
     Works,
     /// It polls, because a connection pooler stands in front of the database.
     Pooled,
-    /// It polls: the server refuses advisory locks.
-    Refused,
+    /// It polls, because this kind of server tells it nothing.
+    Polls,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

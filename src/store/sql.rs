@@ -32,10 +32,10 @@ mod waiting;
 
 use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
-use crate::rules::{Lock, RARER_HEARTBEAT, Record, millis};
+use crate::rules::{RARER_HEARTBEAT, millis};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, Leases, Purpose, Reading, Snapshot, Wake, Watching, Written,
+    Batch, Coordinator, KeepAlive, Leases, Purpose, Reading, Snapshot, Watching, Written,
     is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
@@ -49,16 +49,14 @@ use remembered::{Clock, Remembered};
 use row::{Found, Row};
 use servers::{Again, Line};
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use subscription::RequestSubscription;
-use waiting::{CHAIN, POLL};
-
-/// Most sleeps that an operator's write ends. Each costs a round trip.
-const ENDED_MOST: usize = 8;
+use waiting::POLL;
 
 /// A store in a database.
 pub type SqlStore = Engine<Tables>;
@@ -85,10 +83,6 @@ pub struct Tables {
     /// failed.
     server: Arc<AtomicUsize>,
     line: Option<Line>,
-    /// The token of this process.
-    mine: Option<Token>,
-    /// Whether the server allows advisory locks.
-    has_advisory_locks: bool,
     /// What the last write left, for a renewal that does not read.
     remembered: Option<Remembered>,
 }
@@ -107,15 +101,15 @@ pub struct Seen {
 impl Clone for Tables {
     /// The clone has no connection: a connection belongs to the process that made it.
     fn clone(&self) -> Self {
-        let (target, server, mine) = (Arc::clone(&self.target), Arc::clone(&self.server), self.mine.clone());
-        Self { target, server, mine, line: None, remembered: None, ..*self }
+        let (target, server) = (Arc::clone(&self.target), Arc::clone(&self.server));
+        Self { target, dialect: self.dialect, server, line: None, remembered: None }
     }
 }
 
 impl Tables {
     fn new(target: Target, dialect: &'static dyn Dialect) -> Self {
-        let (server, line, mine, remembered) = Default::default();
-        Self { target: Arc::new(target), dialect, server, line, mine, has_advisory_locks: true, remembered }
+        let (server, line, remembered) = Default::default();
+        Self { target: Arc::new(target), dialect, server, line, remembered }
     }
 
     /// Deadline of a request that has none of its own.
@@ -152,41 +146,25 @@ impl Tables {
         let found = Found::parse(rows, names, &self.target.shown)?;
         if let Some(line) = &mut self.line {
             line.is_direct = Some(line.link.is_direct(found.process));
-            line.read_at = Some(Moment::now());
         }
         Ok(found)
-    }
-
-    /// Whether this process must hold its advisory lock while the records say this; None if they
-    /// do not concern it. The end of one of several holders tells the waiters nothing, so only a
-    /// waiter and an exclusive holder hold one.
-    fn wants_advisory_lock(&self, batch: &Batch<'_>) -> Option<bool> {
-        let mine = self.mine.as_ref().filter(|mine| batch.me == Some(mine))?;
-        let names = |record: &Record| {
-            let is_exclusive = matches!(record.lock, Lock::Exclusive { .. });
-            record.waiters.contains_key(mine) || (is_exclusive && record.holds.contains_key(mine))
-        };
-        Some(batch.changes.iter().any(|change| names(&change.after.record)))
     }
 }
 
 impl Coordinator for Tables {
     type Seen = Seen;
-    type Watch = Token;
+    type Watch = Infallible;
 
     const LEASES: Leases = Leases::Recorded;
-    /// Reads are rare because the predecessor wakes the waiter. Where nothing tells of its death, it
-    /// reads more often ([`Tables::sleep`]).
-    const CROWD: (u64, u32) = (4, 23);
-    const CHAIN: u64 = CHAIN;
+    /// Nothing tells a waiter of a death before it, so also those far back read every few seconds.
+    const CROWD: (u64, u32) = (4, 4);
     const HEARTBEAT: Duration = RARER_HEARTBEAT;
 
     fn request_time(&self) -> Duration {
         self.target.request_time()
     }
 
-    fn begin(&mut self, token: &Token) -> Result<Vec<RawFd>, Error> {
-        self.mine = Some(token.clone());
+    fn begin(&mut self, _: &Token) -> Result<Vec<RawFd>, Error> {
         Ok(Vec::new())
     }
 
@@ -221,11 +199,11 @@ impl Coordinator for Tables {
         if self.target.has_several() && self.line.as_ref().map(|line| line.server) != server {
             return Ok(Written::Conflict);
         }
-        let (me, deadline, wants) = (batch.me, batch.deadline, self.wants_advisory_lock(&batch));
+        let (me, deadline) = (batch.me, batch.deadline);
         let (mut write, left) =
             Write::of(batch).map_err(|why| Error::Garbled(format!("{}: {why}", self.target.shown)))?;
         (write.reserves, write.within) = (seen.reserves, seen.within);
-        match self.ask_with_advisory_lock(self.dialect.write(&write), wants, Again::No, deadline) {
+        match self.ask(&[self.dialect.write(&write)], Again::No, deadline) {
             Ok(answers) => {
                 if !answers.last().is_some_and(|answer| self.dialect.is_written(answer)) {
                     return Ok(Written::Conflict);
@@ -233,12 +211,6 @@ impl Coordinator for Tables {
                 self.remembered = me.zip(seen.clock).and_then(|(me, clock)| Remembered::of(me, left, clock));
                 if let Some(behind) = self.dialect.behind(&write) {
                     self.tell(behind, deadline);
-                }
-                // A run wakes others by its advisory lock, and an operator has none.
-                for token in write.woken.iter().take(ENDED_MOST).filter(|_| me.is_none()) {
-                    if let Some(end) = self.dialect.end_sleep(token) {
-                        self.tell(end, deadline);
-                    }
                 }
                 Ok(Written::Yes)
             }
@@ -263,16 +235,13 @@ impl Coordinator for Tables {
         }
         let heartbeat =
             self.dialect.heartbeat(&self.list_of(sign.names), sign.token, millis(sign.until.left()));
-        let is_mine = self.mine.as_ref() == Some(sign.token);
-        let answers =
-            self.ask_with_advisory_lock(heartbeat, is_mine.then_some(true), Again::Yes, deadline)?;
+        let answers = self.ask(&[heartbeat], Again::Yes, deadline)?;
         let queues = sign.names.as_slice().len() as u64;
         Ok(answers.last().is_some_and(|answer| answer.changed == queues))
     }
 
-    /// Every token can be watched: the waiter sleeps at its advisory lock, if there are any.
-    fn watch(&mut self, token: &Token, _: Moment) -> Watching<Token> {
-        Watching::Watched(token.clone())
+    fn watch(&mut self, _: &Token, _: Moment) -> Watching<Infallible> {
+        Watching::Unknown
     }
 
     fn wait(
@@ -280,18 +249,16 @@ impl Coordinator for Tables {
         names: &Names,
         token: &Token,
         ahead: u64,
-        watches: &mut dyn Iterator<Item = &Token>,
+        _: &mut dyn Iterator<Item = &Infallible>,
         until: Moment,
-    ) -> Result<Wake, Error> {
-        // A waiter behind several holders cannot sleep at one advisory lock.
-        let before = watches.next().filter(|_| watches.next().is_none());
-        let slept = self.sleep(names, token, ahead, before, until);
+    ) -> Result<bool, Error> {
+        let slept = self.sleep(names, token, ahead, until);
         // The place in the queue does not depend on the connection. The next request shows whether
         // the server can be reached.
         Ok(slept.unwrap_or_else(|_| {
             self.reset();
             interrupt::sleep_until(Moment::now().after(POLL));
-            Wake::Woken
+            true
         }))
     }
 
@@ -342,17 +309,6 @@ fn statements(dialect: &dyn Dialect, reading: &Reading<'_>) -> Vec<String> {
 #[cfg(all(test, feature = "postgres"))]
 mod tests {
     use super::*;
-    use crate::rules::QUEUE_MAX;
-    use crate::store::engine::coordinator::watched_place;
-
-    /// The server ends one of a chain of 32.
-    #[test]
-    fn no_chain_of_sleepers_is_long() {
-        let places = |ahead| std::iter::successors(Some(ahead), |place| watched_place(*place, CHAIN));
-        let longest = (0..QUEUE_MAX).map(|ahead| places(ahead).count()).max();
-        // The first one sleeps at the lock of the holder.
-        assert_eq!(longest, Some(22));
-    }
 
     /// Rows would stay locked while the queue is sent to a client that may have stopped. A text is
     /// one transaction.

@@ -51,7 +51,7 @@ use crate::clock::Moment;
 use crate::lock::{Name, Names, Token};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
-    Batch, Coordinator, KeepAlive, Leases, OwnLiveness, Reading, Snapshot, Wake, Watching, Written,
+    Batch, Coordinator, KeepAlive, Leases, OwnLiveness, Reading, Snapshot, Watching, Written,
     is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
@@ -227,14 +227,14 @@ impl Coordinator for Znodes {
         _: u64,
         watches: &mut dyn Iterator<Item = &Watch>,
         until: Moment,
-    ) -> Result<Wake, Error> {
+    ) -> Result<bool, Error> {
         // A broken connection does not end the place in the queue. The next request shows whether
         // servers answer.
         let heard = self.listen(token, &watches.collect::<Vec<_>>(), until);
-        Ok(heard.map(Wake::from).unwrap_or_else(|_| {
+        Ok(heard.unwrap_or_else(|_| {
             self.session.hang_up();
             interrupt::sleep_until(Moment::now().after(PAUSE));
-            Wake::Woken
+            true
         }))
     }
 

@@ -10,6 +10,7 @@ use crate::support::hand_over::hand_over;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::wait::wait_until;
 use crate::support::world::World;
+use rustix::process::Signal;
 use std::fs;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +30,6 @@ on_every_database!(
     a_failover_that_forgets_is_noticed,
     a_clock_that_steps_disturbs_no_long_lease,
     lost_requests_and_replies_are_made_good,
-    a_waiter_sleeps_until_its_predecessor_releases,
     a_full_disk_refuses_locks_and_ends_no_job,
     deleted_rows_are_a_lost_lock,
     every_connection_ends_politely,
@@ -77,6 +77,10 @@ fn every_connection_ends_politely(kind: Kind) {
     wait_until("it is held", || world.log().last().is_some_and(|line| line == "on"));
     wait_until("the holder has one connection", || server.connected() == 1);
     world.run("other", &[], "true").status(75).any_stderr().run();
+    let waiter = world.run("other", &["-w"], "true").dies_of(2).any_stderr().spawn();
+    world.wait_for_waiters("other", 1);
+    waiter.signal(Signal::INT);
+    waiter.finish();
     world.write("over", "");
     holder.finish();
     wait_until("all connections have ended", || server.connected() == 0);
@@ -125,20 +129,6 @@ fn a_server_that_is_gone_for_good_ends_the_job_in_time(kind: Kind) {
     holder.finish();
     assert!(!crate::support::proc::alive(pid), "dead before dlock says that the lock is lost");
     assert!(world.log().contains(&"term".to_owned()));
-}
-
-/// Each waiter sleeps until it is woken; none polls.
-fn a_waiter_sleeps_until_its_predecessor_releases(kind: Kind) {
-    let world = kind.world();
-    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
-    world.wait_for_log("up");
-    let jobs = (1..=6).map(|number| format!("echo {number} >> log"));
-    let waiters = world.queue("k", &["-w", "-t", "1m"], jobs);
-    wait_until("all sleep", || kind.sleeping(&world) == 6);
-    world.write("go", "");
-    holder.finish();
-    waiters.into_iter().for_each(|waiter| drop(waiter.finish()));
-    assert_eq!(world.log(), ["up", "done", "1", "2", "3", "4", "5", "6"]);
 }
 
 /// Holders and waiters connect again.

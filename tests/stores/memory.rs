@@ -7,7 +7,7 @@ use dlock::lock::{Name, Names, Token};
 use dlock::rules::{LOG_KEPT, Time};
 use dlock::store::engine::Engine;
 use dlock::store::engine::coordinator::{
-    Batch, Coordinator, Leases, Purpose, Reading, Snapshot, Wake, Watching, Written,
+    Batch, Coordinator, Leases, Purpose, Reading, Snapshot, Watching, Written,
 };
 use dlock::store::engine::stored_lock::{EndPart, StoredLock};
 use dlock::store::net::interrupt;
@@ -196,8 +196,8 @@ impl Coordinator for Memory {
         _: u64,
         _: &mut dyn Iterator<Item = &Infallible>,
         until: Moment,
-    ) -> Result<Wake, Error> {
-        self.listen(token, until).map(Wake::from)
+    ) -> Result<bool, Error> {
+        self.listen(token, until)
     }
 
     fn subscribe(&self, _: &[Name], token: &Token, _: Listener) -> Box<dyn Subscription> {

@@ -9,6 +9,7 @@ use crate::support::certificates::Authority;
 use crate::support::database::refused;
 use crate::support::dlock::{Dlock, finish_all};
 use crate::support::mysql::Mysql;
+use crate::support::proxy::Proxy;
 use crate::support::storm::{Wish, storm};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::World;
@@ -16,7 +17,7 @@ use rustix::process::{Signal, geteuid};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
 use std::process::{Child, Stdio};
-use std::thread::{self, sleep};
+use std::thread;
 use std::time::Duration;
 
 /// A key that is no valid table name and needs quoting.
@@ -48,26 +49,18 @@ fn a_refusal_of_the_server_is_reported() {
     assert_eq!(world.log(), ["well"]);
 }
 
-/// MySQL takes a chain of 32 sleeping sessions for a deadlock, and ends one of the sleeps. The waiter
-/// keeps its connection and its place.
+/// A name may mean a proxy: nothing that wakes a waiter depends on the server behind it.
 #[test]
-fn a_long_queue_keeps_its_connections() {
-    let (world, server) = own_server(&["innodb-flush-log-at-trx-commit=2"]);
+fn a_long_queue_behind_a_proxy_is_served_in_order() {
+    let world = World::with_mysql();
+    let port = Mysql::shared().port();
+    let proxy = Proxy::before(port);
+    let url = world.url().replace(&format!(":{port}/"), &format!(":{}/", proxy.port()));
     let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
     world.wait_for_log("up");
-    let all = 40;
+    let all = 30;
     let jobs = (0..all).map(|number| format!("echo {number} >> log"));
-    let queue = world.queue("k", &["-w", "-t", "1m"], jobs);
-    let connections = || -> u64 {
-        let said = server.ask("ops", "SHOW GLOBAL STATUS LIKE 'Connections'");
-        said.split_whitespace().last().and_then(|count| count.parse().ok()).expect("a number")
-    };
-    let before = connections();
-    // The time in which connections are counted: no condition says that none was made. Each waiter sends a
-    // heartbeat at least twice, and sleeps anew. A slow machine only makes this weaker.
-    sleep(Duration::from_secs(5));
-    let made = connections() - before;
-    assert!(made < 8, "{made} new connections");
+    let queue = world.queue("k", &["-w", "-t", "1m", "--store", &url], jobs);
     world.write("go", "");
     holder.finish();
     finish_all(queue);
@@ -90,25 +83,6 @@ fn the_row_of_a_lock_keeps_its_length() {
     holder.finish();
     finish_all(queue);
     assert_eq!(lengths().trim(), "4096", "free, and with a history");
-}
-
-/// Waiters sleep at the advisory lock of the holder, which an operator cannot release. So the server
-/// is told to end the sleep.
-#[test]
-fn a_forced_release_ends_the_sleep_of_the_next_waiter() {
-    let (world, server) = own_server(&["innodb-flush-log-at-trx-commit=2"]);
-    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().status(79).spawn();
-    world.wait_for_log("up");
-    let queue = world.queue("k", &["-w", "-t", "1m"], ["echo served >> log".to_owned()]);
-    let killed = || server.ask("ops", "SHOW GLOBAL STATUS LIKE 'Com_kill'");
-    assert!(killed().trim().ends_with('0'), "{}", killed());
-    holder.signal(Signal::STOP);
-    world.dlock(["release", "k", "--force", "--now", "-y"]).any_stderr().run();
-    assert!(!killed().trim().ends_with('0'), "{}", killed());
-    finish_all(queue);
-    holder.signal(Signal::CONT);
-    holder.finish();
-    assert!(world.log().contains(&"served".to_owned()));
 }
 
 /// A list of all locks may take long, and the time for it is ten times that of a request.

@@ -5,8 +5,8 @@ mod poolers;
 
 use crate::stores::databases::{JOB, is_of_use};
 use crate::support::certificates::Authority;
-use crate::support::database::refused;
-use crate::support::dlock::Dlock;
+use crate::support::database::{Kind, refused};
+use crate::support::dlock::{Dlock, finish_all};
 use crate::support::postgres::Postgres;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, storm};
@@ -49,6 +49,21 @@ fn a_refusal_of_the_server_is_reported() {
     set("RESET statement_timeout");
     world.run("k", &[], "echo well >> log").run();
     assert_eq!(world.log(), ["well"]);
+}
+
+/// Each waiter sleeps until it is woken; none polls.
+#[test]
+fn a_waiter_sleeps_until_its_predecessor_releases() {
+    let world = World::with_postgres();
+    let holder = world.run("k", &["-t", "1m"], JOB).any_stderr().spawn();
+    world.wait_for_log("up");
+    let jobs = (1..=6).map(|number| format!("echo {number} >> log"));
+    let waiters = world.queue("k", &["-w", "-t", "1m"], jobs);
+    wait_until("all sleep", || Kind::Postgres.sleeping(&world) == 6);
+    world.write("go", "");
+    holder.finish();
+    finish_all(waiters);
+    assert_eq!(world.log(), ["up", "done", "1", "2", "3", "4", "5", "6"]);
 }
 
 /// A server does not notice that a client hung up while the session waits for a table lock. A

@@ -114,19 +114,17 @@ impl Kind {
         }
     }
 
-    /// Number of clients that sleep until a lock in the database of a world is released: at an
-    /// advisory lock, or after a subscription or a heartbeat.
+    /// Number of clients that sleep until a lock in the database of a world is released: after a
+    /// subscription or a heartbeat. Where waiters poll, number of those in a queue.
     pub fn sleeping(self, world: &World) -> usize {
-        let database = world.database();
         let count = match self {
             #[cfg(feature = "mysql")]
-            Self::Mysql => format!(
-                "SELECT COUNT(*) FROM information_schema.processlist WHERE db = '{database}' AND state = 'User lock'"
-            ),
+            Self::Mysql => "SELECT COUNT(*) FROM dlock_locks WHERE kind = 1 AND queued = 1".to_owned(),
             #[cfg(feature = "postgres")]
             Self::Postgres => format!(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}' AND state = 'idle' \
-                 AND query ~ 'SELECT 1 FROM ONLY dlock_waiters|UPDATE ONLY dlock_waiters SET said'"
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND state = 'idle' \
+                 AND query ~ 'SELECT 1 FROM ONLY dlock_waiters|UPDATE ONLY dlock_waiters SET said'",
+                world.database()
             ),
         };
         self.ask(world, &count).parse().expect("a number")

@@ -67,6 +67,9 @@ pub fn orphaned<'a>(
                 // Nothing depends on this record.
                 let _unrecorded = record_interruption(store, names, owner, waited, context.deadline());
             }
+            // The guard ends without destructors, and a server counts a client that only closes its
+            // connection as failed.
+            store.reset();
             sys::kill_all_separate();
             if started && reason.is_some() {
                 messages.orphaned(answer);

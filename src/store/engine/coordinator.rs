@@ -32,10 +32,6 @@ pub trait Coordinator: Clone + Send {
     /// heartbeats as often as the others.
     const CROWD: (u64, u32);
 
-    /// A waiter with more than this number before it watches the one halfway to the front in place
-    /// of its predecessor, so that no long chain of waiters watch each other.
-    const CHAIN: u64 = u64::MAX;
-
     /// Longest time between two heartbeats of a waiter. It may be longer than
     /// [`crate::rules::RARER_HEARTBEAT`] only where the store's own session, and not the deadline in
     /// [`KeepAlive`], decides when a waiter is stale.
@@ -92,8 +88,8 @@ pub trait Coordinator: Clone + Send {
 
     /// Sleeps until the owner of `token`, which waits for these locks, is woken or one of the
     /// `watches` ends, but not beyond `until` and not through an
-    /// [interrupt](crate::store::net::interrupt). `ahead` is the number of waiters before it: a
-    /// store that must poll may poll less often far back in the queue.
+    /// [interrupt](crate::store::net::interrupt). Returns whether it was woken. `ahead` is the number of
+    /// waiters before it: a store that must poll may poll less often far back in the queue.
     fn wait(
         &mut self,
         names: &Names,
@@ -101,7 +97,7 @@ pub trait Coordinator: Clone + Send {
         ahead: u64,
         watches: &mut dyn Iterator<Item = &Self::Watch>,
         until: Moment,
-    ) -> Result<Wake, Error>;
+    ) -> Result<bool, Error>;
 
     /// See [`crate::store::Store::listen_as_holder`].
     fn listen_as_holder(&mut self, _: &Names, _: &Token, _until: Moment) -> Option<bool> {
@@ -125,11 +121,6 @@ pub trait Coordinator: Clone + Send {
     fn endurance(&self) -> Endurance {
         Endurance::Short
     }
-}
-
-/// The place in the queue that a waiter with this many before it watches ([`Coordinator::CHAIN`]).
-pub fn watched_place(ahead: usize, chain: u64) -> Option<usize> {
-    if ahead as u64 > chain { Some(ahead / 2) } else { ahead.checked_sub(1) }
 }
 
 /// Whether this process cleans up a server: one in 512 does.
@@ -214,9 +205,6 @@ pub struct Batch<'b> {
     pub now: Time,
     /// The tokens to wake.
     pub woken: &'b [Token],
-    /// Waiters that have come near the front ([`Coordinator::CROWD`]). They are to be notified if
-    /// [`Coordinator::watch`] does not tell them that the waiter before them died.
-    pub near: &'b [Token],
     pub deadline: Moment,
 }
 
@@ -253,24 +241,6 @@ pub enum Watching<W> {
     Missing,
     /// It cannot be watched now.
     Unknown,
-}
-
-/// Why a [`Coordinator::wait`] ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wake {
-    /// The token was woken, or a watch has ended.
-    Woken,
-    /// The token still waits, but should read the records again.
-    Look,
-    /// The time has come, or there was an interrupt.
-    Through,
-}
-
-impl From<bool> for Wake {
-    /// From whether the token was woken.
-    fn from(is_woken: bool) -> Self {
-        if is_woken { Self::Woken } else { Self::Through }
-    }
 }
 
 /// The outcome of a commit.

@@ -1,7 +1,6 @@
 //! Compares a record before and after an operation, to decide which waiters to wake. Also tells
 //! which tokens a waiter watches.
 
-use super::coordinator::watched_place;
 use crate::lock::{Mode, Token};
 use crate::rules::{Hold, Lock, Phase, Record};
 use std::mem::discriminant;
@@ -42,12 +41,10 @@ pub fn holders(record: &Record) -> impl Iterator<Item = &Token> {
     record.holds.iter().filter(|(_, hold)| hold.phase != Phase::Cooling).map(|(token, _)| token)
 }
 
-/// The waiter before `me` in the queue that it watches
-/// ([`super::coordinator::Coordinator::CHAIN`]); without a chain its predecessor.
-pub fn watched_before<'r>(record: &'r Record, me: &Token, chain: u64) -> Option<&'r Token> {
+/// The waiter right before `me` in the queue.
+pub fn predecessor<'r>(record: &'r Record, me: &Token) -> Option<&'r Token> {
     let ticket = record.waiters.get(me)?.ticket;
-    let ahead = record.queue.range(..(ticket, me.clone())).count();
-    record.queue.iter().nth(watched_place(ahead, chain)?).map(|(_, token)| token)
+    record.queue.range(..(ticket, me.clone())).next_back().map(|(_, token)| token)
 }
 
 /// Whether the present holders leave room for another in this mode. Unlike `Record::admits`, this

@@ -72,6 +72,8 @@ pub struct WaiterPart {
     pub token: Token,
     /// Whether it is in the queue, and not suspended.
     pub is_queued: bool,
+    /// Its place in the queue: smaller tickets come first.
+    pub ticket: u64,
     pub value: Vec<u8>,
 }
 
@@ -258,7 +260,8 @@ impl Change {
             });
             if !is_same {
                 let value = serde_json::to_vec(&WaiterForm { is_queued: is_queued_now, waiter })?;
-                waiters.push(WaiterPart { token: token.clone(), is_queued: is_queued_now, value });
+                let (token, ticket) = (token.clone(), waiter.ticket);
+                waiters.push(WaiterPart { token, is_queued: is_queued_now, ticket, value });
             }
         }
         let is_gone = |token: &&Token| !lock.record.waiters.contains_key(*token);

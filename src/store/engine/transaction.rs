@@ -32,7 +32,7 @@
 
 use super::contention::Contender;
 use super::coordinator::{Batch, Coordinator, Reading, Written};
-use super::snapshot::{admits, concerns_head, concerns_watchers, holders, watched_before};
+use super::snapshot::{admits, concerns_head, concerns_watchers, holders, predecessor};
 use super::stored_lock::{Change, StoredLock, Tracked};
 use crate::clock::Moment;
 use crate::lock::{Mode, Names, Token};
@@ -192,7 +192,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         let last = |record: &'s Record| record.queue.last().map(|(_, token)| token);
         let before = self.asked().filter_map(move |record| match wants {
             Some(_) if !record.waiters.contains_key(me?) => last(record),
-            _ => watched_before(record, me?, u64::MAX),
+            _ => predecessor(record, me?),
         });
         let is_checked = move |record: &&Record| {
             let shares = wants == Some(Mode::Shared) && matches!(record.lock, Lock::Shared { .. });
@@ -210,15 +210,14 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         is_tracked && self.coordinator.is_dead(&self.seen, token)
     }
 
-    /// The tokens that a waiter must watch: in each queue its predecessor or, far back, another
-    /// waiter before it ([`Coordinator::CHAIN`]), and if it is the head, the holders that block it.
-    /// At most `limit`, those whose leases end first; for the others the waiter relies on the `next`
-    /// of the rules' answer.
+    /// The tokens that a waiter must watch: in each queue its predecessor, and if it is the head, the
+    /// holders that block it. At most `limit`, those whose leases end first; for the others the waiter
+    /// relies on the `next` of the rules' answer.
     pub fn watch_targets(&self, me: &Token, limit: usize) -> BTreeSet<Token> {
         let mut whom = Vec::new();
         for record in self.asked() {
             let Some(waiter) = record.waiters.get(me) else { continue };
-            if let Some(before) = watched_before(record, me, C::CHAIN) {
+            if let Some(before) = predecessor(record, me) {
                 whom.push((None, before));
             } else if !admits(record, waiter.mode) {
                 whom.extend(
@@ -234,7 +233,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
     /// Writes what has changed, and wakes tokens. A lock that the caller named is always written:
     /// only a successful write proves that what was read was not outdated.
     pub fn commit(mut self, me: Option<&Token>) -> Result<Written, Error> {
-        let (woken, near) = (self.tokens_to_wake(me), self.come_near_the_front());
+        let woken = self.tokens_to_wake(me);
         let mut changes = Vec::with_capacity(self.locks.len());
         for Opened { stored: mut after, before } in self.locks {
             after.record = self.table.records.remove(&after.name).unwrap_or_default();
@@ -244,7 +243,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         // The store wakes tokens last, because a woken token asks at once. If a dead waiter was
         // granted the lock, the waiter behind it watches it or reads often, and so asks by itself.
         let (now, deadline) = (self.now, self.deadline);
-        let batch = Batch { changes, me, now, woken: &woken, near: &near, deadline };
+        let batch = Batch { changes, me, now, woken: &woken, deadline };
         self.coordinator.commit(self.seen, batch)
     }
 
@@ -290,24 +289,6 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         woken.retain(|token| seen.insert(token.clone()));
         woken
     }
-
-    /// The waiters that have come near the front.
-    fn come_near_the_front(&self) -> Vec<Token> {
-        let mut near = Vec::new();
-        for Opened { stored, before } in &self.locks {
-            let Some(record) = self.table.records.get(&stored.name) else { continue };
-            let was_near: BTreeSet<_> = near_the_front(before, C::CROWD.0).collect();
-            let has_come = |token: &&Token| before.waiters.contains_key(*token) && !was_near.contains(token);
-            near.extend(near_the_front(record, C::CROWD.0).filter(has_come).cloned());
-        }
-        near
-    }
-}
-
-/// The waiters that have at most this many before them.
-fn near_the_front(record: &Record, ahead: u64) -> impl Iterator<Item = &Token> {
-    let count = usize::try_from(ahead).unwrap_or(usize::MAX).saturating_add(1);
-    record.queue.iter().take(count).map(|(_, token)| token)
 }
 
 fn full(names: &Names) -> BTreeSet<String> {

@@ -11,7 +11,6 @@ use crate::store::engine::stored_lock::{Parts, StoredLock};
 use crate::store::net::Address;
 use crate::store::net::target::Target;
 use std::ops::RangeInclusive;
-use std::time::Duration;
 
 /// How long a reservation of a lock lasts, in milliseconds: a few round trips.
 pub const RESERVED: u64 = 1000;
@@ -19,6 +18,9 @@ pub const RESERVED: u64 = 1000;
 /// was set back. More than [`RESERVED`], because a statement that is refused may have arrived
 /// before the one that reserved the lock.
 pub const RESERVED_MOST: u64 = 10_000;
+
+/// A waiter with fewer than this number before it is near the front of its queue.
+pub const NEAR: usize = 8;
 
 /// A write: all of it, if no lock has another version meanwhile, or none.
 #[derive(Debug, Default)]
@@ -34,8 +36,6 @@ pub struct Write {
     pub locks: Vec<NewLock>,
     /// Tokens to notify.
     pub woken: Vec<Token>,
-    /// Waiters to notify that have come near the front.
-    pub near: Vec<Token>,
 }
 
 /// A lock that is written.
@@ -52,8 +52,8 @@ impl Write {
     /// The write that takes the locks of a batch to their new state, and the locks as it leaves
     /// them.
     pub fn of(batch: Batch<'_>) -> Result<(Self, Vec<StoredLock>), serde_json::Error> {
-        let (used, woken, near) = (batch.now.millis(), batch.woken.to_vec(), batch.near.to_vec());
-        let (mut write, mut left) = (Self { used, woken, near, ..Self::default() }, Vec::new());
+        let (used, woken) = (batch.now.millis(), batch.woken.to_vec());
+        let (mut write, mut left) = (Self { used, woken, ..Self::default() }, Vec::new());
         for mut change in batch.changes {
             let (name, version) = (change.after.name.clone(), change.after.version);
             // By the clock, so that a server that has lost writes does not give a version twice.
@@ -77,8 +77,7 @@ impl Write {
     pub fn sole(&self) -> Option<&NewLock> {
         let [lock] = self.locks.as_slice() else { return None };
         let Parts { waiters, gone, ends, .. } = &lock.parts;
-        let tells_nobody = self.woken.is_empty() && self.near.is_empty();
-        let is_sole = waiters.is_empty() && gone.is_empty() && ends.is_empty() && tells_nobody;
+        let is_sole = waiters.is_empty() && gone.is_empty() && ends.is_empty() && self.woken.is_empty();
         Some(lock).filter(|_| is_sole && self.read.len() == 1)
     }
 
@@ -139,7 +138,8 @@ pub trait Dialect: Send + Sync {
     /// one row for each queue that it is in.
     fn heartbeat(&self, names: &str, token: &Token, millis: u64) -> String;
 
-    /// Returns one row for each of these locks in whose queue the token is.
+    /// Returns a row of 1 for each of these locks in whose queue the token is. Then, if waiters have no
+    /// [channels](Dialect::wake_channel), a row of 0 for each waiter before it, at most [`NEAR`].
     fn waits(&self, names: &str, token: &Token) -> String;
 
     /// Returns the version of each of these locks, in order of name.
@@ -176,30 +176,6 @@ pub trait Dialect: Send + Sync {
 
     /// Subscribes this connection to the token's notification channel, if there are channels.
     fn wake_channel(&self, _: &Token) -> Option<String> {
-        None
-    }
-
-    /// SQL to put before a statement, so that this connection takes the token's advisory lock. Only
-    /// waking depends on that lock. None if channels wake the waiters.
-    fn take_advisory_lock(&self, _: &Token) -> Option<String> {
-        None
-    }
-
-    /// SQL to put before a statement, so that this connection releases the advisory lock, which
-    /// wakes the waiters that sleep at it.
-    fn drop_advisory_lock(&self) -> Option<String> {
-        None
-    }
-
-    /// Sleeps until the token's advisory lock is released, at most this long. Returns 1 if it was,
-    /// 2 if nobody holds it, and 0 if it is still held.
-    fn sleep_at_advisory_lock(&self, _: &Token, _: Duration) -> Option<String> {
-        None
-    }
-
-    /// Ends the token's sleep at an advisory lock. If its session runs another statement, that one is
-    /// interrupted, and sent again. None if channels wake the waiters.
-    fn end_sleep(&self, _: &Token) -> Option<String> {
         None
     }
 

@@ -20,12 +20,6 @@ pub(super) trait Link: Send {
     /// Sleeps until a notification arrives (true) or until `until` (false).
     fn listen(&mut self, until: Moment) -> Result<bool, Failure>;
 
-    /// Whether a notification has said that this waiter has come near the front. Such a notification
-    /// does not end the sleep.
-    fn has_come_near(&mut self) -> bool {
-        false
-    }
-
     /// Whether there is no pooler in between: `process`, which has answered, is the one that this
     /// connection began with.
     fn is_direct(&self, process: u64) -> bool;

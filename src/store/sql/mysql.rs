@@ -8,14 +8,13 @@
 //! row. Nobody waits for it, and it may be lost. Before the row of a waiter is made, the statement
 //! checks that the user may delete it. An end replaces the one [`LOG_KEPT`] before it.
 //!
-//! *An advisory lock* (`GET_LOCK`) wakes waiters. A session holds it while its token waits or holds
-//! alone, and releases it at the beginning of the text that releases the token. The waiter behind
-//! that token waits for the advisory lock. It decides nothing: a waiter that wakes reads its rows,
-//! and without advisory locks it polls.
+//! *Nothing wakes a waiter*, so it polls: its own row, and how many wait before it. Advisory locks
+//! (`GET_LOCK`) could wake it, but not on Galera nor behind every proxy, and a server takes a chain of
+//! 32 sleepers for a deadlock.
 //!
 //! Needs only what MySQL 8.0 and MariaDB 10.6 have.
 
-use super::dialect::{Dialect, NewLock, RESERVED, RESERVED_MOST, Write, join};
+use super::dialect::{Dialect, NEAR, NewLock, RESERVED, RESERVED_MOST, Write, join};
 use super::row::hex;
 use super::{Answer, Failure, Link};
 use crate::clock::Moment;
@@ -25,14 +24,13 @@ use crate::store::Error;
 use crate::store::net::Address;
 use crate::store::net::failure::plain;
 use crate::store::net::target::Target;
-use ring::digest::{SHA256, digest};
-use std::time::Duration;
 use wire::{Connection, Said};
 
 mod wire;
 
 /// `kind` is 0 for a lock, 1 for a waiter (`id` is its token), 2 for an end (`id` is its place
-/// among the last ones, `version` its number). `queued` of a waiter is NULL once it has left.
+/// among the last ones, `version` its number). `version` of a waiter is its ticket, and `queued` is
+/// NULL once it has left.
 const TABLES: [&str; 1] = [
     "CREATE TABLE IF NOT EXISTS dlock_locks (kind TINYINT NOT NULL, name VARBINARY(700) NOT NULL, id VARBINARY(32) NOT NULL, \
      version BIGINT, used BIGINT, reserved BIGINT, kept TINYINT, queued TINYINT, said BIGINT NOT NULL DEFAULT 0, body MEDIUMBLOB, \
@@ -186,7 +184,15 @@ impl Dialect for Mysql {
 
     fn waits(&self, names: &str, token: &Token) -> String {
         let id = self.bytes(token.secret().as_bytes());
-        format!("SELECT 1 FROM {TABLE} WHERE kind = 1 AND queued = 1 AND name IN ({names}) AND id = {id}")
+        let mine =
+            |of: &str| format!("{of}kind = 1 AND {of}queued = 1 AND {of}name IN ({names}) AND {of}id = {id}");
+        format!(
+            "SELECT 1 FROM {TABLE} WHERE {} UNION ALL (SELECT 0 FROM dlock_locks AS w FORCE INDEX (PRIMARY) \
+             JOIN dlock_locks AS o FORCE INDEX (PRIMARY) ON o.kind = 1 AND o.queued = 1 AND o.name = w.name \
+             AND o.version < w.version WHERE {} LIMIT {NEAR})",
+            mine(""),
+            mine("w.")
+        )
     }
 
     fn versions(&self, names: &str) -> String {
@@ -252,31 +258,6 @@ impl Dialect for Mysql {
         vec![left, idle]
     }
 
-    fn take_advisory_lock(&self, token: &Token) -> Option<String> {
-        Some(format!("DO GET_LOCK('{}', 0); ", advisory_lock(token)))
-    }
-
-    fn drop_advisory_lock(&self) -> Option<String> {
-        Some("DO RELEASE_ALL_LOCKS(); ".into())
-    }
-
-    /// MySQL rounds the timeout to whole seconds, so that a heartbeat may be 0.4 s late; MariaDB does
-    /// not.
-    fn sleep_at_advisory_lock(&self, token: &Token, span: Duration) -> Option<String> {
-        let advisory_lock = advisory_lock(token);
-        Some(format!(
-            "SELECT IF(IS_FREE_LOCK('{advisory_lock}'), 2, IF(GET_LOCK('{advisory_lock}', {:.3}), \
-             RELEASE_LOCK('{advisory_lock}'), 0))",
-            span.as_secs_f64()
-        ))
-    }
-
-    /// The waiter holds its own advisory lock while it sleeps at another. Every user may end the
-    /// statements of its own sessions.
-    fn end_sleep(&self, token: &Token) -> Option<String> {
-        Some(format!("KILL QUERY IS_USED_LOCK('{}')", advisory_lock(token)))
-    }
-
     fn bytes(&self, bytes: &[u8]) -> String {
         format!("x'{}'", hex(bytes))
     }
@@ -302,7 +283,8 @@ impl Mysql {
             };
             for waiter in &lock.parts.waiters {
                 let queued = u8::from(waiter.is_queued);
-                add(1, waiter.token.secret(), format!("NULL, NULL, NULL, NULL, {queued}"), &waiter.value);
+                let numbers = format!("{}, NULL, NULL, NULL, {queued}", waiter.ticket);
+                add(1, waiter.token.secret(), numbers, &waiter.value);
             }
             for token in &lock.parts.gone {
                 add(1, token.secret(), "NULL, NULL, NULL, NULL, NULL".into(), b"");
@@ -321,12 +303,6 @@ fn is_open() -> String {
     format!("reserved NOT BETWEEN {NOW} DIV 1000 + 1 AND {NOW} DIV 1000 + {RESERVED_MOST}")
 }
 
-/// A hash, because every user of the server can see the name.
-fn advisory_lock(token: &Token) -> String {
-    let hash = digest(&SHA256, token.secret().as_bytes());
-    format!("dlock:{}", hex(&hash.as_ref()[..8]))
-}
-
 fn refused_login(store: &str) -> Failure {
     Failure::Refused(Error::Password(format!("{store} refused the user name or the password")))
 }
@@ -339,9 +315,8 @@ fn meaning(store: &str, said: &Said) -> Failure {
     let denied = |what: String| Failure::Refused(Error::Denied(what));
     let unfit = |what: String| Failure::Refused(Error::Unfit(what));
     match said.code {
-        // Another client changes or creates the same row or table, or a deadlock, or an operator's
-        // dlock has ended the sleep of a waiter.
-        1020 | 1050 | 1062 | 1213 | 1317 | 1412 | 3058 => Failure::Conflict,
+        // Another client changes or creates the same row or table, or a deadlock.
+        1020 | 1050 | 1062 | 1213 | 1412 => Failure::Conflict,
         1146 => Failure::NoTables(Error::Unfit(format!("{store} has no table for locks: {text}"))),
         // A user without rights to a table gets this error even if there is no table.
         1142 => Failure::NoTables(Error::Denied(format!(
@@ -380,7 +355,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
         1 | 3 | 20 | 1021 | 1026 | 1114 => unavailable(format!("{store} has no room on its disk: {text}")),
         1040 | 1203 | 1226 => overloaded(format!("{store} has too many clients: {text}")),
         1205 => overloaded(format!("{store}: another transaction has locked the rows: {text}")),
-        1969 | 3024 => unavailable(format!("{store} cancelled a statement: {text}")),
+        1317 | 1969 | 3024 => unavailable(format!("{store} cancelled a statement: {text}")),
         // An administrator closed the connection, or the server stops. A new connection may work at
         // once.
         1053 | 1077 | 1079 | 1080 | 1152 | 1158..=1161 | 1184 | 1927 | 4031 => {

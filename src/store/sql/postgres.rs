@@ -31,9 +31,6 @@ const TABLES: [&str; 3] = [
      PRIMARY KEY (name, number))",
 ];
 
-/// The payload of a notification that a waiter has come near the front. Others have none.
-const NEAR: &str = "near";
-
 /// The server's time when the statement arrived, in microseconds since 1970. `pg_catalog` has no
 /// operator with exactly these types.
 const NOW: &str =
@@ -114,14 +111,11 @@ impl Dialect for Postgres {
         for (at, lock) in write.locks.iter().enumerate() {
             parts.extend(self.write_lock(at, lock, write.used));
         }
-        let woken = write.woken.iter().map(|token| (token, ""));
-        let near = write.near.iter().map(|token| (token, NEAR));
-        let channels =
-            join(woken.chain(near).map(|(token, what)| format!("('{}', '{what}')", channel(token))));
+        let channels = join(write.woken.iter().map(|token| format!("('{}')", channel(token))));
         let told = match channels.as_str() {
             "" => "0".into(),
             _ => format!(
-                "(SELECT pg_catalog.count(pg_catalog.pg_notify(v.wake_channel, v.what)) FROM (VALUES {channels}) AS v (wake_channel, what), go)"
+                "(SELECT pg_catalog.count(pg_catalog.pg_notify(v.wake_channel, '')) FROM (VALUES {channels}) AS v (wake_channel), go)"
             ),
         };
         format!("WITH {} SELECT (SELECT pg_catalog.count(*) FROM go), {told}", parts.join(", "))

@@ -23,8 +23,8 @@ impl SqlStore {
         let is_direct = tables.line.as_ref().is_some_and(|line| line.is_direct == Some(true));
         let wake_up = match is_direct {
             false => WakeUp::Pooled,
-            true if tables.tries_advisory_locks(deadline)? => WakeUp::Works,
-            true => WakeUp::Refused,
+            true if tables.dialect.wake_channel(&probe_token()?).is_some() => WakeUp::Works,
+            true => WakeUp::Polls,
         };
         Ok(Database {
             members: Some(1),
@@ -77,18 +77,6 @@ impl Tables {
         Ok(answers[0].rows.first().and_then(|row| row.text(0).parse().ok()).map(Duration::from_micros))
     }
 
-    /// Whether the server allows what wakes waiters. Channels need no right.
-    fn tries_advisory_locks(&mut self, deadline: Moment) -> Result<bool, Error> {
-        let (token, dialect) = (probe_token()?, self.dialect);
-        // After a query that does not need the tables, because they may be missing.
-        let asked = [dialect.take_advisory_lock(&token), dialect.drop_advisory_lock()]
-            .into_iter()
-            .flatten()
-            .map(|sql| format!("{}; {sql}", dialect.time()));
-        let asked: Vec<_> = asked.collect();
-        Ok(asked.is_empty() || self.ask(&asked, Again::Yes, deadline).is_ok())
-    }
-
     /// Writes a lock with a waiter and an end, and removes it. Does not create the tables: they
     /// would belong to the user who runs the doctor.
     fn try_tables(&mut self, deadline: Moment) -> Result<Tried, Error> {
@@ -102,7 +90,7 @@ impl Tables {
         let read = self.read(&Reading { names: &names, me: None, lease: None, purpose, deadline })?;
         let version = read.locks.first().map_or(0, |lock| lock.version);
         let value = || b"{}".to_vec();
-        let waiters = vec![WaiterPart { token: token.clone(), is_queued: true, value: value() }];
+        let waiters = vec![WaiterPart { token: token.clone(), is_queued: true, ticket: 1, value: value() }];
         let ends = vec![EndPart { number: 1, value: value() }];
         let parts = Parts { body: Vec::new(), waiters, gone: Vec::new(), ends };
         let list = self.dialect.bytes(name.as_bytes());

@@ -21,13 +21,9 @@ pub(super) struct Line {
     pub link: Box<dyn Link>,
     /// Whether the connection listens to the notification channel of this process's token.
     pub listens: bool,
-    /// Whether the connection holds the advisory lock of this process's token.
-    pub has_advisory_lock: bool,
     /// Whether the connection leads to one server process, without a pooler. Known after the first
     /// read.
     pub is_direct: Option<bool>,
-    /// When records were last read on the connection.
-    pub read_at: Option<Moment>,
 }
 
 /// Whether the statements may be sent again, on another connection.
@@ -114,9 +110,7 @@ impl Tables {
             let server = self.server.load(Ordering::Relaxed) % count;
             match self.dialect.connect(target, &target.servers[server], deadline) {
                 Ok(link) => {
-                    let (listens, has_advisory_lock, is_direct, read_at) = Default::default();
-                    let line = Line { server, link, listens, has_advisory_lock, is_direct, read_at };
-                    return Ok((line, deadline));
+                    return Ok((Line { server, link, listens: false, is_direct: None }, deadline));
                 }
                 // A server that refuses the connection may be a standby that admits no clients.
                 Err(error) if target.has_several() && !interrupt::is_raised() => {

@@ -72,10 +72,7 @@ pub(super) fn of_database(database: &Database, criteria: &Criteria) -> Vec<Findi
             "a waiter is not woken, but has to look: a pooler stands in between",
             "connect to the server itself where locks are waited for much",
         ),
-        WakeUp::Refused => ok(
-            "wake-up",
-            "waiters poll, the first one every 25ms: the server refuses GET_LOCK, as a cluster may",
-        ),
+        WakeUp::Polls => ok("wake-up", "waiters poll, the first one every 25ms"),
     };
     // A connection shows whether it is direct when it reads the tables.
     let is_known = matches!(database.tried, Ok(Tried::Done));

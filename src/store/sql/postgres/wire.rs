@@ -9,7 +9,7 @@
 use super::super::row::Row;
 use super::super::{Answer, Failure, Link};
 use super::guard::{Guard, Preamble};
-use super::{NEAR, meaning};
+use super::meaning;
 use crate::clock::Moment;
 use crate::store::Error;
 use crate::store::net::failure::unreachable;
@@ -22,9 +22,7 @@ use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::authentication::md5_hash;
 use postgres_protocol::authentication::sasl::{ChannelBinding, SCRAM_SHA_256, ScramSha256};
-use postgres_protocol::message::backend::{
-    DataRowBody, ErrorResponseBody, Header, Message, NotificationResponseBody,
-};
+use postgres_protocol::message::backend::{DataRowBody, ErrorResponseBody, Header, Message};
 use postgres_protocol::message::frontend;
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -55,8 +53,6 @@ pub struct Connection {
     /// The server process that serves the connection, as it said at the login.
     process: u64,
     is_notified: bool,
-    /// Whether a notification with the payload [`NEAR`] has come.
-    is_near: bool,
     /// Whether each text asks if the server can write.
     asks_role: bool,
     /// Provides the SQL before the next text.
@@ -82,8 +78,7 @@ impl Connection {
                 pipe.begin_tls(target, server, deadline)?;
             }
             let (asks_role, guard) = (target.has_several(), Guard::default());
-            let mut connection =
-                Self { pipe, process: 0, is_notified: false, is_near: false, asks_role, guard };
+            let mut connection = Self { pipe, process: 0, is_notified: false, asks_role, guard };
             connection.log_in(target, password, deadline).map_err(Error::from)?;
             connection.pipe.farewell = TERMINATE;
             Ok(connection)
@@ -202,18 +197,12 @@ impl Connection {
         Ok(self.pipe.send(&bytes, deadline)?)
     }
 
-    /// Notes a notification.
-    fn note(&mut self, notification: &NotificationResponseBody) {
-        let is_near = notification.message().is_ok_and(|payload| payload == NEAR);
-        *(if is_near { &mut self.is_near } else { &mut self.is_notified }) = true;
-    }
-
     /// Waits for the next message. Skips notices, and notes notifications.
     fn message(&mut self, deadline: Moment) -> Result<Message, Failure> {
         loop {
             while let Some(message) = self.take()? {
                 match message {
-                    Message::NotificationResponse(notification) => self.note(&notification),
+                    Message::NotificationResponse(_) => self.is_notified = true,
                     Message::NoticeResponse(_) | Message::ParameterStatus(_) => {}
                     message => return Ok(message),
                 }
@@ -331,7 +320,7 @@ impl Link for Connection {
                 self.take().map_err(|_| self.pipe.failure(&ErrorKind::InvalidData.into()))?
             {
                 match message {
-                    Message::NotificationResponse(notification) => self.note(&notification),
+                    Message::NotificationResponse(_) => self.is_notified = true,
                     Message::ErrorResponse(_) => {
                         return Err(self.pipe.failure(&ErrorKind::ConnectionAborted.into()).into());
                     }
@@ -347,10 +336,6 @@ impl Link for Connection {
             }
             has_read = true;
         }
-    }
-
-    fn has_come_near(&mut self) -> bool {
-        std::mem::take(&mut self.is_near)
     }
 
     fn is_direct(&self, process: u64) -> bool {
