@@ -24,11 +24,11 @@ pub mod bounds;
 mod contention;
 pub mod coordinator;
 mod operations;
-mod snapshot;
 pub mod stored_lock;
 #[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
 pub mod subscription;
 mod transaction;
+mod wake;
 
 use crate::clock::Moment;
 use crate::lock::{Mode, Name, Names, Token};
@@ -388,5 +388,5 @@ const fn is_held(renewal: Renewal) -> bool {
 
 /// The waiters and holders of a lock, without holds that are cooling.
 fn named(record: &Record) -> Vec<Token> {
-    record.waiters.keys().chain(snapshot::holders(record)).cloned().collect()
+    record.waiters.keys().chain(wake::holders(record)).cloned().collect()
 }

@@ -32,11 +32,11 @@
 
 use super::contention::Contender;
 use super::coordinator::{Batch, Coordinator, Reading, Written};
-use super::snapshot::{admits, concerns_head, concerns_watchers, holders, predecessor};
 use super::stored_lock::{Change, StoredLock, Tracked};
+use super::wake::{Woken, holders, predecessor, watch_targets};
 use crate::clock::Moment;
 use crate::lock::{Mode, Names, Token};
-use crate::rules::{Hold, Lock, LockTable, Phase, Record, Time, millis};
+use crate::rules::{Lock, LockTable, Phase, Record, Time, millis};
 use crate::store::Error;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -205,35 +205,26 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         self.asked.iter().filter_map(|name| self.table.records.get(name))
     }
 
+    /// The tokens that the waiter `me` must watch, at most `limit`.
+    pub fn watch_targets(&self, me: &Token, limit: usize) -> BTreeSet<Token> {
+        watch_targets(self.asked(), me, limit)
+    }
+
     fn is_dead(&mut self, token: &Token) -> bool {
         let is_tracked = self.locks.iter().any(|lock| lock.stored.tracked.contains_key(token));
         is_tracked && self.coordinator.is_dead(&self.seen, token)
     }
 
-    /// The tokens that a waiter must watch: in each queue its predecessor, and if it is the head, the
-    /// holders that block it. At most `limit`, those whose leases end first; for the others the waiter
-    /// relies on the `next` of the rules' answer.
-    pub fn watch_targets(&self, me: &Token, limit: usize) -> BTreeSet<Token> {
-        let mut whom = Vec::new();
-        for record in self.asked() {
-            let Some(waiter) = record.waiters.get(me) else { continue };
-            if let Some(before) = predecessor(record, me) {
-                whom.push((None, before));
-            } else if !admits(record, waiter.mode) {
-                whom.extend(
-                    holders(record).map(|token| (record.holds.get(token).map(|hold| hold.until), token)),
-                );
-            }
-        }
-        whom.retain(|(_, token)| *token != me);
-        whom.sort_unstable();
-        whom.into_iter().take(limit).map(|(_, token)| token.clone()).collect()
-    }
-
     /// Writes what has changed, and wakes tokens. A lock that the caller named is always written:
     /// only a successful write proves that what was read was not outdated.
     pub fn commit(mut self, me: Option<&Token>) -> Result<Written, Error> {
-        let woken = self.tokens_to_wake(me);
+        let mut woken = Woken::default();
+        for Opened { stored, before } in &self.locks {
+            if let Some(now) = self.table.records.get(&stored.name) {
+                woken.add(before, now);
+            }
+        }
+        let woken = woken.tokens(me);
         let mut changes = Vec::with_capacity(self.locks.len());
         for Opened { stored: mut after, before } in self.locks {
             after.record = self.table.records.remove(&after.name).unwrap_or_default();
@@ -245,49 +236,6 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         let (now, deadline) = (self.now, self.deadline);
         let batch = Batch { changes, me, now, woken: &woken, deadline };
         self.coordinator.commit(self.seen, batch)
-    }
-
-    /// The tokens to wake: new holders that have not confirmed, holders that were asked to end or
-    /// whose lock was taken away, watchers, and waiters that have left the queue because their
-    /// `--once-per` run is done or they were superseded. Also the head of a queue, if it is new or
-    /// what blocks it has changed. After an exclusive grant the head is not woken: it watches the new
-    /// holder, its predecessor until now, or reads often.
-    fn tokens_to_wake(&self, me: Option<&Token>) -> Vec<Token> {
-        let (mut woken, mut others) = (Vec::new(), Vec::new());
-        for Opened { stored, before } in &self.locks {
-            let Some(record) = self.table.records.get(&stored.name) else { continue };
-            let is_granted =
-                |(token, hold): &(&Token, &Hold)| !hold.confirmed && !before.holds.contains_key(*token);
-            let known = woken.len();
-            woken.extend(record.holds.iter().filter(is_granted).map(|(token, _)| token.clone()));
-            let is_handover = woken.len() > known && matches!(record.lock, Lock::Exclusive { .. });
-            if !is_handover
-                && let Some((_, head)) = record.queue.first()
-                && concerns_head(before, record)
-            {
-                woken.push(head.clone());
-            }
-            let must_end = |(token, hold): &(&Token, &Hold)| match record.holds.get(*token) {
-                Some(now) => now.phase != hold.phase || now.asked.is_some() != hold.asked.is_some(),
-                None => hold.phase == Phase::Held && record.tombstones.contains_key(*token),
-            };
-            let holders = before.holds.iter().filter(must_end).map(|(token, _)| token);
-            // A waiter that became stale left the queue, too. It asks by itself, if it lives.
-            let has_answer = |token: &&Token| {
-                record.waiters.get(*token).is_none_or(|waiter| waiter.terms.once_per.is_some())
-            };
-            let waiters = before.queue.difference(&record.queue).map(|(_, token)| token).filter(has_answer);
-            others.extend(holders.chain(waiters).cloned());
-            if concerns_watchers(before, record) {
-                others.extend(record.watchers.keys().cloned());
-            }
-        }
-        woken.append(&mut others);
-        woken.retain(|token| Some(token) != me);
-        // A token that was granted several locks is woken only once.
-        let mut seen = BTreeSet::new();
-        woken.retain(|token| seen.insert(token.clone()));
-        woken
     }
 }
 
