@@ -15,6 +15,7 @@ use crate::rules::{
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 pub use crate::rules::view::{View, Waiter};
 
