@@ -192,7 +192,7 @@ fn replies() -> Outcome {
             Value::Array(vec![bulk("")]),
         ])
     );
-    assert!(matches!(connection.answer(soon()), Err(Error::Denied(_))));
+    assert!(matches!(connection.answer(soon()), Err(Error::Password(_))));
     drop(connection);
     let _ = server.join();
     Ok(())
