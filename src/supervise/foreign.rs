@@ -118,6 +118,10 @@ impl Foreign {
     /// Adds what is left of the session or group that the target led.
     fn add_rest_of_group(&mut self, source: Source, target: Known) {
         let leads = |id: i32| id == target.pid;
+        // Of a target that was reaped long ago, another process may have the number.
+        if read_entry(target.pid).is_some_and(|entry| entry.started != target.started) {
+            return;
+        }
         if leads(target.session) || leads(target.group) {
             let known: HashSet<_> = self.known.iter().map(|known| known.id()).collect();
             let rest = source.all().into_iter().filter(|entry| !entry.ended && entry.pid != target.pid);

@@ -12,8 +12,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 /// Signal that tells a hold in the background, and each watcher, that the hold is over although what
-/// it is for has not ended.
-pub const OVER: i32 = libc::SIGUSR1;
+/// it is for has not ended. Linux itself never sends it, and nobody sends it to a whole control group
+/// by habit, as log rotation does with USR1.
+pub const OVER: i32 = libc::SIGSTKFLT;
 
 /// A process, pinned by a pidfd: never another one with its number.
 #[derive(Debug, Clone)]

@@ -25,6 +25,7 @@ const TAKEN: SignalSet = SignalSet::of(&[
     libc::SIGTSTP,
     libc::SIGTTIN,
     libc::SIGTTOU,
+    super::OVER,
 ]);
 
 /// The signals that end a waiting dlock.

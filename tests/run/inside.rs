@@ -46,7 +46,7 @@ fn a_job_finds_its_lock_if_a_flag_named_the_store(backend: Backend) {
 fn a_script_finds_the_lock_that_it_acquired(backend: Backend) {
     let world = World::new(backend);
     let text =
-        "lock=$(dlock acquire --store $U --prefix \"it's \" --export -k k -t 10m) || exit; eval \"$lock\"
+        "lock=$(dlock acquire --store $U --prefix \"it's:\" --export -k k -t 10m) || exit; eval \"$lock\"
         dlock check && dlock check k && dlock renew && dlock run -k k -- echo nested && dlock release k
         dlock check k; echo $?";
     let like = "dlock: k in .* is not held any more.*\n";

@@ -14,6 +14,8 @@ if not is_held_by(lock, token) then return answer('not-held') end
 remember_fence(lock, fence)
 forget_turn(lock, token, '#free')
 local hold = hold_of(lock, token)
+-- On a connection of its own, what an earlier attempt has sent may arrive last.
+if hold.attempt and tonumber(arg.attempt) < tonumber(hold.attempt) then return answer('not-held') end
 if not hold.confirmed then
   hold.waited = arg.waited
   confirm(lock, hold)

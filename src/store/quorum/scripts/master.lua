@@ -40,11 +40,13 @@ end
 -- The fence of the majority for this hold; nil if this master was not told yet.
 local function agreed(hold) return hold.confirmed and hold.fence or nil end
 
--- Whether a hold is that of the grant with this fence. If it is not confirmed here, a late acquire may
--- have taken this master again, after others had had the lock.
+-- Whether a hold is that of the grant with this fence. If it is not confirmed here, or under a smaller
+-- fence by an earlier attempt, a late acquire may have taken this master again: after others had had
+-- the lock, this master knows a greater fence.
 local function is_granted(lock, hold, fence)
-  if hold.confirmed then return is_of_grant(hold, fence) end
-  return not fence or last_fence(lock) <= tonumber(fence)
+  if not fence then return true end
+  if hold.confirmed and tonumber(hold.fence) >= tonumber(fence) then return is_of_grant(hold, fence) end
+  return last_fence(lock) <= tonumber(fence)
 end
 
 -- What blocks a caller, with the token of the holder.
