@@ -48,7 +48,7 @@ fn half_a_ttl_without_server(outage: Outage, phase: Duration) {
     }
     // Slightly less than half, because this machine is slow at times. The unit tests of
     // src/rules/schedule.rs check the exact half.
-    sleep(TTL / 2 - TTL / 40);
+    sleep(TTL / 2 - TTL / 16);
     match outage {
         Outage::Stopped => world.redis().resume(),
         Outage::Deaf => proxy.end_outage(),
