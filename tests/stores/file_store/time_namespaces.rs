@@ -158,7 +158,7 @@ fn the_process_of_a_hold_is_named_by_the_time_of_the_machine() {
         let said = process["started"].as_u64().expect("a start");
         let seen: u64 = started(pid);
         assert!(said.abs_diff(seen) <= 1, "{said} for {seen}");
-        proc::signal(i32::try_from(pid).expect("a process id"), Signal::TERM);
+        proc::signal(i32::try_from(pid).expect("a process id"), Signal::STKFLT);
         wait_until("the hold ends", || world.state("k") == "free");
         world.write("end", "");
         holder.wait().expect("it is our child");
