@@ -176,7 +176,7 @@ fn any_settings_file_is_read_or_refused() {
         "[run]",
         "\"\"\"",
     ];
-    play(1500, &text(LINES), |text| {
+    play(700, &text(LINES), |text| {
         if let Err(error) = Settings::parse(Path::new("some.toml"), text.as_bytes()) {
             let said = error.to_string();
             prop_assert!(said.contains("some.toml"), "{:?}", said);
@@ -245,7 +245,7 @@ fn a_damaged_file_of_the_store_hides_no_other_lock() {
     assert!(sum.starts_with("{\"sum\":"), "{sum}");
     let unchecked = format!("{{\"sum\":0,{}", rest.trim_end()).into_bytes();
     let mut dice = Dice(0xBEEF);
-    for case in 0..40 {
+    for case in 0..24 {
         let mut bytes = if case % 4 == 0 { intact.clone() } else { unchecked.clone() };
         for _ in 0..=dice.roll(6) {
             let at = at(&mut dice, bytes.len());
@@ -280,7 +280,7 @@ fn any_value_under_a_dlock_key_is_a_line_about_that_lock() {
     let kinds =
         ["hold", "due", "kept", "queue", "heard", "fence", "done", "pause", "newest", "log", "stat", "watch"];
     let mut dice = Dice(0xCAFE);
-    for _ in 0..60 {
+    for _ in 0..30 {
         redis.ask::<()>(&["FLUSHALL"]);
         world.run("bad", &[], "true").run();
         let kind = *dice.of(&kinds);
