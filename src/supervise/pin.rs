@@ -1,7 +1,7 @@
 //! A process that dlock did not start, as for `dlock hold --pid`: named by a pidfd for as long as
 //! the hold lasts. pidfd.rs sends single signals to processes of the job.
 
-use super::procfs::read_entry;
+use super::procfs::{blocks, read_entry};
 use crate::clock::Moment;
 use crate::sys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -60,10 +60,14 @@ impl Pin {
     }
 
     /// Tells a `dlock hold` to end, and waits for that until `deadline`. Returns whether it has
-    /// ended. [`OVER`] ends one in the background, TERM another one.
+    /// ended. [`OVER`] ends one in the background, TERM another one, and one of an earlier build, which
+    /// OVER would kill.
     pub fn end(&self, deadline: Moment) -> bool {
-        let over = Signal::from_named_raw(OVER).map(|signal| self.signal(signal));
-        if !matches!(over, Some(Ok(()))) || self.signal(Signal::TERM).is_err() {
+        if let Some(over) = Signal::from_named_raw(OVER).filter(|_| blocks(self.pid, OVER)) {
+            // If this fails, so does the next one.
+            let _ = self.signal(over);
+        }
+        if self.signal(Signal::TERM).is_err() {
             return self.has_ended();
         }
         let left = Timespec::try_from(deadline.left()).unwrap_or_default();
@@ -97,4 +101,23 @@ impl AsFd for Pin {
 pub(super) fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd, flags)];
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::Command;
+    use std::time::Duration;
+
+    /// As a dlock of an earlier build, which does not take OVER: dead of it, its guard would stop the
+    /// process that the hold is for.
+    #[test]
+    fn a_process_that_does_not_know_the_signal_gets_term() -> io::Result<()> {
+        let mut child = Command::new("sleep").arg("1000").spawn()?;
+        let pin = Pin::new(child.id().cast_signed()).map_err(|why| io::Error::other(format!("{why:?}")))?;
+        assert!(pin.end(Moment::now().after(Duration::from_secs(40))));
+        assert_eq!(child.wait()?.signal(), Some(libc::SIGTERM));
+        Ok(())
+    }
 }

@@ -208,6 +208,16 @@ pub(super) fn is_stopped(pid: i32) -> bool {
     read_entry(pid).is_none_or(|entry| entry.stopped)
 }
 
+/// Whether a process blocks a signal below 32 (proc(5), field 32 of stat). False if that cannot be
+/// seen.
+pub(super) fn blocks(pid: i32, signal: i32) -> bool {
+    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = String::from_utf8_lossy(&stat);
+    let fields = stat.rsplit_once(')').map(|(_, fields)| fields);
+    let mask = fields.and_then(|fields| fields.split_whitespace().nth(32 - 3)?.parse::<u64>().ok());
+    mask.is_some_and(|mask| mask & (1 << (signal - 1)) != 0)
+}
+
 pub(super) fn name_of(pid: i32) -> String {
     let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(name.trim_ascii_end()).into()
