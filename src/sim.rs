@@ -320,7 +320,7 @@ const ALL: [(Planted, &str, Night); 26] = [
     (Planted::TrustsTheGuard, "I7", Night::Everything),
     (Planted::GivesBackFirst, "I8", Night::Everything),
     (Planted::ServesTheNewest, "I9", Night::Weather),
-    (Planted::WaitsForTheSilent, "I9", Night::Crashes),
+    (Planted::WaitsForTheSilent, "I9", Night::Everything),
     (Planted::StartsUnconfirmed, "I10", Night::Calm),
     (Planted::LeavesItsPlace, "I11", Night::Weather),
     (Planted::IgnoresMinHold, "I13", Night::Weather),
@@ -330,12 +330,17 @@ const ALL: [(Planted, &str, Night); 26] = [
     (Planted::LosesTicks, "Tick", Night::Weather),
 ];
 
+/// A fault that shows in one of some thousand fleets, and a seed shortly before one of these.
+const RARE: (Planted, u64) = (Planted::StartsTooLate, 2570);
+
 /// Each fault is found as a violation of its own invariant, not only by consequences.
 #[test]
 fn planted_faults_are_found() {
     for (planted, broken, night) in ALL {
         let named = format!("{broken}:");
+        let begin = if planted == RARE.0 { RARE.1 } else { 0 };
         let found = first(5000, |seed| {
+            let seed = begin + seed;
             let found = played(seed, planted, Some(night)).found;
             let found = found.into_iter().find(|found| found.starts_with(&named))?;
             Some(format!(
