@@ -72,7 +72,8 @@ fn cycle(store: &mut RedisStore, key: usize, then: Then) -> Done<bool> {
         Then::Keep | Then::Leave => matches!(acquired, Acquired::Granted(_)),
     };
     if is_had && then == Then::Leave {
-        let end = End { ran: Ran::Cut(Outcome::Released), job: None, once_per: false, fence: None };
+        let end =
+            End { ran: Ran::Cut(Outcome::Released), job: None, once_per: false, fence: None, pause: None };
         store.leave(&names, &ask.token, &end, by)?;
     }
     Ok(is_had)

@@ -676,7 +676,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__hold)
-            opts="-k -s -x -n -t -w -E -q -v -h --key --shared --exclusive --slots --ttl --wait --busy-exit-code --reason --label --replace --no-replace --grace --on-lost --replicas --pid --tree --background --export --env-file --json --log --report --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -s -x -n -t -w -E -q -v -h --key --shared --exclusive --slots --ttl --wait --busy-exit-code --reason --label --replace --no-replace --pause-on-failure --grace --on-lost --replicas --pid --tree --background --export --env-file --json --log --report --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -733,6 +733,10 @@ _dlock() {
                     return 0
                     ;;
                 --label)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --pause-on-failure)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -1378,7 +1382,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -s -x -n -t -w -E -c -q -v -h --key --shared --exclusive --slots --ttl --wait --busy-exit-code --reason --label --replace --no-replace --grace --on-lost --replicas --min-hold --once-per --max-run --max-lease --tree --report --command --nonblock --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -s -x -n -t -w -E -c -q -v -h --key --shared --exclusive --slots --ttl --wait --busy-exit-code --reason --label --replace --no-replace --pause-on-failure --grace --on-lost --replicas --min-hold --once-per --max-run --max-lease --tree --report --command --nonblock --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1435,6 +1439,10 @@ _dlock() {
                     return 0
                     ;;
                 --label)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --pause-on-failure)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

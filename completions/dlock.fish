@@ -49,6 +49,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s w -l wait -d 'Wait f
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 0 to 255 [default: 75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l reason -d 'Why the lock is taken; `dlock status` shows it' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l label -d 'Show and store TEXT in place of the command line' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l pause-on-failure -d 'If this run fails, let nobody have the lock for DUR' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l grace -d 'The time between TERM and KILL when dlock must stop the job [default: 10s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l on-lost -d 'What to do with the job when the lock is lost [default: stop]' -r -f -a "stop\t'Stop it'
 warn\t'Let it run on, warn, and exit 79 when it has ended'"
@@ -88,6 +89,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand hold" -s w -l wait -d 'Wait 
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s E -l busy-exit-code -d 'The exit status when the lock was not obtained, 0 to 255 [default: 75]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l reason -d 'Why the lock is taken; `dlock status` shows it' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l label -d 'Show and store TEXT in place of the command line' -r
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -l pause-on-failure -d 'If this run fails, let nobody have the lock for DUR' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l grace -d 'The time between TERM and KILL when dlock must stop the job [default: 10s]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l on-lost -d 'What to do with the job when the lock is lost [default: stop]' -r -f -a "stop\t'Stop it'
 warn\t'Let it run on, warn, and exit 79 when it has ended'"
@@ -269,7 +271,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'D
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -s k -l key -d 'The same as KEY' -r -f
-complete -c dlock -n "__fish_dlock_using_subcommand pause" -l for -d 'For how long, up to 40d' -r
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l for -d 'For how long, up to 40d [default: 1h, or as long as it is paused already]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l reason -d 'Why; shown by status, and to a run that is refused' -r
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r

@@ -209,8 +209,13 @@ impl Lease {
             Step::GoesOn => {}
             Step::Over => *main_work = MainWork::Nothing,
             Step::Held(fence, sent) => {
-                let keeping = Keeping::new(fence, sent, &request.schedule);
-                *main_work = MainWork::Keep(keeping, keeping.next.min(sent.after(SUBSCRIBE_AFTER)));
+                let mut keeping = Keeping::new(fence, sent, &request.schedule);
+                let begin_at = keeping.next.min(sent.after(SUBSCRIBE_AFTER));
+                if request.ask.terms.pause_on_failure.is_some() {
+                    // Only a hold that was renewed is a failure if its lease runs out.
+                    keeping.next = begin_at;
+                }
+                *main_work = MainWork::Keep(keeping, begin_at);
             }
         }
         true

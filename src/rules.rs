@@ -38,10 +38,10 @@ mod time;
 pub mod view;
 
 pub use answer::{
-    Acquired, Blocker, Done, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Pause, Proof, Renewal,
+    Acquired, Blocker, Cause, Done, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Pause, Proof, Renewal,
     Requested, Revoked, State, Success, Superseded, Waiting,
 };
-pub use operation::{Ask, End, NewPause, Patience, Ran, Renew, Revoke, Terms, When};
+pub use operation::{Ask, End, FailurePause, NewPause, Patience, Ran, Renew, Revoke, Terms, When};
 pub use record::{Absence, Hold, Lock, Newest, Phase, Record, Tombstone, Waiter};
 pub use refusal::{REFUSALS_KEPT, Refusal, Why};
 pub use time::{Due, NUMBERS_END, Time, millis, ms};

@@ -201,7 +201,7 @@ impl Fleet {
                 terms: Terms {
                     once_per: (mode == Mode::Exclusive && dice.one_in(3)).then_some(ONCE_PER),
                     replaces: self.night != Night::Calm && mode == Mode::Exclusive && dice.one_in(6),
-                    not_replaceable: false,
+                    ..Terms::default()
                 },
                 waited: Duration::ZERO,
                 has_waited: false,

@@ -20,6 +20,7 @@
 //! - nesting: a run inside a job that holds the same lock
 //! - once_per: `--once-per`
 //! - passwords: how secrets are given, and where they must never be seen
+//! - pause_on_failure: `--pause-on-failure`
 //! - quiet: what -q silences, and what it does not
 //! - refused: the record of runs that did not get the lock
 //! - replace: the newest run ends the one before it
@@ -54,6 +55,7 @@ pub mod named_files;
 pub mod nesting;
 pub mod once_per;
 pub mod passwords;
+pub mod pause_on_failure;
 pub mod quiet;
 pub mod refused;
 pub mod replace;

@@ -58,7 +58,8 @@ fn one(worker: &Worker, key: &str) -> Ending {
     };
     match worker.obtain(&lease, || {}) {
         Obtained::Lock(_) => {
-            let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None };
+            let end =
+                End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None, pause: None };
             match lease.give_back(&end) {
                 Ok(_) => Ending::Got,
                 // The status is the job's; the guard goes on trying.

@@ -1,6 +1,7 @@
 //! Parses a span of time: `90s`, `1h30m`, or bare seconds with or without a fraction, as flock(1)
 //! takes them. Months and years are refused: nobody means 30.44 days.
 
+use crate::lock::PAUSE_MOST;
 use std::time::Duration;
 
 /// What a duration may look like, for messages.
@@ -34,6 +35,12 @@ pub fn parse(text: &str) -> Result<Duration, String> {
 pub fn parse_positive(text: &str) -> Result<Duration, String> {
     let span = parse(text)?;
     if span.is_zero() { Err("must be greater than 0".into()) } else { Ok(span) }
+}
+
+/// Parses the length of a pause.
+pub fn parse_pause(text: &str) -> Result<Duration, String> {
+    let span = parse_positive(text)?;
+    if span > PAUSE_MOST { Err("a pause lasts 40 days at most".into()) } else { Ok(span) }
 }
 
 #[cfg(test)]

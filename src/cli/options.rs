@@ -89,6 +89,17 @@ pub struct Keep {
     #[arg(long, help_heading = "Waiting")]
     pub no_replace: bool,
 
+    /// If this run fails, let nobody have the lock for DUR
+    ///
+    /// As after 'dlock pause' with the reason 'failed on HOST: exit 1', up to 40d. Waiters keep their places, and 'dlock resume'
+    /// ends it. It puts time between the tries of many machines, and stops a rollout where it broke. Every end without
+    /// success counts as a failure, also a command that cannot be executed and a lost machine, but not a request of an
+    /// operator, nor a run in which dlock got INT, TERM, HUP or QUIT before. The later end counts if the lock is paused
+    /// already. With --slots the whole lock is paused; not with --shared or --replace. A 'hold' fails only if its lease runs
+    /// out.
+    #[arg(long, value_name = "DUR", value_parser = duration::parse_pause, conflicts_with_all = ["shared", "replace"], help_heading = "Waiting")]
+    pub pause_on_failure: Option<Duration>,
+
     /// The time between TERM and KILL when dlock must stop the job [default: 10s]
     ///
     /// The job of 'hold --pid' is the process. While a lease runs out, this time is cut to a fifth of the ttl. For a

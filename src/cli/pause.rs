@@ -4,7 +4,7 @@ use super::after::after;
 use super::duration;
 use super::key::{NAMED, Named};
 use super::options::note;
-use crate::lock::{Key, PAUSE_MOST};
+use crate::lock::Key;
 use clap::{Args, ValueHint};
 use std::time::Duration;
 
@@ -17,8 +17,9 @@ Examples:
   dlock pause 'deploy-*' --for 2h --reason 'incident 311' --stop
 
 A pause always has an end, so one that is forgotten does not stop the nightly
-job for good. A second pause of a lock takes the place of the first. A job that
-runs under the lock may still run 'dlock run' of the same key inside.
+job for good. A second pause of a lock takes the place of the first; it ends
+earlier than that only with --for. A job that runs under the lock may still run
+'dlock run' of the same key inside.
 
 A KEY with * or ? means the keys that the store knows at that moment: those in
 use, and those with a history. \\* and \\? stand for the characters themselves.
@@ -48,9 +49,9 @@ pub struct Pause {
     #[command(flatten)]
     pub named: Named,
 
-    /// For how long, up to 40d
-    #[arg(long = "for", value_name = "DUR", default_value = "1h", value_parser = lasts)]
-    pub lasts: Duration,
+    /// For how long, up to 40d [default: 1h, or as long as it is paused already]
+    #[arg(long = "for", value_name = "DUR", value_parser = duration::parse_pause)]
+    pub lasts: Option<Duration>,
 
     /// Why; shown by status, and to a run that is refused
     #[arg(long, value_name = "TEXT", value_parser = note)]
@@ -75,13 +76,4 @@ pub struct Resume {
 
     #[command(flatten)]
     pub named: Named,
-}
-
-/// The value of `--for`.
-fn lasts(text: &str) -> Result<Duration, String> {
-    let span = duration::parse_positive(text)?;
-    if span > PAUSE_MOST {
-        return Err("a pause lasts 40 days at most".into());
-    }
-    Ok(span)
 }

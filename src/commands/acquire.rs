@@ -125,8 +125,10 @@ enum Obtained {
 /// Gives back the hold or the place in the queue that the token may have. On failure both end by
 /// themselves: an unconfirmed grant and a place in the queue within seconds, a hold with its lease.
 fn give_back_quietly(store: &mut dyn Store, request: &Request, within: Duration) {
-    let (deadline, end) =
-        (Moment::now().after(within), End { ran: Ran::No, job: None, once_per: false, fence: None });
+    let (deadline, end) = (
+        Moment::now().after(within),
+        End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None },
+    );
     let _ends_by_itself = give_back(store, &request.names, &request.ask.token, &end, deadline);
 }
 

@@ -14,22 +14,36 @@ use crate::rules::{self, NewPause};
 use crate::store::{self, Store};
 use std::time::Duration;
 
+/// How long a lock is paused without `--for`.
+const LASTS: Duration = Duration::from_secs(60 * 60);
+
 pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
     let by = owner("dlock pause".into(), Some(flags.reason.clone()).filter(|text| !text.is_empty()));
     let pause = |store: &mut dyn Store, name: &Name, meant| {
-        let longer_pause = match meant {
-            Meant::ByName => None,
-            Meant::ByPattern => longer_pause(context, store, name, flags.lasts)?,
-        };
-        if longer_pause.is_none() {
-            let new = NewPause { by: &by, lasts: flags.lasts };
+        let lasts = flags.lasts.unwrap_or(LASTS);
+        let longer = longer_pause(context, store, name, lasts)?;
+        let stays = meant == Meant::ByPattern && longer.is_some();
+        if !stays {
+            let new = NewPause { by: &by, lasts, shortens: flags.lasts.is_some() };
             store.pause(name, Some(new), context.deadline())?;
         }
         let held = ask_to_end_if(context, store, name, flags.stop.then_some(&by))?;
-        let text = match longer_pause {
-            None => format!("is paused for {}: no new holder until then{held}", span(flags.lasts)),
+        let text = match longer {
+            None => format!("is paused for {}: no new holder until then{held}", span(lasts)),
             Some((own, left)) => {
-                format!("stays paused for {} more, by {}{}{held}", span(left), who(&own.by), because(&own.by))
+                let (left, by) = (span(left), format!("by {}{}", who(&own.by), because(&own.by)));
+                match flags.lasts {
+                    _ if stays => format!("stays paused for {left} more, {by}{held}"),
+                    None => format!(
+                        "is paused for {left}, as long as it was {by}: no new holder until then{held}"
+                    ),
+                    Some(lasts) => {
+                        format!(
+                            "is paused for {}: no new holder until then; it was for {left} {by}{held}",
+                            span(lasts)
+                        )
+                    }
+                }
             }
         };
         say(context, Kind::Note, What::Paused, name, &text);

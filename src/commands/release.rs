@@ -89,8 +89,10 @@ fn end_hold(claim: &HoldRef) -> anyhow::Result<Exit> {
 
 fn give_back(claim: &HoldRef) -> anyhow::Result<Exit> {
     let HoldRef { context, names, held } = claim;
-    let (shown, end) =
-        (claim.place(), End { ran: Ran::Yes, job: None, once_per: false, fence: held.known_fence() });
+    let (shown, end) = (
+        claim.place(),
+        End { ran: Ran::Yes, job: None, once_per: false, fence: held.known_fence(), pause: None },
+    );
     let left = context.open()?.leave(names, &held.token, &end, context.deadline());
     let unknown = format!("it is unknown whether {shown} was given back; if not, its lease ends by itself");
     let line = match left.map_err(|error| context.unsure(error, &unknown))? {

@@ -19,12 +19,14 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::{Asker, Lease, Request, Until};
 use crate::lock::{Key, Owner, Token};
-use crate::output::Printer;
+use crate::output::busy::listed;
+use crate::output::{Kind, Printer, What};
 use crate::rules::schedule::Schedule;
 use crate::rules::{Ask, Terms};
 use crate::supervise::{self, Bond, Guard, Inherited, Leftovers, Limits, Orphaned, Plan};
 pub use hold::{Holding, Voice};
 use messages::{Messages, Subject, Under};
+use notes::Notes;
 use report::RunReport;
 pub use report_file::ReportFile;
 use session::{Own, Runs, Session};
@@ -35,6 +37,7 @@ use std::time::Duration;
 mod ending;
 mod hold;
 pub(super) mod messages;
+mod notes;
 mod orphaned;
 mod parent_hold;
 mod relay;
@@ -117,11 +120,13 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     context.count_connections().map_err(|error| internal("cannot share memory with the guard", &error))?;
     let (keys, parent) = work.missing_keys(context, run, &holds).map_err(unstarted)?;
     report.nested = parent.is_some();
-    let min_hold = match parent {
-        Some(parent) if keys.is_empty() => return run_inside(context, run, &parent, report),
-        Some(_) => Duration::ZERO,
-        None => run.min_hold,
+    let run = &match &parent {
+        Some(_) => inside(context, run, keys.is_empty()),
+        None => run.clone(),
     };
+    if let Some(parent) = parent.filter(|_| keys.is_empty()) {
+        return run_inside(context, run, &parent, report);
+    }
     let names = context.names(&keys)?;
     context.check_supported(&names, run.mode)?;
     let token = Token::random().map_err(|error| internal("cannot make a token", &error))?;
@@ -139,13 +144,14 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
         Plan { spare: schedule.spare(), margin: schedule.margin(), bond: work.bond(), ..plan(run, keep) };
     let group = plan.group;
     let owner = work.owner(run);
-    let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &owner, &messages);
+    let notes = Notes::new().map_err(|error| internal("cannot share memory with the guard", &error))?;
+    let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &owner, notes, &messages);
     context.note_nothing_sent();
     let guard = fork(plan, &inherited, orphaned, subject)?;
 
     report.asked = Some(Moment::now());
     let until = Until::from_now(run.wait);
-    let ask = ask(run, owner, token.clone(), until, min_hold);
+    let ask = ask(run, owner, token.clone(), until);
     let (connect_timeout, op_timeout) = (context.settings.connect_timeout, context.settings.op_timeout);
     let request = Request { names, ask, until, schedule, connect_timeout, op_timeout };
     let limits = guard.limits();
@@ -155,23 +161,51 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     let interrupt =
         inherited.interrupt(guard.fds()[0]).map_err(|error| internal("cannot watch for signals", &error))?;
 
-    let own = Own { keys, holds, token, schedule, lease, interrupt };
+    let own = Own { keys, holds, token, schedule, lease, notes, interrupt };
     let (runs, asked_by) = (Runs::Command, Asker::Operator);
     Session { context, run, work, inherited, group, guard, messages, report, runs, asked_by }.go(&own)
 }
 
-fn ask(run: &Run, owner: Owner, token: Token, until: Until, min_hold: Duration) -> Ask {
+fn ask(run: &Run, owner: Owner, token: Token, until: Until) -> Ask {
     Ask {
         token,
         mode: run.mode,
         ttl: run.ttl.get(),
-        min_hold,
+        min_hold: run.min_hold,
         owner,
         patience: until.patience(),
-        terms: Terms { once_per: run.once_per, replaces: run.replaces, not_replaceable: run.not_replaceable },
+        terms: Terms {
+            once_per: run.once_per,
+            replaces: run.replaces,
+            not_replaceable: run.not_replaceable,
+            pause_on_failure: run.pause_on_failure,
+        },
         waited: Duration::ZERO,
         has_waited: false,
     }
+}
+
+/// The same run inside a job that holds some or all of its keys: what is about a hold of its own has
+/// no effect, which is said.
+fn inside(context: &Context, run: &Run, holds_all: bool) -> Run {
+    let mut inside = Run { min_hold: Duration::ZERO, pause_on_failure: None, ..run.clone() };
+    inside.once_per.take_if(|_| holds_all);
+    let options = [
+        ("--min-hold", inside.min_hold != run.min_hold),
+        ("--once-per", inside.once_per != run.once_per),
+        ("--pause-on-failure", inside.pause_on_failure != run.pause_on_failure),
+    ];
+    let options: Vec<&str> =
+        options.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
+    if !options.is_empty() {
+        let (keys, store) = (listed(&run.keys), &context.settings.store);
+        let text = format!(
+            "the surrounding job holds {keys} in {store}, so this has no effect here: {}; give it to the outer 'dlock run'",
+            options.join(", ")
+        );
+        context.printer.say(Kind::Note, What::Setting, &text);
+    }
+    inside
 }
 
 /// Runs the command under a hold of the parent job. The parent dlock renews that hold and gives it

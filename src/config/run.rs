@@ -51,6 +51,8 @@ pub struct Run {
     pub replicas: Replicas,
     /// Skip the command if a run succeeded within this time.
     pub once_per: Option<Duration>,
+    /// How long nobody gets the lock if the run fails.
+    pub pause_on_failure: Option<Duration>,
     /// Whether it replaces the holder (`--replace`).
     pub replaces: bool,
     /// Whether it cannot be replaced itself (`--no-replace`).
@@ -71,6 +73,12 @@ pub struct Asking {
 }
 
 impl Settings {
+    /// Whether the end of a lease pauses a lock (`--pause-on-failure`): the store decides that, not
+    /// each of several masters.
+    pub fn pauses_expired(&self) -> bool {
+        !matches!(self.store.place, Location::Quorum { .. })
+    }
+
     /// The ttl: from the flag, else the configuration files, else 30 s.
     pub fn ttl(&self, flag: Option<Ttl>) -> Result<Ttl, Error> {
         match flag {
@@ -118,6 +126,7 @@ impl Settings {
                 .or_else(|| file.parsed("replicas", Replicas::parse))
                 .unwrap_or(Replicas::None),
             once_per: flags.once_per,
+            pause_on_failure: flags.keep.pause_on_failure,
             replaces: flags.keep.replace,
             not_replaceable: flags.keep.no_replace,
             reason: flags.how.reason.clone().filter(|text| !text.is_empty()),

@@ -312,7 +312,7 @@ impl Obtaining<'_> {
         // gives the lock back.
         let (deadline, end) = (
             Moment::now().after(self.request.op_timeout),
-            End { ran: Ran::No, job: None, once_per: false, fence: None },
+            End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None },
         );
         let said = match self.store.leave(&self.request.names, &self.request.ask.token, &end, deadline) {
             Ok(_) | Err(Error::Unacknowledged(_)) => format!("{text}; the lock is given back"),
@@ -340,7 +340,7 @@ impl Obtaining<'_> {
     /// Leaves the queue, and reports `why`.
     fn give_up(&mut self, why: Report) -> Step {
         let deadline = Moment::now().after(self.request.op_timeout);
-        let end = End { ran: Ran::No, job: None, once_per: false, fence: None };
+        let end = End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None };
         match give_back(self.store, &self.request.names, &self.request.ask.token, &end, deadline) {
             Ok(_) => self.over(why),
             Err(Error::Contended(_)) => match why {

@@ -10,7 +10,7 @@ use super::time::{millis, utc};
 use crate::error::Error;
 use crate::exit::Ended;
 use crate::lock::{Fence, Mode, Owner};
-use crate::rules::{self, Holder, LoggedEnd, Pause, Refusal, State, Why};
+use crate::rules::{self, Cause, Holder, LoggedEnd, Pause, Refusal, State, Why};
 use crate::store::{View, Waiter};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -235,6 +235,7 @@ struct Paused<'a> {
     by: Actor<'a>,
     since: String,
     until: String,
+    cause: Cause,
 }
 
 #[derive(Default, Serialize)]
@@ -307,8 +308,8 @@ impl<'a> Waits<'a> {
 }
 
 impl<'a> Paused<'a> {
-    fn of(Pause { by, since, until }: &'a Pause) -> Self {
-        Self { by: by.into(), since: utc(*since), until: utc(*until) }
+    fn of(Pause { by, since, until, cause }: &'a Pause) -> Self {
+        Self { by: by.into(), since: utc(*since), until: utc(*until), cause: *cause }
     }
 }
 

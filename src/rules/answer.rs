@@ -240,7 +240,7 @@ pub enum State {
     Cooling,
     /// Taken away by an operator while the old job may still live.
     Revoked,
-    /// Free, but an operator has paused it: it is granted to nobody.
+    /// Free, but paused: it is granted to nobody.
     Paused,
 }
 
@@ -259,12 +259,32 @@ impl State {
 /// A pause: the lock is granted to nobody meanwhile.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pause {
-    /// The operator, with the reason.
+    /// The operator or the run that failed, with the reason.
     #[serde(deserialize_with = "owner_or_unknown")]
     pub by: Owner,
     pub since: u64,
     /// When it ends by itself.
     pub until: u64,
+    #[serde(default, skip_serializing_if = "Cause::is_operator")]
+    pub cause: Cause,
+}
+
+/// Why a lock is paused.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cause {
+    /// `dlock pause`.
+    #[default]
+    Operator,
+    /// A run with `--pause-on-failure` has failed.
+    Failure,
+}
+
+impl Cause {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_operator(&self) -> bool {
+        *self == Self::Operator
+    }
 }
 
 /// A value under the lock's name that dlock did not write.

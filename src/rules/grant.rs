@@ -19,9 +19,9 @@ impl LockTable {
             return;
         }
         let Some(slot) = self.slot(&names, ask.mode) else { return };
-        let (token, mode, owner, not_replaceable) =
-            (ask.token.clone(), ask.mode, ask.owner.clone(), ask.terms.not_replaceable);
-        self.grant(now, &names, Granted { token, mode, slot, fence: 0, came, not_replaceable, owner });
+        let (token, mode) = (ask.token.clone(), ask.mode);
+        let (terms, owner) = (ask.terms.clone(), ask.owner.clone());
+        self.grant(now, &names, Granted { token, mode, slot, fence: 0, came, terms, owner });
     }
 
     /// The lowest slot that is free in all of the locks, or None. `Some(None)` if the mode has no

@@ -59,6 +59,9 @@ pub struct Terms {
     /// Once granted, the hold is not asked to end by a run with `--replace`.
     #[serde(skip_serializing_if = "is_not", alias = "stays")]
     pub not_replaceable: bool,
+    /// If the lease runs out, nobody is granted the lock for this long.
+    #[serde(with = "ms", skip_serializing_if = "Option::is_none")]
+    pub pause_on_failure: Option<Duration>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -96,6 +99,17 @@ pub struct End {
     /// The fence of the grant. A hold with another fence was granted by a late `acquire` after the
     /// caller's own had ended: it is dropped. None: the hold of this token, whatever its fence is.
     pub fence: Option<Fence>,
+    /// The job has failed, and nobody is to be granted the lock for a while (`--pause-on-failure`).
+    pub pause: Option<FailurePause>,
+}
+
+/// A pause that a failed run leaves behind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FailurePause {
+    #[serde(with = "ms")]
+    pub lasts: Duration,
+    /// How the run failed.
+    pub reason: String,
 }
 
 /// Whether the command was started under the hold, and what ended it.
@@ -126,6 +140,8 @@ pub struct NewPause<'a> {
     pub by: &'a Owner,
     #[serde(with = "ms")]
     pub lasts: Duration,
+    /// Whether it may end earlier than the present pause.
+    pub shortens: bool,
 }
 
 /// How to take a lock away.

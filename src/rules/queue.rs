@@ -201,13 +201,9 @@ impl LockTable {
                 work.push_back(name.clone());
             }
         }
-        let (token, mode, owner, not_replaceable) =
-            (head.1.clone(), waiter.mode, waiter.owner.clone(), waiter.terms.not_replaceable);
-        self.grant(
-            now,
-            &waiter.names,
-            Granted { token, mode, slot, fence: 0, came: waiter.since, not_replaceable, owner },
-        );
+        let (token, mode, came) = (head.1.clone(), waiter.mode, waiter.since);
+        let (terms, owner) = (waiter.terms.clone(), waiter.owner.clone());
+        self.grant(now, &waiter.names, Granted { token, mode, slot, fence: 0, came, terms, owner });
         true
     }
 

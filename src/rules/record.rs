@@ -17,7 +17,7 @@ use super::answer::{LoggedEnd, Pause, Success};
 use super::operation::{Ask, Terms, is_not};
 use super::refusal::Refusal;
 use super::stat::{Stat, count};
-use super::time::{Due, Time, millis};
+use super::time::{Due, Time, millis, ms};
 use super::{ABSENCE, HISTORY_KEPT, SILENCE, SPENT_KEPT};
 use crate::lock::{Fence, Mode, ONCE_PER_MOST, Owner, Token};
 use serde::{Deserialize, Serialize};
@@ -131,6 +131,9 @@ pub struct Hold {
     /// Whether a run with `--replace` may not ask it to end (`--no-replace`).
     #[serde(default, skip_serializing_if = "is_not", alias = "stays")]
     pub not_replaceable: bool,
+    /// If its lease runs out, nobody is granted the lock for this long.
+    #[serde(default, with = "ms", skip_serializing_if = "Option::is_none")]
+    pub pause_on_failure: Option<Duration>,
     pub owner: Owner,
 }
 
@@ -159,6 +162,12 @@ impl Hold {
     /// once.
     fn must_be_logged(&self) -> bool {
         self.confirmed && self.phase == Phase::Held
+    }
+
+    /// Whether its holder knows of it: a later request than that of the grant has extended its lease.
+    /// A request that arrives late may be granted a lock that nobody uses.
+    fn was_renewed(&self) -> bool {
+        self.owner.ttl.is_some_and(|ttl| self.until > Due::after(self.since, ttl))
     }
 
     /// When it stops keeping the lock.
@@ -228,7 +237,7 @@ pub(super) struct Granted {
     pub(super) fence: u64,
     /// When its run arrived.
     pub(super) came: Time,
-    pub(super) not_replaceable: bool,
+    pub(super) terms: Terms,
     pub(super) owner: Owner,
 }
 
@@ -393,7 +402,8 @@ impl Record {
             waited: now.millis().saturating_sub(granted.came.millis()),
             asked: None,
             superseded: false,
-            not_replaceable: granted.not_replaceable,
+            not_replaceable: granted.terms.not_replaceable,
+            pause_on_failure: granted.terms.pause_on_failure,
             owner: granted.owner.clone(),
         };
         self.holds.insert(granted.token.clone(), hold);
@@ -440,11 +450,17 @@ impl Record {
     /// For a grant that is not confirmed it returns how long the waiter lives, which can only
     /// shorten the grant.
     pub fn judge(&mut self, now: Time, mut lives: impl FnMut(&Token, &Hold) -> Option<Duration>) {
+        let is_idle = self.queue.is_empty();
         for (token, hold) in self.holds.iter_mut().filter(|(_, hold)| hold.phase != Phase::Cooling) {
             let left = lives(token, hold);
             let until = Due::after(now, left.unwrap_or_default());
             let has_own_lease = hold.confirmed || hold.phase == Phase::Revoked;
             hold.until = if has_own_lease { until } else { hold.until.min(until) };
+            // Nobody knows since when the lease is over. It may be long ago, if nobody waits.
+            let was_long_ago = |span| is_idle && now.millis() >= hold.since.millis() + millis(span);
+            if left.is_none() {
+                hold.pause_on_failure.take_if(|span| was_long_ago(*span));
+            }
         }
         let revoked = self.holds.values().filter(|hold| hold.phase == Phase::Revoked);
         if let (Lock::Revoked { until }, Some(last)) = (&mut self.lock, revoked.map(|hold| hold.until).max())

@@ -11,6 +11,7 @@ mod histories;
 mod modes;
 mod observer;
 mod order;
+mod pauses;
 mod replace;
 mod silence;
 mod ticks;
@@ -29,7 +30,7 @@ fn token(number: u32) -> Token {
 const TTL: Duration = Duration::from_secs(30);
 const X: Mode = Mode::Exclusive;
 const S: Mode = Mode::Shared;
-const RAN: End = End { ran: Ran::Yes, job: None, once_per: false, fence: None };
+const RAN: End = End { ran: Ran::Yes, job: None, once_per: false, fence: None, pause: None };
 
 /// A table and a clock. A caller is a number (`who`), a lock a letter.
 struct Scene {
@@ -69,7 +70,7 @@ impl Scene {
     fn acquire(&mut self, who: u32, locks: &str, mode: Mode, patience: Patience) -> Acquired {
         self.now = Time(self.now.0 + 1);
         let (ttl, min_hold) = (self.ttl, self.min_hold);
-        let owner = Owner { pid: who, ..Owner::default() };
+        let owner = Owner { pid: who, ttl: Some(ttl), ..Owner::default() };
         let (terms, waited, has_waited) = (self.terms.clone(), self.waited, self.has_waited);
         let ask = Ask { token: token(who), mode, ttl, min_hold, owner, patience, terms, waited, has_waited };
         self.table.acquire(self.now, &Self::names(locks), &ask)

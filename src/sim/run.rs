@@ -288,8 +288,10 @@ impl Main {
 fn leave(net: &Arc<Net>, mut store: SimStore, plan: &Plan, ran: Ran) {
     let job = net.judge().has_succeeded(&plan.ask.token).then_some(Ended::Code(0));
     let by = Moment::now().after(Duration::from_secs(1));
-    let (token, end) =
-        (&plan.ask.token, End { ran, job, once_per: plan.ask.terms.once_per.is_some(), fence: None });
+    let (token, end) = (
+        &plan.ask.token,
+        End { ran, job, once_per: plan.ask.terms.once_per.is_some(), fence: None, pause: None },
+    );
     net.sim.tell(|| format!("{token:?} is given back: {ran:?}"));
     if let Ok(Left::Released { .. } | Left::Already) = give_back(&mut store, &plan.names, token, &end, by) {
         net.judge().left(token);

@@ -166,7 +166,13 @@ fn a_min_hold_is_ignored(backend: Backend) {
     let world = World::new(backend);
     outer(&world, &[], "$D run -k k --min-hold 1m -- echo ran; $D run -k l -k k --min-hold 1m -- echo ran")
         .stdout("ran\nran\n")
+        .stderr_like(
+            "(dlock: the surrounding job holds .*, so this has no effect here: --min-hold; give .*\n){2}",
+        )
         .run();
+    let script = "$D run -k k --pause-on-failure 1h --once-per 1h -- false; $D run -k l -k k --pause-on-failure 1h -- false";
+    let said = "dlock: .* no effect here: --once-per, --pause-on-failure; .*\ndlock: .* no effect here: --pause-on-failure; .*\n";
+    outer(&world, &[], script).status(1).stderr_like(said).run();
     assert_eq!((world.state("k"), world.state("l")), ("free".into(), "free".into()));
 }
 

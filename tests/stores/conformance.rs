@@ -165,7 +165,7 @@ fn a_min_hold_outlasts_its_holder(stage: &Stage) {
 
 fn the_newest_replaces_the_others(stage: &Stage) {
     let replaces = |not_replaceable| Person {
-        terms: Terms { once_per: None, replaces: true, not_replaceable },
+        terms: Terms { replaces: true, not_replaceable, ..Terms::default() },
         ..stage.one()
     };
     let (mut one, mut two, mut three) = (replaces(false), replaces(false), replaces(true));

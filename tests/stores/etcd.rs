@@ -98,7 +98,7 @@ impl Asker {
     }
 
     fn leaves(&mut self) {
-        let end = End { ran: Ran::Yes, job: None, once_per: false, fence: None };
+        let end = End { ran: Ran::Yes, job: None, once_per: false, fence: None, pause: None };
         let left = self.store.leave(&self.names, &self.token, &end, in_time()).expect("an answer");
         assert_eq!(left, Left::Released { cooling: Duration::ZERO });
     }
@@ -139,7 +139,7 @@ fn a_transaction_decides_by_the_state_at_its_write() {
     last.holds();
     // The last client's own session ends.
     end_session(&last);
-    let end = End { ran: Ran::Yes, job: None, once_per: false, fence: None };
+    let end = End { ran: Ran::Yes, job: None, once_per: false, fence: None, pause: None };
     let left = last.store.leave(&last.names, &last.token, &end, in_time()).expect("an answer");
     assert_eq!(left, Left::NotHeld);
     // The first waiter also wants another lock, whose name sorts before this one: both are read.

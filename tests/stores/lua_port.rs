@@ -13,7 +13,7 @@ use dlock::lock::{Key, Mode, Name, Token};
 use dlock::rules::{LockTable, Patience, QUEUE_MAX, Ran, Time};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
-use random_steps::{Step, Want, flags, histories, steps};
+use random_steps::{Step, Want, flags, histories, pauses, steps};
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +43,8 @@ fn queue(who: usize, ttl: u64) -> Step {
 }
 
 fn exclusive(locks: &[usize], replaces: bool) -> Want {
-    Want { locks: locks.into(), mode: Mode::Exclusive, replaces, not_replaceable: false }
+    let (mode, not_replaceable, pause_on_failure) = (Mode::Exclusive, false, None);
+    Want { locks: locks.into(), mode, replaces, not_replaceable, pause_on_failure }
 }
 
 /// A waiter in the middle of the queue loses its ticket: the waiter behind it was excused, because
@@ -127,12 +128,10 @@ fn a_quorum_and_rules_record_a_loss_alike() {
 /// Masters with the same records decide by the same rules.
 #[test]
 fn a_quorum_and_rules_answer_alike() {
-    let want = (0..LOCKS, flags()).prop_map(|(lock, (replaces, not_replaceable))| Want {
-        locks: vec![lock],
-        mode: Mode::Exclusive,
-        replaces,
-        not_replaceable,
-    });
+    let want =
+        (0..LOCKS, flags(), pauses()).prop_map(|(lock, (replaces, not_replaceable), pause_on_failure)| {
+            Want { locks: vec![lock], mode: Mode::Exclusive, replaces, not_replaceable, pause_on_failure }
+        });
     let steps = steps(want.clone());
     let cases = if is_soak() { 2000 } else { 25 };
     answer_alike(&Servers::start(3), cases, &(prop::collection::vec(want, PEOPLE), steps));
@@ -141,7 +140,7 @@ fn a_quorum_and_rules_answer_alike() {
 /// A client without a hold asks what became of the lock.
 #[test]
 fn a_second_leave_sees_the_loss_alike() {
-    let want = Want { locks: vec![0], mode: Mode::Exclusive, replaces: false, not_replaceable: false };
+    let want = exclusive(&[0], false);
     let acquire =
         Step::Acquire { who: 0, patience: Patience::Queue, ttl: 500, min_hold: 0, once_per: None, waited: 0 };
     let leave = || Step::Leave { who: 1, ran: Ran::Yes, job: None };

@@ -137,7 +137,7 @@ fn ask(ttl: Duration) -> Ask {
 
 const LONG: Duration = Duration::from_secs(300);
 
-const NOT_RUN: End = End { ran: Ran::No, job: None, once_per: false, fence: None };
+const NOT_RUN: End = End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None };
 
 /// An operator's request reaches the holder with its next renewal, even if only one master recorded
 /// it. The history and the statistics count each event once, not once per master.
@@ -164,7 +164,7 @@ fn a_request_reaches_the_holder() {
         store.renew(&names, &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
         Ok(Renewal::Asked)
     );
-    let end = End { ran: Ran::Yes, job: Some(Ended::Code(1)), once_per: false, fence: None };
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(1)), once_per: false, fence: None, pause: None };
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Released { cooling: Duration::ZERO }));
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Already));
     let view = store.inspect(name, by()).unwrap();

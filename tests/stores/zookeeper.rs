@@ -89,7 +89,7 @@ impl Person {
     }
 
     fn leaves(&mut self) -> Left {
-        let end = End { ran: Ran::No, job: None, once_per: false, fence: None };
+        let end = End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None };
         self.store.leave(&names(), &self.token, &end, in_time()).expect("it is given back")
     }
 }

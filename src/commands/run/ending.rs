@@ -1,9 +1,10 @@
-//! How a run ends: chooses the exit status, and the outcome that the log records for the hold, from
-//! how the job ended and whether the lock was lost. Pure.
+//! How a run ends: chooses the exit status, the outcome that the log records for the hold, and
+//! whether `--pause-on-failure` applies, from how the job ended and whether the lock was lost. Pure.
 
+use crate::config::run::Run;
 use crate::exit::{Ended, Exit};
 use crate::lease::{Asker, Loss};
-use crate::rules::{Outcome, Ran};
+use crate::rules::{End, FailurePause, Outcome, Ran};
 use crate::supervise::StopReason;
 
 /// The exit status after CMD was started: a lost lock comes first, then `--max-run`, then a guard
@@ -44,9 +45,59 @@ pub fn ran(reason: Option<StopReason>, lost: Option<Loss>) -> Ran {
     outcome.map_or(Ran::Yes, Ran::Cut)
 }
 
+/// The pause that `--pause-on-failure` leaves behind after a run on this host; `how` it failed.
+pub fn pause_after(run: &Run, host: &str, how: Option<String>) -> Option<FailurePause> {
+    let (lasts, how) = run.pause_on_failure.zip(how)?;
+    Some(FailurePause { lasts, reason: format!("failed on {host}: {how}") })
+}
+
+/// How the run failed, for `--pause-on-failure`. None if it succeeded, or ended because somebody asked
+/// for that. `exit` is the exit status if CMD did not start. The end of a hold, whose job has no
+/// status, is a failure only if its lease ran out.
+pub fn failure(end: &End, exit: Option<Exit>, is_hold: bool) -> Option<String> {
+    let text = match (end.ran, end.job) {
+        (Ran::Cut(Outcome::Expired), _) => "its lease ran out",
+        _ if is_hold => return None,
+        (Ran::Yes, Some(Ended::Code(0))) => return None,
+        (Ran::Yes, Some(Ended::Code(code))) => return Some(format!("exit {code}")),
+        (Ran::Yes, Some(Ended::Signal(signal))) => return Some(format!("signal {signal}")),
+        (Ran::Yes, None) => "nobody knows how it ended",
+        (Ran::No, _) => return exit.map(|exit| format!("exit {}, the command did not run", exit.code())),
+        (Ran::Cut(Outcome::Timeout), _) => "--max-run stopped it",
+        (Ran::Cut(Outcome::Lost), _) => "the lock was lost",
+        (Ran::Cut(Outcome::Crashed), _) => "dlock or its guard was killed",
+        (Ran::Cut(Outcome::Stopped | Outcome::Superseded | Outcome::Forced | Outcome::Released), _) => {
+            return None;
+        }
+    };
+    Some(text.into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_end_that_nobody_asked_for_is_a_failure() {
+        let of = |ran, job, exit, is_hold| {
+            failure(&End { ran, job, once_per: false, fence: None, pause: None }, exit, is_hold)
+        };
+        let is_failure = |ran, job| of(ran, job, None, false).is_some();
+        assert!(!is_failure(Ran::Yes, Some(Ended::Code(0))));
+        assert_eq!(of(Ran::Yes, Some(Ended::Code(1)), None, false).as_deref(), Some("exit 1"));
+        assert_eq!(of(Ran::Yes, Some(Ended::Signal(9)), None, false).as_deref(), Some("signal 9"));
+        assert!(
+            of(Ran::No, None, Some(Exit::NotFound), false).is_some_and(|text| text.starts_with("exit 127"))
+        );
+        assert!(!is_failure(Ran::No, None), "nothing is known of it");
+        for outcome in Outcome::ALL {
+            use Outcome::{Crashed, Expired, Lost, Timeout};
+            let expected = [Crashed, Expired, Lost, Timeout].contains(&outcome);
+            assert_eq!(is_failure(Ran::Cut(outcome), Some(Ended::Code(0))), expected, "{outcome:?}");
+            let of_hold = of(Ran::Cut(outcome), None, None, true).is_some();
+            assert_eq!(of_hold, outcome == Expired, "{outcome:?}");
+        }
+    }
 
     #[test]
     fn lost_lock_comes_before_max_run_and_the_own_status() {

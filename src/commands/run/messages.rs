@@ -14,6 +14,7 @@ use crate::output::live::Line;
 use crate::output::time::span;
 use crate::output::{Event, Kind, What};
 use crate::rules::{Blocker, Done, Grant, Left, Proof, Ran, Superseded, Waiting};
+use crate::shell::{cited, word};
 use crate::store;
 use crate::supervise::{NotStarted, Process};
 use std::cell::{Cell, RefCell};
@@ -65,7 +66,11 @@ impl Subject {
     /// How the job ended, as it is recorded. Of a hold only its watcher's status is known, which
     /// says nothing about what ran under the lock.
     pub fn recorded(self, status: Option<Ended>) -> Option<Ended> {
-        status.filter(|_| self.command == Self::COMMAND.command)
+        status.filter(|_| !self.is_hold())
+    }
+
+    pub fn is_hold(self) -> bool {
+        self.command != Self::COMMAND.command
     }
 }
 
@@ -359,15 +364,35 @@ impl<'a> Messages<'a> {
         self.say(Kind::Detail, What::Released, &text);
     }
 
-    /// The store did not answer the release. After a loss that is expected and not printed.
-    pub fn not_given_back(&self, why: &str, exit: Exit, ran: Ran) {
+    /// The run has failed, and nobody is granted the lock for this long.
+    pub fn paused(&self, lasts: Duration) {
+        let keys = self.asked.keys.iter().map(|key| word(key.as_str())).collect::<Vec<_>>().join(" ");
+        let are = if self.asked.keys.len() > 1 { "are" } else { "is" };
+        let text = format!(
+            "{} {are} paused for {} (--pause-on-failure); {} ends that",
+            self.place(),
+            span(lasts),
+            cited(&format!("dlock resume {keys}"))
+        );
+        self.say(Kind::Note, What::Paused, &text);
+    }
+
+    /// The store did not answer the release. After a loss that is expected and not printed. With
+    /// `pauses`, the end of the lease pauses the lock.
+    pub fn not_given_back(&self, why: &str, exit: Exit, ran: Ran, pauses: Option<Duration>) {
         if exit != Exit::Lost {
             let command = match ran {
                 Ran::Yes | Ran::Cut(_) => format!("{} has ended", self.of.job),
                 Ran::No => self.of.unrun.to_owned(),
             };
+            let then = match pauses {
+                None => String::new(),
+                Some(lasts) => {
+                    format!(", which would count as a failure and pause it for {}", span(lasts))
+                }
+            };
             let text = format!(
-                "{command}, but {} could not be given back ({why}); the guard goes on trying for a while, and the lock is free when its lease ends at the latest",
+                "{command}, but {} could not be given back ({why}); the guard goes on trying for a while, and the lock is free when its lease ends at the latest{then}",
                 self.lock()
             );
             self.say(Kind::Warning, Event::from(What::Unreleased).ends(exit), &text);

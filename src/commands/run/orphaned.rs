@@ -1,8 +1,9 @@
 //! What the guard does once dlock is gone: when the job is over, it gives back the hold or leaves
 //! the queue. This runs in the guard's process, on its only thread.
 
-use super::ending::ran;
+use super::ending::{failure, pause_after, ran};
 use super::messages::Messages;
+use super::notes::Notes;
 use crate::clock::Moment;
 use crate::commands::context::Context;
 use crate::config::run::Run;
@@ -51,6 +52,7 @@ pub fn orphaned<'a>(
     context: &'a Context,
     run: &'a Run,
     owner: &'a Owner,
+    notes: Notes,
     messages: &'a Messages<'_>,
 ) -> impl FnMut(Orphaned) + 'a {
     let began = Moment::now();
@@ -61,7 +63,11 @@ pub fn orphaned<'a>(
             let ran = if started { ran(reason, None) } else { Ran::No };
             let deadline = context.deadline().max(Moment::now().after(GIVE_BACK_WITHIN.min(run.ttl.get())));
             let job = messages.of.recorded(status);
-            let end = End { ran, job, once_per: run.once_per.is_some(), fence: None };
+            let mut end =
+                End { ran, job, once_per: run.once_per.is_some(), fence: notes.fence(), pause: None };
+            if !notes.is_signalled() {
+                end.pause = pause_after(run, &owner.host, failure(&end, None, messages.of.is_hold()));
+            }
             let answer = give_back(store, names, token, &end, deadline);
             if matches!(answer, Ok(Left::Dequeued)) {
                 // Nothing depends on this record.

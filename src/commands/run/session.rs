@@ -2,6 +2,7 @@
 //! (`job`), and gives the lock back. `super::hold` has what is different for a hold.
 
 use super::messages::Messages;
+use super::notes::Notes;
 use super::report::RunReport;
 use super::{Work, internal};
 use crate::clock::Moment;
@@ -54,6 +55,7 @@ pub struct Own {
     pub token: Token,
     pub schedule: Schedule,
     pub lease: Lease,
+    pub notes: Notes,
     /// Interrupts requests to the store before the job runs.
     pub interrupt: Interrupt,
 }
@@ -82,7 +84,8 @@ impl Session<'_> {
     pub fn go(mut self, own: &Own) -> anyhow::Result<Exit> {
         match self.obtain(own)? {
             Obtained::Lock => {
-                let over = self.supervise(Some(own))?;
+                let mut over = self.supervise(Some(own))?;
+                over.end.pause = self.failure_pause(own, &over)?;
                 Ok(self.give_back(own, over))
             }
             Obtained::Busy => {
@@ -146,12 +149,16 @@ impl Session<'_> {
                     over.exit = Exit::Lost;
                 }
                 self.messages.left(left);
+                if let (Some(pause), Left::Released { .. }) = (&over.end.pause, left) {
+                    self.messages.paused(pause.lasts);
+                }
                 self.tell_of_release();
                 self.guard.dismiss();
             }
             // The guard goes on trying, by itself.
             Err(error) => {
-                self.messages.not_given_back(&error.to_string(), over.exit, over.end.ran);
+                let pauses = self.run.pause_on_failure.filter(|_| self.context.settings.pauses_expired());
+                self.messages.not_given_back(&error.to_string(), over.exit, over.end.ran, pauses);
                 let _ = self.guard.leave_to_it(Duration::ZERO);
             }
         }

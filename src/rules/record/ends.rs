@@ -5,8 +5,8 @@ use super::{Hold, Lock, Phase, Record, Tombstone};
 use crate::exit::Ended;
 use crate::lock::{Fence, Owner, PAUSE_MOST, Token};
 use crate::rules::LOG_KEPT;
-use crate::rules::answer::{Left, LoggedEnd, Outcome, Pause, Success};
-use crate::rules::operation::End;
+use crate::rules::answer::{Cause, Left, LoggedEnd, Outcome, Pause, Success};
+use crate::rules::operation::{End, FailurePause};
 use crate::rules::time::{Due, Time, millis};
 use std::time::Duration;
 
@@ -39,6 +39,10 @@ impl Record {
         ended.sort();
         for (due, token) in &ended {
             let outcome = if due.passed(now) { Outcome::Expired } else { Outcome::Lost };
+            let is_of_run = self.holds.get(token).is_some_and(Hold::was_renewed);
+            if outcome == Outcome::Expired && is_of_run {
+                self.pause_after_expiry(now, token);
+            }
             self.end(now, token, outcome, None, None);
         }
         if !ended.is_empty() {
@@ -64,6 +68,9 @@ impl Record {
 
     /// Gives back a hold. Returns the rest of its min-hold.
     pub(in crate::rules) fn release(&mut self, now: Time, token: &Token, end: &End) -> Duration {
+        if let Some(FailurePause { lasts, reason }) = &end.pause {
+            self.pause_after(now, token, now.millis(), *lasts, reason.clone());
+        }
         match end.ran.outcome() {
             Some(outcome) => {
                 if end.once_per && outcome == Outcome::Released && end.job == Some(Ended::Code(0)) {
@@ -76,6 +83,33 @@ impl Record {
                 Duration::ZERO
             }
         }
+    }
+
+    /// Pauses the lock if its hold, whose lease is over or whose process is dead, says so.
+    fn pause_after_expiry(&mut self, now: Time, token: &Token) {
+        let Some(hold) = self.holds.get(token) else { return };
+        let since = hold.until.0.min(now.millis());
+        let reason = format!("failed on {}: its lease ran out", hold.owner.host);
+        if let Some(lasts) = hold.pause_on_failure {
+            self.pause_after(now, token, since, lasts, reason);
+        }
+    }
+
+    /// Pauses the lock after a failure under this hold, unless the hold was asked to end. The later
+    /// end counts if the lock is paused already, and an operator's pause keeps its reason.
+    fn pause_after(&mut self, now: Time, token: &Token, since: u64, lasts: Duration, reason: String) {
+        let until = since.saturating_add(millis(lasts));
+        let is_failure = |hold: &&Hold| hold.must_be_logged() && hold.asked.is_none();
+        let Some(hold) = self.holds.get(token).filter(is_failure) else { return };
+        let ends = self.paused.as_ref().map_or(now.millis(), |pause| pause.until);
+        if until <= ends {
+            return;
+        }
+        let by = Owner { reason: Some(reason), ttl: None, ..hold.owner.clone() };
+        self.paused = match self.paused.take().filter(|pause| pause.cause == Cause::Operator) {
+            Some(pause) => Some(Pause { until, ..pause }),
+            None => Some(Pause { by, since, until, cause: Cause::Failure }),
+        };
     }
 
     /// Records a success for `--once-per`. Neither its arrival nor its grant is earlier than that of
@@ -170,6 +204,7 @@ impl Record {
         self.expire(now);
         self.remove_waiter(token);
         if self.is_held_by(token) {
+            self.pause_after_expiry(now, token);
             self.close(now, token, Outcome::Expired, None);
         } else if self.is_revoked_from(token) {
             self.drop_hold(token);

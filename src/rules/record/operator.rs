@@ -3,7 +3,7 @@
 use super::{Hold, Lock, Phase, Record};
 use crate::lock::{Fence, Owner, Token};
 use crate::rules::WATCH_KEPT;
-use crate::rules::answer::{Foreign, Holder, Outcome, Pause, Renewal, Requested, Revoked, State};
+use crate::rules::answer::{Cause, Foreign, Holder, Outcome, Pause, Renewal, Requested, Revoked, State};
 use crate::rules::operation::{NewPause, Revoke, When};
 use crate::rules::time::{Due, Time, millis};
 
@@ -33,7 +33,14 @@ impl Record {
 
     /// Begins a pause, or ends it. Returns whether the lock was paused before.
     pub(in crate::rules) fn pause(&mut self, now: Time, pause: Option<NewPause<'_>>) -> bool {
-        std::mem::replace(&mut self.paused, pause.map(|new| paused(now, &new))).is_some()
+        let was = self.paused.take();
+        self.paused = pause.map(|new| {
+            let (since, ends) = (now.millis(), was.as_ref().map_or(0, |was| was.until));
+            let until = since.saturating_add(millis(new.lasts));
+            let until = if new.shortens { until } else { until.max(ends) };
+            Pause { by: new.by.clone(), since, until, cause: Cause::Operator }
+        });
+        was.is_some()
     }
 
     /// Takes the lock away from all holders.
@@ -110,10 +117,4 @@ impl Record {
             self.end(now, token, Outcome::Expired, None, None);
         }
     }
-}
-
-fn paused(now: Time, new: &NewPause<'_>) -> Pause {
-    let since = now.millis();
-    let until = since.saturating_add(millis(new.lasts));
-    Pause { by: new.by.clone(), since, until }
 }

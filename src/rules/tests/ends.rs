@@ -75,7 +75,7 @@ fn a_job_that_never_ran_leaves_no_min_hold() {
         let mut scene = Scene::new();
         scene.min_hold = Duration::from_secs(3);
         assert!(scene.queue(1, "ab", mode));
-        let never = End { ran: Ran::No, job: None, once_per: false, fence: None };
+        let never = End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None };
         assert_eq!(scene.table.leave(scene.now, &Scene::names("ab"), &token(1), &never), GONE);
         assert!(scene.ask(2, "ab", X) && scene.record("a").log.is_empty());
     }

@@ -246,7 +246,8 @@ impl State {
             record.is_some_and(|record| record.is_of_grant(&token(id), fence))
         };
         let held = names.iter().all(|name| holds(&self.table, name, id, now) && is_of_grant(name));
-        let end = End { ran: Ran::Yes, job: Some(crate::exit::Ended::Code(0)), once_per: true, fence };
+        let end =
+            End { ran: Ran::Yes, job: Some(crate::exit::Ended::Code(0)), once_per: true, fence, pause: None };
         let hold = self.table.records.values().find_map(|record| record.holds.get(&token(id)).cloned());
         let success = hold.map_or((now, now), |hold| (hold.since.0 - hold.waited * 1000, hold.since.0));
         let answer = rules.leave(&mut self.table, now, &names, id, &end);

@@ -112,6 +112,7 @@ impl World {
                 once_per: once_per.filter(|_| *mode == Mode::Exclusive).map(Duration::from_millis),
                 replaces: *replaces && *mode == Mode::Exclusive,
                 not_replaceable: id % 3 == 0,
+                ..Terms::default()
             },
         };
         Self {
@@ -197,7 +198,7 @@ impl World {
 
     fn leave(&mut self, asker: &Asker, ran: Ran, job: Option<Ended>) -> Check {
         let now = self.now;
-        let end = End { ran, job, once_per: asker.id.is_multiple_of(2), fence: None };
+        let end = End { ran, job, once_per: asker.id.is_multiple_of(2), fence: None, pause: None };
         let (answer, again) =
             self.run(&asker.names, |table| table.leave(now, &asker.names, &asker.token, &end))?;
         let same = matches!(
@@ -279,7 +280,7 @@ impl World {
                 let (lock, by) = (name(LOCKS[lock]), Owner::default());
                 let pause = lasts.map(|lasts| {
                     let lasts = Duration::from_millis(lasts);
-                    NewPause { by: &by, lasts }
+                    NewPause { by: &by, lasts, shortens: true }
                 });
                 let (was, _) = self.run(&lock.clone().into(), |table| table.pause(now, &lock, pause))?;
                 self.observer.paused(now, lock.as_str(), lasts, was)?;

@@ -4,7 +4,7 @@ use super::*;
 
 impl Scene {
     fn on(&mut self, replaces: bool, not_replaceable: bool) -> &mut Self {
-        self.terms = Terms { once_per: None, replaces, not_replaceable };
+        self.terms = Terms { replaces, not_replaceable, ..Terms::default() };
         self
     }
 
@@ -67,7 +67,7 @@ fn while_paused_no_holder_is_asked() {
     let mut scene = Scene::new();
     assert!(scene.queue(1, "a", X));
     let (a, by) = (name("a"), Owner::default());
-    let pause = NewPause { by: &by, lasts: Duration::from_secs(3) };
+    let pause = NewPause { by: &by, lasts: Duration::from_secs(3), shortens: true };
     assert!(!scene.table.pause(scene.now, &a, Some(pause)));
     assert!(matches!(scene.replace(2, "a"), Acquired::Waiting(_)));
     assert_eq!(scene.renew(1, "a"), Renewal::Renewed);

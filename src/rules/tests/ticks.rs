@@ -7,8 +7,10 @@ use crate::exit::Ended;
 
 const MINUTE: u64 = 60_000;
 const HOUR: u64 = 60 * MINUTE;
-const SUCCESS: End = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: true, fence: None };
-const FAILURE: End = End { job: Some(Ended::Code(1)), ..SUCCESS };
+const SUCCESS: End =
+    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: true, fence: None, pause: None };
+const FAILURE: End =
+    End { ran: Ran::Yes, job: Some(Ended::Code(1)), once_per: true, fence: None, pause: None };
 
 /// Runs of one lock, by the minutes of a clock. A run has no place in a queue between two of its
 /// requests here: it says how long it has waited.

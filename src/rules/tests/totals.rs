@@ -15,7 +15,7 @@ impl Scene {
             self.now,
             &Self::names(locks),
             &token(who),
-            &End { ran: Ran::Yes, job, once_per: false, fence: None },
+            &End { ran: Ran::Yes, job, once_per: false, fence: None, pause: None },
         )
     }
 
@@ -106,7 +106,7 @@ fn jobs_are_counted_by_how_they_ended() {
         scene.now,
         &Scene::names("a"),
         &token(9),
-        &End { ran: Ran::No, job: None, once_per: false, fence: None },
+        &End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None },
     );
     let stat = scene.stat("a");
     assert_eq!((stat.grants, stat.held.count()), (6, 5));
@@ -120,7 +120,7 @@ fn jobs_that_did_not_end_by_themselves_have_failed() {
     for (who, (outcome, job)) in (1..).zip(cut.into_iter().zip([None, Some(Ended::Code(0)), None, None])) {
         assert!(scene.queue(who, "a", X));
         scene.pass(1000);
-        let end = End { ran: Ran::Cut(outcome), job, once_per: false, fence: None };
+        let end = End { ran: Ran::Cut(outcome), job, once_per: false, fence: None, pause: None };
         assert_eq!(scene.table.leave(scene.now, &Scene::names("a"), &token(who), &end), GONE);
     }
     assert!(scene.queue(9, "a", X));
@@ -133,7 +133,7 @@ fn jobs_that_did_not_end_by_themselves_have_failed() {
     let mut scene = Scene::new();
     scene.min_hold = Duration::from_secs(60);
     assert!(scene.ask(1, "a", X));
-    let end = End { ran: Ran::Cut(Outcome::Crashed), job: None, once_per: false, fence: None };
+    let end = End { ran: Ran::Cut(Outcome::Crashed), job: None, once_per: false, fence: None, pause: None };
     let left = scene.table.leave(scene.now, &Scene::names("a"), &token(1), &end);
     assert!(matches!(left, Left::Released { cooling } if !cooling.is_zero()), "{left:?}");
 }

@@ -221,7 +221,7 @@ fn by() -> Moment {
 }
 
 fn ended() -> End {
-    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None }
+    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None, pause: None }
 }
 
 impl Process {

@@ -25,7 +25,7 @@ const TAKE_BACK: Duration = Duration::from_millis(250);
 const AGREED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The end of a hold under which nothing ran.
-const NOT_RUN: End = End { ran: Ran::No, job: None, once_per: false, fence: None };
+const NOT_RUN: End = End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None };
 
 enum Tried {
     Won(Grant),

@@ -4,7 +4,7 @@
 
 use crate::exit::Ended;
 use crate::lock::{Owner, Token};
-use crate::rules::{self, Ask, End, NewPause, Outcome, Refusal, ms};
+use crate::rules::{self, Ask, End, FailurePause, NewPause, Outcome, Refusal, ms};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -56,12 +56,15 @@ pub struct Leave<'a> {
     once_per: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     fence: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pause: Option<&'a FailurePause>,
 }
 
 impl<'a> Leave<'a> {
-    pub fn new(token: &'a Token, end: &End) -> Self {
+    pub fn new(token: &'a Token, end: &'a End) -> Self {
         let fence = end.fence.map(|fence| fence.to_string());
-        Self { token, outcome: end.ran.outcome(), job: end.job, once_per: end.once_per, fence }
+        let (outcome, pause) = (end.ran.outcome(), end.pause.as_ref());
+        Self { token, outcome, job: end.job, once_per: end.once_per, fence, pause }
     }
 }
 
@@ -91,7 +94,7 @@ mod tests {
     #[test]
     fn what_is_absent_is_left_out() -> Result<(), Error> {
         let token = &Token::parse(&"a".repeat(32)).map_err(Error::Garbled)?;
-        let end = End { ran: Ran::No, job: None, once_per: false, fence: None };
+        let end = End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None };
         let leave = json(&Leave::new(token, &end))?;
         assert_eq!(leave, format!(r#"{{"token":"{}","once_per":false}}"#, token.secret()));
         assert_eq!(json(&Pause { pause: None })?, "{}");

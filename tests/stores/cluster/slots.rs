@@ -113,7 +113,12 @@ fn fill(store: &mut RedisStore, name: &Name) {
         store.acquire(&names, &ask(token), by()).expect("an answer");
     }
     store
-        .leave(&names, &tokens[0], &End { ran: Ran::Yes, job: None, once_per: false, fence: None }, by())
+        .leave(
+            &names,
+            &tokens[0],
+            &End { ran: Ran::Yes, job: None, once_per: false, fence: None, pause: None },
+            by(),
+        )
         .expect("an answer");
 }
 

@@ -144,7 +144,7 @@ pub fn deadline() -> Moment {
 }
 
 fn ended() -> End {
-    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None }
+    End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None, pause: None }
 }
 
 impl Person {

@@ -7,8 +7,8 @@ use super::{LOCKS, PEOPLE};
 use dlock::clock::Moment;
 use dlock::lock::{Fence, Mode, Name, Names, Owner, Token};
 use dlock::rules::{
-    ABSENCE, Acquired, Ask, End, LOG_KEPT, Lock, LockTable, NewPause, Patience, Renew, Renewal, Revoke,
-    Terms, Time, When,
+    ABSENCE, Acquired, Ask, End, FailurePause, LOG_KEPT, Lock, LockTable, NewPause, Patience, Renew, Renewal,
+    Revoke, Terms, Time, When,
 };
 use dlock::store::Store;
 use std::time::Duration;
@@ -34,6 +34,8 @@ fn owner(who: usize) -> Owner {
         pid: 100,
         user: "cron".into(),
         command: "true \"é\"".into(),
+        // A lease that ends later than this was renewed.
+        ttl: Some(Duration::from_millis(1500)),
         ..Owner::default()
     }
 }
@@ -107,8 +109,11 @@ impl Comparison<'_> {
                 let (token, mode, names) = self.person(who);
                 let (ttl, min_hold) = (ms(ttl), ms(min_hold));
                 let patience = if self.is_quorum() { Patience::None } else { patience };
-                let Want { replaces, not_replaceable, .. } = self.people[who].1;
-                let terms = Terms { once_per: once_per.map(ms), replaces, not_replaceable };
+                let Want { replaces, not_replaceable, pause_on_failure, .. } = self.people[who].1;
+                // A master of a quorum does not decide alone that a run has failed.
+                let pause_on_failure = pause_on_failure.filter(|_| !self.is_quorum()).map(ms);
+                let once_per = once_per.map(ms);
+                let terms = Terms { once_per, replaces, not_replaceable, pause_on_failure };
                 // Waiters of a quorum measure their waiting time themselves.
                 let waited = if self.is_quorum() { Duration::ZERO } else { ms(waited) };
                 let ask = Ask {
@@ -153,7 +158,10 @@ impl Comparison<'_> {
                 let known = record.and_then(|record| Some(record.holds.get(&token)?.fence));
                 // Now and then of another grant.
                 let fence = known.filter(|_| job.is_some()).map(|known| Fence(known - known % 5 / 4));
-                let end = End { ran, job, once_per: who.is_multiple_of(2), fence };
+                let lasts = self.people[who].1.pause_on_failure.filter(|_| job.is_some());
+                let pause = lasts
+                    .map(|lasts| FailurePause { lasts: ms(lasts), reason: "failed on é: exit 1".into() });
+                let end = End { ran, job, once_per: who.is_multiple_of(2), fence, pause };
                 let lua = self.store.leave(&names, &token, &end, by()).unwrap();
                 assert_eq!(self.rules.leave(self.now, &names, &token, &end), lua, "{step:?}");
             }
@@ -176,7 +184,8 @@ impl Comparison<'_> {
             }
             Step::Pause { lock, lasts } => {
                 let (name, who) = (self.names[lock].clone(), owner(96));
-                let pause = lasts.map(|lasts| NewPause { by: &who, lasts: ms(lasts) });
+                let pause =
+                    lasts.map(|lasts| NewPause { by: &who, lasts: ms(lasts), shortens: lasts % 2 == 0 });
                 let lua = self.store.pause(&name, pause, by()).unwrap();
                 assert_eq!(self.rules.pause(self.now, &name, pause), lua, "{step:?}");
             }

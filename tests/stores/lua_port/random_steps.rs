@@ -14,6 +14,7 @@ pub struct Want {
     pub mode: Mode,
     pub replaces: bool,
     pub not_replaceable: bool,
+    pub pause_on_failure: Option<u64>,
 }
 
 /// One step of a history. Clients are numbered; each has one token and one wish until it is reborn
@@ -75,12 +76,19 @@ fn wants() -> impl Strategy<Value = Want> {
         3 => Just(Mode::Slots(2)),
         1 => Just(Mode::Slots(3)),
     ];
-    (locks, mode, flags()).prop_map(|(locks, mode, (replaces, not_replaceable))| Want {
-        locks,
-        mode,
-        replaces,
-        not_replaceable,
-    })
+    (locks, mode, flags(), pauses()).prop_map(
+        |(locks, mode, (replaces, not_replaceable), pause_on_failure)| Want {
+            locks,
+            mode,
+            replaces,
+            not_replaceable,
+            pause_on_failure,
+        },
+    )
+}
+
+pub fn pauses() -> impl Strategy<Value = Option<u64>> + Clone {
+    prop_oneof![3 => Just(None), 1 => (1..90_000u64).prop_map(Some)]
 }
 
 pub fn flags() -> impl Strategy<Value = (bool, bool)> + Clone {

@@ -150,7 +150,7 @@ fn shown_times_come_from_one_clock() {
     let view = store.inspect(names.first(), by()).unwrap();
     let near = |time: u64| time.abs_diff(view.now) < 600_000;
     assert!(near(view.holders[0].since), "{view:?}");
-    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None };
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None, pause: None };
     assert_eq!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Released { cooling: Duration::ZERO }));
     let view = store.inspect(names.first(), by()).unwrap();
     let near = |time: u64| time.abs_diff(view.now) < 600_000;

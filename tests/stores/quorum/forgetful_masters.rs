@@ -121,7 +121,7 @@ fn a_lock_that_young_masters_have_forgotten_at_the_end_was_not_lost() {
     // for three.
     let longest = Duration::from_secs(9000);
     let mut store = store_within(&masters.ports(), longest, Duration::from_secs(5));
-    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None };
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: false, fence: None, pause: None };
     for _ in 0..2 {
         let left = store.leave(&names, &ask.token, &end, by());
         assert!(matches!(left, Err(Error::Unreachable(_))), "{left:?}");

@@ -152,7 +152,7 @@ fn stay(store: &mut QuorumStore, visit: &Visit, max_lease: Duration) -> Option<S
         let _ = store.leave(
             &names,
             &ask.token,
-            &End { ran: Ran::Yes, job: None, once_per: false, fence: None },
+            &End { ran: Ran::Yes, job: None, once_per: false, fence: None, pause: None },
             by(200),
         );
     }

@@ -3,13 +3,13 @@
 
 use super::{News, Own, Runs, Session};
 use crate::clock::Moment;
-use crate::commands::run::ending::{exit, ran};
+use crate::commands::run::ending::{exit, failure, pause_after, ran};
 use crate::exit::{Ended, Exit, OnLost};
 use crate::lease::{Asker, Lease, Loss, Report};
 use crate::output::hold::HoldEvent;
 use crate::output::time::millis;
-use crate::rules::{End, Ran};
-use crate::supervise::{self, Event, NotStarted, Reached, StopReason};
+use crate::rules::{End, FailurePause, Ran};
+use crate::supervise::{self, Event, NotStarted, Reached, Received, StopReason};
 use std::io;
 
 /// How the job ended, or did not start.
@@ -25,8 +25,12 @@ impl Session<'_> {
         loop {
             match self.news(own, None).map_err(|error| self.messages.cannot_watch(&error))? {
                 News::Nothing => {}
-                News::Signal(received) if self.is_hold() => self.end_hold_on(received),
                 News::Signal(received) => {
+                    self.note_signal(own, received);
+                    if self.is_hold() {
+                        self.end_hold_on(received);
+                        continue;
+                    }
                     self.relay(received);
                     self.stop_without_command(received);
                 }
@@ -40,6 +44,30 @@ impl Session<'_> {
                 }
             }
         }
+    }
+
+    /// Notes a signal to end: what ends after it has not failed.
+    fn note_signal(&self, own: Option<&Own>, received: Received) {
+        if let Some(own) = own.filter(|_| self.ends(received.signal)) {
+            own.notes.set_signalled();
+        }
+    }
+
+    /// The pause that `--pause-on-failure` asks for, if the job has failed and dlock was not told to end.
+    pub fn failure_pause(&self, own: &Own, over: &Over) -> anyhow::Result<Option<FailurePause>> {
+        let exit = Some(over.exit).filter(|_| !self.report.started);
+        let how = failure(&over.end, exit, self.is_hold());
+        if self.run.pause_on_failure.is_none() || how.is_none() {
+            return Ok(None);
+        }
+        // The signal that ended the job may be on its way to dlock, too.
+        while let Some(received) =
+            self.inherited.next_signal().map_err(|error| self.messages.cannot_watch(&error))?
+        {
+            self.note_signal(Some(own), received);
+        }
+        let how = how.filter(|_| !own.notes.is_signalled());
+        Ok(pause_after(self.run, &own.lease.owner().host, how))
     }
 
     /// Handles a report of the lease that comes while the job runs.
@@ -132,7 +160,7 @@ impl Session<'_> {
         };
         self.messages.not_started(&self.run.argv, why, exit);
         self.report.started = false;
-        Over { exit, end: End { ran: Ran::No, job: None, once_per: false, fence: None } }
+        Over { exit, end: End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None } }
     }
 
     /// The job has ended. Completes what is known of the loss, and chooses the exit status.
@@ -149,7 +177,7 @@ impl Session<'_> {
         let (ran, fence) = (ran(reason, self.report.lost), self.report.granted.map(|(_, fence)| fence));
         Over {
             exit: exit(status, reason, self.report.lost),
-            end: End { ran, job, once_per: self.run.once_per.is_some(), fence },
+            end: End { ran, job, once_per: self.run.once_per.is_some(), fence, pause: None },
         }
     }
 }

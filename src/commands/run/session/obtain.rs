@@ -129,6 +129,7 @@ impl Session<'_> {
     /// Starts the job under a lease that was requested at `sent`.
     fn start(&mut self, own: &Own, grant: Grant, sent: Moment) -> anyhow::Result<()> {
         self.report.granted = Some((Moment::now(), grant.fence));
+        own.notes.set_fence(grant.fence);
         self.report.slot = grant.slot;
         self.messages.granted(grant);
         let limits = Limits { term_at: own.schedule.term_at(sent), kill_at: own.schedule.kill_at(sent) };
@@ -153,7 +154,7 @@ impl Session<'_> {
 
     /// Gives back the hold, or leaves the queue, when no guard can do it and CMD did not run.
     fn leave(&self, own: &Own) {
-        let end = End { ran: Ran::No, job: None, once_per: false, fence: None };
+        let end = End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None };
         // If this fails, the lock is free when its lease ends, and a place in the queue goes stale.
         let _ = own.lease.give_back(&end);
     }

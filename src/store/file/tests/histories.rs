@@ -82,7 +82,7 @@ fn play(events: &[Event]) -> Result<()> {
                 process.store.leave(
                     &name()?.into(),
                     &process.token,
-                    &End { ran: *ran, job: None, once_per: false, fence: None },
+                    &End { ran: *ran, job: None, once_per: false, fence: None, pause: None },
                     by(),
                 )?;
                 holder = holder.filter(|(holder, _)| holder != who);

@@ -143,7 +143,8 @@ impl<'a> Sides<'a> {
                 let Want { replaces, not_replaceable, .. } = self.wants[who];
                 let process = &mut self.people[who];
                 let owner = Owner { pid: u32::try_from(who)?, ..Owner::default() };
-                let terms = Terms { once_per: once_per.map(ms), replaces, not_replaceable };
+                let terms =
+                    Terms { once_per: once_per.map(ms), replaces, not_replaceable, ..Terms::default() };
                 let (ttl, min_hold, waited) = (ms(ttl), ms(min_hold), ms(waited));
                 let ask = Ask { ttl, min_hold, owner, terms, waited, ..process.ask(patience) };
                 let answer = process.store.acquire(&process.names, &ask, by())?;
@@ -187,7 +188,13 @@ impl<'a> Sides<'a> {
             Event::Leave { who, ran } => {
                 let (process, end) = (
                     &mut self.people[who],
-                    End { ran, job: Some(Ended::Code(0)), once_per: who.is_multiple_of(2), fence: None },
+                    End {
+                        ran,
+                        job: Some(Ended::Code(0)),
+                        once_per: who.is_multiple_of(2),
+                        fence: None,
+                        pause: None,
+                    },
                 );
                 let answer = process.store.leave(&process.names, &process.token, &end, by())?;
                 let rules = self.rules.leave(now, &process.names, &process.token, &end);
@@ -202,7 +209,7 @@ impl<'a> Sides<'a> {
             }
             Event::Pause { key, lasts } => {
                 let (name, by_whom) = (named(KEYS[key])?, Owner::default());
-                let pause = lasts.map(|lasts| NewPause { by: &by_whom, lasts: ms(lasts) });
+                let pause = lasts.map(|lasts| NewPause { by: &by_whom, lasts: ms(lasts), shortens: true });
                 let (answer, rules) =
                     (self.store()?.pause(&name, pause, by())?, self.rules.pause(now, &name, pause));
                 ensure!(answer == rules, "{answer:?}, {rules:?}");

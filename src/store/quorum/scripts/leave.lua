@@ -1,5 +1,5 @@
 -- leave.lua: gives this master back: for good, or for another attempt later.
--- Argument: token, outcome, job, once_per, fence, as those of a single server's leave.lua; counts (the
+-- Argument: token, outcome, job, once_per, fence, pause, as those of a single server's leave.lua; counts (the
 --        total that counts a caller that did not get the lock: busy, superseded); attempt (the one
 --        that failed; none if it leaves for good).
 -- Replies: released {cooling (ms)} · already · not-held; for a hold that ran and that this master
@@ -26,6 +26,8 @@ elseif hold then
   local since = hold.attempt
   if not arg.attempt or since and tonumber(since) <= tonumber(arg.attempt) then
     what = 'released'
+    local pause = arg.pause
+    if pause and pause_after(lock, hold, ms, pause.lasts, pause.reason) then write_pause(lock) end
     if outcome then cooling = close(lock, token, outcome, arg.job, arg.once_per) else drop_hold(lock, token) end
   end
 elseif is_revoked_from(lock, token) then

@@ -1,5 +1,5 @@
 -- pause.lua: pauses the lock on this master, or ends the pause. Holders keep it.
--- Argument: by (the operator), lasts (ms); without them the pause ends.
+-- Argument: by, lasts, shortens, as those of a single server's pause.lua.
 -- Replies: paused · open: what it was before.
 
 write_first()

@@ -1,7 +1,7 @@
 -- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (rules:
 -- LockTable::acquire).
 -- Argument: token, ttl, min_hold, owner, mode, patience ('none' or 'queue'), terms {once_per,
---        replaces, not_replaceable}, waited (how long it has asked), connection (to wake), again (whether it
+--        replaces, not_replaceable, pause_on_failure}, waited (how long it has asked), connection (to wake), again (whether it
 --        has asked before), has_waited (whether it has had a place in the queue), queue_max (most waiters of a lock), prefix of the locks' names. Times in
 --        ms.
 -- Replies: granted {fence, waited, slot} · waiting {ahead, next, blocker} · busy {at, queue_full (how
@@ -225,7 +225,7 @@ if alone then
   local skipped = skip_if_done(locks, came)
   if skipped then return skipped end
   local hold = { slot = slot_for(locks, mode), ['until'] = ms + arg.ttl, cool = cool_from(us), confirmed = true,
-    waited = gone_by(came), owner = owner, not_replaceable = terms.not_replaceable }
+    waited = gone_by(came), owner = owner, not_replaceable = terms.not_replaceable, pause_on_failure = terms.pause_on_failure }
   grant(locks, mode, token, hold)
   for _, lock in ipairs(locks) do confirm(lock, hold) end
   tell()
@@ -273,7 +273,7 @@ if not held_everywhere(locks, token) then
   if admitted then slot = slot_for(locks, mode) end
   if slot ~= nil then
     grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
-      waited = gone_by(came), owner = owner, not_replaceable = terms.not_replaceable })
+      waited = gone_by(came), owner = owner, not_replaceable = terms.not_replaceable, pause_on_failure = terms.pause_on_failure })
   end
   if terms.replaces and not held_everywhere(locks, token) then replace(locks, came) end
   for _, lock in ipairs(news) do wake_head(lock) end

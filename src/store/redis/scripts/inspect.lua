@@ -33,7 +33,7 @@ local function seen(lock)
 
   -- Most locks have neither queue nor pause.
   local waiters = {}
-  if redis.call('EXISTS', key_of('pause', lock), lock.QUEUE) > 0 then
+  if lock.paused or redis.call('EXISTS', key_of('pause', lock), lock.QUEUE) > 0 then
     view.paused = pause_of(lock)
     if view.state == 'free' and view.paused then view.state, view.left = 'paused', left(view.paused['until']) end
     for _, token in ipairs(redis.call('ZRANGE', lock.QUEUE, 0, -1)) do

@@ -2,7 +2,8 @@
 -- released (rules: LockTable::leave).
 -- Argument: token, outcome (how the hold ended: released, crashed, …; none if nothing ran), job (how
 --        the job ended, if known), once_per (whether the lock was acquired with it), fence (of the
---        grant; a hold with another one is dropped; none: of any), prefix of the locks' names.
+--        grant; a hold with another one is dropped; none: of any), pause {lasts (ms), reason} (if the
+--        job has failed), prefix of the locks' names.
 -- Replies: released {cooling (ms)} · dequeued · already · not-held.
 -- Why atomic: compare and delete. The next waiter is granted the lock in the same script, so the
 -- lock is never idle. The released token is refused from then on, so a late acquire changes nothing
@@ -32,6 +33,8 @@ for _, lock in ipairs(locks) do
   if hold and not is_of_grant(hold, arg.fence) then
     drop_hold(lock, token)
   elseif held then
+    local pause = is_logged(hold) and arg.pause
+    if pause and pause_after(lock, hold, ms, pause.lasts, pause.reason) then write_pause(lock) end
     if arg.outcome then
       local kept = close(lock, token, arg.outcome, arg.job, arg.once_per)
       if kept > 0 then news[#news + 1] = lock end

@@ -25,6 +25,7 @@ local function look(lock, ends)
       if is_logged(hold) then
         local outcome = outcome_of(hold)
         table.insert(log, 1, entry(hold, outcome))
+        pause_after_expiry(lock, hold)
         local counts, times = counted(hold, outcome)
         for field, n in pairs(counts) do stat[field] = int((number_in(stat[field]) or 0) + n) end
         for field, at in pairs(times) do stat[field] = int(at) end

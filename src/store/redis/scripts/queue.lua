@@ -89,7 +89,7 @@ local function waiter_of(lock, token)
   local w = object_at(waiter_key(lock, token))
   if not w or type(w.names) ~= 'table' or type(w.owner) ~= 'table' or type(w.terms) ~= 'table' then return nil end
   w.since, w.stale_at, w.connection = number_in(w.since), number_in(w.stale_at), number_in(w.connection)
-  w.terms.once_per = number_in(w.terms.once_per)
+  w.terms.once_per, w.terms.pause_on_failure = number_in(w.terms.once_per), ms_in(w.terms.pause_on_failure)
   local is_mode = w.mode == 'exclusive' or w.mode == 'shared' or slots_of(w.mode)
   local waits_here = false
   for _, rest in ipairs(w.names) do
@@ -194,7 +194,8 @@ local function grant_head(at, token, w, work, caller)
     if lock ~= at then work[#work + 1] = lock.rest end
   end
   grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
-    waited = gone_by(w.since), owner = w.owner, not_replaceable = w.terms.not_replaceable })
+    waited = gone_by(w.since), owner = w.owner, not_replaceable = w.terms.not_replaceable,
+    pause_on_failure = w.terms.pause_on_failure })
   if token ~= caller then wake(names[1], token, w.connection) end
   return true
 end

@@ -21,8 +21,8 @@
 --                                 dlock/revoked:<until>
 --   dlock.hold:{tag}:L *  HASH    token -> JSON {phase, fence, since (us), until, cool, confirmed,
 --                                 waited, owner}, and where it applies {slot, asked, superseded,
---                                 not_replaceable}. On a master of a quorum it is dlock.quorum:{tag}:L, and
---                                 has {attempt}.
+--                                 not_replaceable, pause_on_failure}. On a master of a quorum it is
+--                                 dlock.quorum:{tag}:L, and has {attempt}.
 --                                 #<slot> -> token, if the lock has slots
 --   dlock.due:{tag}:L     ZSET    shared, slots: the tokens that hold, by their end
 --   dlock.kept:{tag}:L    ZSET    shared, slots: the cooling and revoked tokens, by their end
@@ -36,7 +36,7 @@
 --   dlock.heard:{tag}:L   STRING  when heartbeats arrived: JSON {last, from, back, before}
 --   dlock.done:{tag}:L    STRING  the last successful hold acquired with --once-per:
 --                                 JSON {owner, fence, since, waited, ended}
---   dlock.pause:{tag}:L   STRING  the pause: JSON {by, since, until}
+--   dlock.pause:{tag}:L   STRING  the pause: JSON {by, since, until}, and {cause} after a failure
 --   dlock.newest:{tag}:L  STRING  the newest caller with --replace: JSON {owner, came (us), token}
 --   dlock.waiter:{tag}:L:<token>  STRING  JSON {ticket, since (us), stale_at, mode, names, owner,
 --                                 terms, connection}
@@ -133,7 +133,7 @@ local function decoded(json)
   return { phase = h.phase, fence = h.fence, since = h.since, ['until'] = due, cool = cool, confirmed = h.confirmed == true,
     waited = waited, owner = h.owner, slot = number_in(h.slot), attempt = number_in(h.attempt) and h.attempt,
     asked = type(h.asked) == 'table' and h.asked or nil, superseded = h.superseded == true or nil,
-    not_replaceable = h.not_replaceable == true or nil }
+    not_replaceable = h.not_replaceable == true or nil, pause_on_failure = ms_in(h.pause_on_failure) }
 end
 
 -- Sorts holds by their end.
@@ -372,22 +372,46 @@ local function pause_of(lock)
     local p = object_at(key_of('pause', lock)) or {}
     local since, due = ms_in(p.since), ms_in(p['until'])
     local is_valid = p.by and since and due and due > ms and due <= ms + PAUSE_MOST
-    lock.paused = is_valid and { by = p.by, since = since, ['until'] = due } or false
+    local cause = p.cause == 'failure' and p.cause or nil
+    lock.paused = is_valid and { by = p.by, since = since, ['until'] = due, cause = cause } or false
   end
   return lock.paused or nil
 end
 
+local function write_pause(lock)
+  redis.call('SET', key_of('pause', lock), cjson.encode(lock.paused), 'PXAT', int(lock.paused['until']))
+  lock.changed = true
+end
+
 -- Begins the pause of the argument; without one, ends the pause. Returns what it was before.
 local function set_pause(lock)
-  local key, was = key_of('pause', lock), pause_of(lock) and 'paused' or 'open'
+  local was = pause_of(lock)
   if arg.lasts then
     local due = ms + arg.lasts
-    redis.call('SET', key, cjson.encode({ by = arg.by, since = ms, ['until'] = due }), 'PXAT', int(due))
+    if was and not arg.shortens then due = math.max(due, was['until']) end
+    lock.paused = { by = arg.by, since = ms, ['until'] = due }
+    write_pause(lock)
   else
-    redis.call('DEL', key)
+    redis.call('DEL', key_of('pause', lock))
+    lock.paused, lock.changed = false, true
   end
-  lock.paused, lock.changed = nil, true
-  return was
+  return was and 'paused' or 'open'
+end
+
+-- Pauses the lock, without writing it, after a failure under this hold, unless the hold was asked to
+-- end. Returns whether it did (rules: Record::pause_after).
+local function pause_after(lock, hold, since, lasts, reason)
+  local due, was = since + lasts, pause_of(lock)
+  if hold.asked or due <= (was and was['until'] or ms) then return false end
+  if was and not was.cause then
+    was['until'] = due
+    return true
+  end
+  local by = {}
+  for field, value in pairs(hold.owner) do by[field] = value end
+  by.reason, by.ttl = reason, nil
+  lock.paused = { by = by, since = since, ['until'] = due, cause = 'failure' }
+  return true
 end
 
 -- The newest caller with --replace.
