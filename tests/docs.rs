@@ -1,5 +1,6 @@
 //! The examples and claims of the documents, run as they are written.
 //!
+//! - ci: docs/ci.md, on simulated runners
 //! - fence_example: the example of a fence in docs/guarantees.md
 //! - forms: the lines by which a script takes a lock, and stops without it
 //! - generated: man/ and completions/ are up to date with src/cli
@@ -13,6 +14,7 @@
 //! - schema: JSON against docs/dlock.schema.json
 //! - upgrade: records that released versions wrote
 
+pub mod ci;
 pub mod fence_example;
 pub mod forms;
 pub mod generated;

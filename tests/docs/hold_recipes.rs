@@ -1,5 +1,4 @@
-//! The recipes of docs/hold.md, run as they are written. The test does what a CI runner does with
-//! the lines of a job.
+//! The recipes of docs/hold.md, run as they are written.
 
 use crate::support::dlock::BINARY;
 use crate::support::proc;
@@ -8,13 +7,20 @@ use crate::support::world::World;
 use rustix::process::Signal;
 use std::process::{Child, Command};
 
-/// The first fenced block of a language after a heading.
 fn recipe(heading: &str, language: &str) -> &'static str {
     recipes(heading, language)[0]
 }
 
 fn recipes(heading: &str, language: &str) -> Vec<&'static str> {
-    let page = include_str!("../../docs/hold.md");
+    blocks(include_str!("../../docs/hold.md"), heading, language)
+}
+
+/// The first fenced block of a language after a heading.
+pub(super) fn block(page: &'static str, heading: &str, language: &str) -> &'static str {
+    blocks(page, heading, language)[0]
+}
+
+fn blocks(page: &'static str, heading: &str, language: &str) -> Vec<&'static str> {
     let section = page.split("\n## ").find(|section| section.starts_with(heading)).expect("a heading");
     let fence = format!("```{language}\n");
     let blocks = section.split(&fence).skip(1).filter_map(|block| block.split("```").next());
@@ -22,7 +28,7 @@ fn recipes(heading: &str, language: &str) -> Vec<&'static str> {
 }
 
 /// A world with dlock in PATH, and with two steps that log that they run and wait for a file.
-fn world() -> World {
+pub(super) fn world() -> World {
     let world = World::without_redis();
     std::os::unix::fs::symlink(BINARY, world.path("dlock")).expect("a link");
     for step in ["fetch", "load", "build.sh", "deploy.sh"] {
@@ -34,7 +40,7 @@ fn world() -> World {
     world
 }
 
-fn start(world: &World, program: &str, arguments: &[&str]) -> Child {
+pub(super) fn start(world: &World, program: &str, arguments: &[&str]) -> Child {
     let path = format!("{}:{}", world.path("").display(), std::env::var("PATH").expect("PATH"));
     let mut command: Command = world.command(program);
     command.args(arguments).env("PATH", path).env("DLOCK_STORE", world.url());
@@ -42,7 +48,7 @@ fn start(world: &World, program: &str, arguments: &[&str]) -> Child {
 }
 
 /// Expects that the program holds the lock while it works, and no longer.
-fn holds_while_it_works(world: &World, key: &str, mut program: Child, last: &str) {
+pub(super) fn holds_while_it_works(world: &World, key: &str, mut program: Child, last: &str) {
     world.wait_for_log(last);
     assert_eq!(world.state(key), "held");
     let next = world.run(key, &["-w"], "echo next >> log").any_stderr().spawn();
@@ -60,7 +66,7 @@ fn is_stopped(world: &World, key: &str, mut program: Child, last: &str) {
     assert!(!program.wait().expect("our child").success());
 }
 
-fn works(world: &World, key: &str, last: &str, start: impl Fn() -> Child) {
+pub(super) fn works(world: &World, key: &str, last: &str, start: impl Fn() -> Child) {
     holds_while_it_works(world, key, start(), last);
     std::fs::remove_file(world.path("go")).expect("a file");
     is_stopped(world, key, start(), last);
@@ -148,74 +154,6 @@ fn a_node_program() {
     works(&world, "import", "load", || start(&world, "node", &["import.js"]));
     let (lock, _) = program.split_once("lock('import'").expect("the definition of lock");
     is_a_part_of_a_program(&world, "node", "part.js", &format!("{lock}{NODE}"));
-}
-
-/// The commands of a job, as a runner reads them from the YAML.
-fn run_lines(block: &str) -> Vec<String> {
-    let mut steps: Vec<String> = Vec::new();
-    let mut within = false;
-    for line in block.lines() {
-        if let Some(text) = line.trim_start().strip_prefix("run: ") {
-            within = text == "|";
-            steps.push(if within { String::new() } else { text.to_owned() });
-        } else if within && line.starts_with("    ") {
-            let step = steps.last_mut().expect("a step");
-            step.push_str(line.trim_start());
-            step.push('\n');
-        } else {
-            within = false;
-        }
-    }
-    steps
-}
-
-/// A worker that runs each step in its own shell, with the environment that the steps before have
-/// set.
-const WORKER: &str = r#"
-export GITHUB_ENV=$PWD/github_env GITHUB_RUN_ID=42
-: > "$GITHUB_ENV"
-failed=
-for step in 1 2; do
-    while IFS= read -r line; do export "$line"; done < "$GITHUB_ENV"
-    [ -n "$failed" ] || bash -e step$step || failed=1
-done
-while IFS= read -r line; do export "$line"; done < "$GITHUB_ENV"
-[ -z "$DLOCK_KEY" ] || bash -e step3
-[ -z "$failed" ]
-"#;
-
-#[test]
-fn steps_of_github_actions() {
-    let world = world();
-    let steps = run_lines(recipe("GitHub Actions", "yaml"));
-    assert_eq!(steps.len(), 3);
-    for (number, step) in steps.iter().enumerate() {
-        world.write(&format!("step{}", number + 1), step);
-    }
-    world.write("worker", WORKER);
-    let worker = start(&world, "bash", &["worker"]);
-    holds_while_it_works(&world, "deploy-production", worker, "deploy.sh");
-
-    // The runner is killed, and a step goes on.
-    std::fs::remove_file(world.path("go")).expect("a file");
-    let mut worker = start(&world, "setsid", &["bash", "worker"]);
-    world.wait_for_lines("deploy.sh", 2);
-    worker.kill().expect("it lives");
-    worker.wait().expect("our child");
-    world.run("deploy-production", &["-w", "0.5"], "true").status(75).any_stderr().run();
-    world.write("go", "");
-    world.wait_for_state("deploy-production", "free");
-}
-
-#[test]
-fn a_job_of_gitlab() {
-    let world = world();
-    let lines = recipe("GitLab", "yaml").lines().filter_map(|line| line.trim_start().strip_prefix("- "));
-    let job: String = lines.map(|line| format!("{line}\n")).collect();
-    // The runner has the lines evaluated at the end of a pipe.
-    let job = format!("CI_JOB_URL=https://example.com/1\n{}", job.replace("-w 10m ", ""));
-    world.write("job", &format!("set -eo pipefail\n: | eval '{job}'\nexit 0\n"));
-    works(&world, "deploy-production", "deploy.sh", || start(&world, "bash", &["job"]));
 }
 
 #[test]

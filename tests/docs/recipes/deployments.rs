@@ -1,67 +1,7 @@
-//! The recipes for CI and deployments: cancelled steps, freezes, previews, leaders.
+//! The recipes for deployments: freezes, previews, leaders.
 
 use super::{blocks, on_a_machine, status_of};
-use crate::support::dlock::BINARY;
-use crate::support::proc;
-use crate::support::wait::wait_until;
 use crate::support::world::World;
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::Stdio;
-
-/// How a runner starts a step, and which processes it signals to cancel it.
-struct Runner {
-    shell: &'static [&'static str],
-    signals: &'static [Signal],
-    whole_group: bool,
-}
-
-/// A cancelled step leaves no deployment running, and the lock is free.
-#[test]
-fn a_cancelled_step_takes_its_deployment_with_it() {
-    let step = blocks("sh").into_iter().find(|block| block.contains("./deploy.sh")).expect("a step");
-    let [gitlab, github, jenkins] = ["CI_JOB_URL", "GITHUB_RUN_ID", "BUILD_URL"].map(|reason| {
-        assert!(include_str!("../../../docs/recipes.md").contains(&format!("`${reason}`")), "{reason}");
-        step.replace("CI_JOB_URL", reason)
-    });
-    for (line, runner) in [
-        // GitLab's runner pipes the script into a shell, and kills its process group.
-        (
-            format!(": | eval '{gitlab}'"),
-            Runner { shell: &["bash"], signals: &[Signal::KILL], whole_group: true },
-        ),
-        // GitHub's runner starts a script, and signals only that: INT, which a shell defers while
-        // it waits for a command, then TERM, and at last KILL.
-        (
-            github.clone(),
-            Runner { shell: &["bash", "-e"], signals: &[Signal::INT, Signal::TERM], whole_group: false },
-        ),
-        (github, Runner { shell: &["bash", "-e"], signals: &[Signal::KILL], whole_group: false }),
-        (jenkins, Runner { shell: &["sh", "-xe"], signals: &[Signal::TERM], whole_group: false }),
-    ] {
-        let world = World::with_redis(&[]);
-        world.script("deploy.sh", "#!/bin/sh\necho $$ > pid\nsleep 300\n");
-        world.write("step", &line);
-        let [shell, options @ ..] = runner.shell else { unreachable!() };
-        let mut shell = world.command(shell);
-        let bin = Path::new(BINARY).parent().expect("a directory").display().to_string();
-        shell.args(options).arg("step").process_group(0).stdout(Stdio::null()).stderr(Stdio::null());
-        shell.env("PATH", format!("{bin}:/usr/bin:/bin")).env("DLOCK_STORE", world.url());
-        let mut shell = shell.spawn().expect("a shell");
-        let deployment = world.wait_for_pid("pid");
-        let pid = Pid::from_raw(i32::try_from(shell.id()).expect("a process id")).expect("a process id");
-        for signal in runner.signals {
-            match runner.whole_group {
-                true => kill_process_group(pid, *signal).expect("it runs"),
-                false => kill_process(pid, *signal).expect("it is not reaped yet"),
-            }
-        }
-        wait_until(&format!("no deployment: {line}"), || !proc::alive(deployment));
-        world.wait_for_state("deploy-production", "free");
-        drop(shell.wait());
-    }
-}
 
 #[test]
 fn a_freeze_stops_deployments_until_it_is_over() {
