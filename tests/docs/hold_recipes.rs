@@ -156,6 +156,172 @@ fn a_node_program() {
     is_a_part_of_a_program(&world, "node", "part.js", &format!("{lock}{NODE}"));
 }
 
+/// What the programs of *By a pipe* do with the function of the page: a busy lock, two locks at once,
+/// one of them again, and all the while whatever the test does to them.
+const PIPE_PYTHON: &str = r#"
+import os, time
+
+def log(word):
+    with open("log", "a") as file: file.write(word + "\n")
+
+def take(key):
+    return hold(key, lambda event: log(f"{key} lost: {event}"), "-t", "6s", "--grace", "1s")
+
+try: take("other")
+except BlockingIOError as error: log("busy%d" % error.errno)
+one = take("a")
+two = take("b")
+log("held")
+while not os.path.exists("go"): time.sleep(0.05)
+two()
+take("b")()
+one()
+log("end")
+"#;
+
+const PIPE_NODE: &str = r#"
+const fs = require('node:fs');
+const log = (word) => fs.appendFileSync('log', word + '\n');
+const take = (key) => hold(key, (event) => log(`${key} lost: ${event}`), '-t', '6s', '--grace', '1s');
+
+(async () => {
+  try { await take('other'); } catch (error) { log('busy' + error.status); }
+  const one = await take('a');
+  const two = await take('b');
+  log('held');
+  while (!fs.existsSync('go')) await new Promise((resolve) => setTimeout(resolve, 50));
+  await two();
+  await (await take('b'))();
+  await one();
+  log('end');
+})();
+"#;
+
+const PIPE_GO: &str = r#"package main
+
+import ("encoding/json"; "os"; "os/exec"; "strconv"; "sync/atomic"; "time")
+
+HOLD
+func log(word string) {
+	file, _ := os.OpenFile("log", os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	file.WriteString(word + "\n")
+	file.Close()
+}
+
+func take(key string) (func() error, error) {
+	return hold(key, func(event string) { log(key + " lost: " + event) }, "-t", "6s", "--grace", "1s")
+}
+
+func main() {
+	if _, err := take("other"); err != nil {
+		log("busy" + strconv.Itoa(err.(*exec.ExitError).ExitCode()))
+	}
+	one, _ := take("a")
+	two, _ := take("b")
+	log("held")
+	for _, err := os.Stat("go"); err != nil; _, err = os.Stat("go") {
+		time.Sleep(50 * time.Millisecond)
+	}
+	two()
+	again, _ := take("b")
+	again()
+	one()
+	log("end")
+}
+"#;
+
+/// The program works with its locks; is killed; loses them, while it does not read; and while the
+/// store is away.
+fn by_a_pipe(world: &mut World, start: impl Fn(&World) -> Child) {
+    let other = world.run("other", &[], "echo up > up; exec sleep 1000").spawn();
+    wait_until("one lock is busy", || world.path("up").exists());
+    let begin = |world: &World| {
+        drop(std::fs::remove_file(world.path("go")));
+        world.write("log", "");
+        let program = start(world);
+        world.wait_for_log("held");
+        assert_eq!((world.state("a"), world.state("b")), ("held".into(), "held".into()));
+        (i32::try_from(program.id()).expect("a process id"), program)
+    };
+    let ends = |world: &World, mut program: Child| {
+        world.write("go", "");
+        assert!(program.wait().expect("our child").success(), "{:?}", world.log());
+        ["a", "b"].iter().for_each(|key| world.wait_for_state(key, "free"));
+    };
+
+    let (_, program) = begin(world);
+    ends(world, program);
+    assert_eq!(world.log(), ["busy75", "held", "end"]);
+
+    let (_, mut program) = begin(world);
+    program.kill().expect("it lives");
+    program.wait().expect("our child");
+    ["a", "b"].iter().for_each(|key| world.wait_for_state(key, "free"));
+
+    // A program that reads nothing does not keep an operator from getting the lock.
+    let (pid, program) = begin(world);
+    proc::signal(pid, Signal::STOP);
+    world.dlock(["release", "a", "-y"]).any_stderr().run();
+    assert_eq!((world.state("a"), world.state("b")), ("free".into(), "held".into()));
+    proc::signal(pid, Signal::CONT);
+    world.wait_for_log("a lost: asked");
+    world.dlock(["release", "b", "--force", "-y"]).any_stderr().run();
+    world.wait_for_log("b lost: lost");
+    ends(world, program);
+
+    let (_, program) = begin(world);
+    world.redis().pause();
+    ["a", "b"].iter().for_each(|key| world.wait_for_log(&format!("{key} lost: lost")));
+    world.redis().resume();
+    ends(world, program);
+    other.signal(Signal::TERM);
+}
+
+/// The program that consists of the function of the page and this one.
+fn piped(world: &World, language: &str, name: &str, program: &str) {
+    let function = recipe("By a pipe", language);
+    let body = function.lines().skip_while(|line| !line.contains("hold("));
+    assert!(body.count() <= 17, "{language}: short");
+    let program = match program.contains("HOLD") {
+        true => program.replace("HOLD", function),
+        false => format!("{function}{program}"),
+    };
+    world.write(name, &program);
+    std::os::unix::fs::symlink(BINARY, world.path("dlock")).expect("a link");
+}
+
+#[test]
+fn a_python_program_by_a_pipe() {
+    let mut world = World::with_redis(&[]);
+    piped(&world, "python", "pipe.py", PIPE_PYTHON);
+    by_a_pipe(&mut world, |world| start(world, "python3", &["pipe.py"]));
+}
+
+#[test]
+fn a_node_program_by_a_pipe() {
+    if Command::new("node").arg("--version").output().is_err() {
+        println!("skipped: no node");
+        return;
+    }
+    let mut world = World::with_redis(&[]);
+    piped(&world, "javascript", "pipe.js", PIPE_NODE);
+    by_a_pipe(&mut world, |world| start(world, "node", &["pipe.js"]));
+}
+
+#[test]
+fn a_go_program_by_a_pipe() {
+    if Command::new("go").arg("version").output().is_err() {
+        println!("skipped: no go");
+        return;
+    }
+    let mut world = World::with_redis(&[]);
+    piped(&world, "go", "pipe.go", PIPE_GO);
+    let mut build = world.command("go");
+    build.args(["build", "-o", "pipe", "pipe.go"]).env("GOPROXY", "off").env("GO111MODULE", "off");
+    assert!(build.status().expect("go").success());
+    by_a_pipe(&mut world, |world| start(world, "./pipe", &[]));
+}
+
 #[test]
 fn a_daemon_by_its_pid_file() {
     let world = world();
