@@ -1657,7 +1657,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__wait)
-            opts="-k -w -q -v -h --key --wait --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -w -q -v -h --key --done --wait --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1675,6 +1675,10 @@ _dlock() {
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
                     fi
+                    return 0
+                    ;;
+                --done)
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --wait)

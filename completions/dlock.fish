@@ -229,6 +229,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand check" -s q -l quiet -d 'Do 
 complete -c dlock -n "__fish_dlock_using_subcommand check" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand check" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s k -l key -d 'The same as KEY' -r -f
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -l done -d 'Wait until each key has succeeded in this minute, hour, day or week, or within the last DUR' -r
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s w -l wait -d 'Wait at most this long; 0: only look [default: for ever]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r

@@ -445,6 +445,9 @@ pub struct Owner {
     /// holds nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl: Option<Duration>,
+    /// How long a success of this run counts; `None` without `--once-per`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub once_per: Option<Duration>,
 }
 
 /// Deserializes an owner on which no decision depends. An owner that cannot be read becomes `?`.

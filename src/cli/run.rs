@@ -141,7 +141,7 @@ pub struct Run {
 
 /// The value of `--once-per`. A word means half of that period: runs of one tick arrive less than this
 /// apart, runs of two ticks more, however late a machine or its clock is.
-fn once_per(text: &str) -> Result<Duration, String> {
+pub(super) fn once_per(text: &str) -> Result<Duration, String> {
     let half = |hours: u64| Duration::from_secs(hours * 1800);
     let span = match text {
         "minute" => Duration::from_secs(30),

@@ -23,6 +23,7 @@ pub fn owner(command: String, reason: Option<String>) -> Owner {
         reason,
         by: By::Run,
         ttl: None,
+        once_per: None,
     }
     .shortened()
 }

@@ -92,7 +92,7 @@ impl Work {
             }
             Self::Hold(hold) => hold.owner(run),
         };
-        Owner { ttl: Some(run.ttl.get()), ..owner }
+        Owner { ttl: Some(run.ttl.get()), once_per: run.once_per, ..owner }
     }
 
     fn subject(&self) -> Subject {

@@ -1,5 +1,5 @@
-//! `dlock wait`: watches locks, one after the other, until each was seen free. Takes none and
-//! stands in no queue.
+//! `dlock wait`: watches locks, one after the other, until each was seen free or done. Takes none
+//! and stands in no queue.
 
 use super::context::Context;
 use super::foreground::{Onlooker, Signals};
@@ -25,7 +25,8 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
     let signals = Signals::take()?;
     let (observer, line) = (context.observe(FOREIGN_LOOK)?, Line::new(&context.printer, since));
     let onlooker = Onlooker { context, observer, line, until };
-    let mut waiting = Waiting { onlooker, since, bound: flags.wait.filter(|bound| !bound.is_zero()) };
+    let bound = flags.wait.filter(|bound| !bound.is_zero());
+    let mut waiting = Waiting { onlooker, since, bound, done: flags.done };
     signals.or_exit(|| waiting.go(&wanted))
 }
 
@@ -34,43 +35,56 @@ struct Waiting<'a> {
     since: Moment,
     /// The `--wait` to name in messages.
     bound: Option<Duration>,
+    /// The span of `--done`.
+    done: Option<Duration>,
 }
 
 impl Waiting<'_> {
     fn go(&mut self, wanted: &KeyOperands) -> Result<Exit, Error> {
         let names = self.locks_to_wait_for(wanted)?;
+        // B must not run after A because nothing is known of A.
+        if self.done.is_some() && wanted.unmatched(&names, &"").is_some() {
+            return Ok(Exit::Busy(Exit::BUSY));
+        }
         self.refuse_own_locks(&names)?;
         for name in &names {
-            if let Some(over) = self.until_free(name)? {
+            if let Some(over) = self.until_over(name)? {
                 return Ok(over);
             }
         }
         Ok(Exit::Ok)
     }
 
-    /// Watches a lock until it is free. Returns the exit status if the time runs out.
-    fn until_free(&mut self, name: &Name) -> Result<Option<Exit>, Error> {
-        let since = self.since;
+    /// Watches a lock until it is free or, with `--done`, done. Returns the exit status if the time
+    /// runs out.
+    fn until_over(&mut self, name: &Name) -> Result<Option<Exit>, Error> {
+        let (since, done) = (self.since, self.done);
         let (store, key) = (self.onlooker.context.settings.store.to_string(), name.key());
         let mut last = None;
-        let free = self.onlooker.look_for(name, |view, line| match view.state {
-            State::Free => Some(()),
-            _ => {
-                line.waits(describe::line(store.clone(), view.clone(), since));
-                last = Some(view);
-                None
+        let over = self.onlooker.look_for(name, |view, line| {
+            let is_over = done.map_or(view.state == State::Free, |span| view.is_done_for(span));
+            if is_over {
+                return Some(());
             }
+            if done.is_some() && last.is_none() && !view.is_used() {
+                let text = format!("{key} is not known in {store}; waiting for its first success");
+                line.say(Kind::Note, Event::from(What::Waiting).about(key), &text);
+            }
+            line.waits(describe::line(store.clone(), view.clone(), done.is_some(), since));
+            last = Some(view);
+            None
         });
         let line = &mut self.onlooker.line;
-        if free?.is_some() {
+        if over?.is_some() {
             let (kind, after) = match line.has_announced() {
                 true => (Kind::Note, format!(" after {}", span(Moment::now().since(since)))),
                 false => (Kind::Detail, String::new()),
             };
-            line.say(kind, Event::from(What::Free).about(key), &format!("{key} in {store} is free{after}"));
+            let (what, word) = if done.is_some() { (What::Done, "done") } else { (What::Free, "free") };
+            line.say(kind, Event::from(what).about(key), &format!("{key} in {store} is {word}{after}"));
             return Ok(None);
         }
-        let state = last.as_ref().map(describe::state).unwrap_or_default();
+        let state = last.as_ref().map(|view| describe::awaited(view, done.is_some())).unwrap_or_default();
         let over = self.bound.map(|bound| format!("; --wait ({}) ran out", span(bound))).unwrap_or_default();
         let holder = last.as_ref().and_then(|view| view.holders.first());
         let exit = Exit::Busy(Exit::BUSY);

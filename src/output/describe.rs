@@ -44,6 +44,17 @@ pub fn state(view: &View) -> String {
     }
 }
 
+/// The state of a lock that is waited for, and if it is to be done, that it is not, as a clause that
+/// reads after its name.
+pub fn awaited(view: &View, to_be_done: bool) -> String {
+    if !to_be_done {
+        return state(view);
+    }
+    let ago = view.stat.last_success.map(|ended| span(Duration::from_millis(view.now.saturating_sub(ended))));
+    let last = ago.map_or_else(|| "no success is known".into(), |ago| format!("it last succeeded {ago} ago"));
+    format!("is not done ({last}), and {}", state(view))
+}
+
 /// A line about the pause of a lock, if it is paused.
 pub fn pause(view: &View) -> Option<String> {
     let Pause { by, until, .. } = view.paused.as_ref()?;
@@ -54,13 +65,13 @@ pub fn pause(view: &View) -> Option<String> {
 }
 
 /// Returns a function that makes the line about waiting, for a wait that began at `since`.
-pub fn line(store: String, view: View, since: Moment) -> impl Fn(Width) -> Said {
+pub fn line(store: String, view: View, to_be_done: bool, since: Moment) -> impl Fn(Width) -> Said {
     let seen = Moment::now();
     move |room| {
         let now = Moment::now();
         let view = aged(&view, now.since(seen));
         Said {
-            text: watching(&store, &view, now.since(since), room),
+            text: watching(&store, &view, to_be_done, now.since(since), room),
             key: view.name.key().to_owned(),
             holder: view.holders.first().cloned(),
             ahead: None,
@@ -80,11 +91,11 @@ fn aged(view: &View, age: Duration) -> View {
 }
 
 /// The line about waiting for `waited` so far, in a short form if the terminal is narrow.
-fn watching(store: &str, view: &View, waited: Duration, room: Width) -> String {
+fn watching(store: &str, view: &View, to_be_done: bool, waited: Duration, room: Width) -> String {
     let key = view.name.key();
     let seconds = Duration::from_secs(waited.as_secs());
     let since = if seconds.is_zero() { String::new() } else { format!(" for {}", span(seconds)) };
-    let whole = format!("waiting{since}: {key} in {store} {}", state(view));
+    let whole = format!("waiting{since}: {key} in {store} {}", awaited(view, to_be_done));
     match room {
         Width::Columns(columns) if width(&whole) > columns => {
             let state = match view.holders.as_slice() {

@@ -2,7 +2,7 @@
 //! commands and the output read them. Times are on the store's clock, in milliseconds since 1970
 //! unless stated otherwise. The scripts of Redis answer with the same fields, as JSON.
 
-use super::time::ms;
+use super::time::{millis, ms};
 use crate::exit::Ended;
 use crate::lock::{Fence, Mode, Owner, owner_or_unknown};
 use serde::{Deserialize, Serialize};
@@ -66,8 +66,16 @@ pub struct Success {
 
 impl Success {
     /// When its run arrived, in milliseconds since 1970.
-    pub(super) const fn arrived(&self) -> u64 {
+    pub const fn arrived(&self) -> u64 {
         self.since.saturating_sub(self.waited)
+    }
+
+    /// Until when a run with `--once-per` must arrive to be skipped because of this success, if that
+    /// holds for a run that arrived at `came`. In milliseconds since 1970.
+    pub(super) fn counts_until(&self, now: u64, came: u64, span: Duration) -> Option<u64> {
+        let span = millis(span);
+        let until = self.arrived().saturating_add(span).max(self.since);
+        (came < until && self.since < now.saturating_add(span)).then_some(until)
     }
 }
 

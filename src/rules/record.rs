@@ -356,11 +356,8 @@ impl Record {
     /// clock that was set back a little must not let the job run twice, and one that was years ahead
     /// must not block it for years.
     pub(super) fn done_for(&self, now: Time, came: Time, span: Duration) -> Option<Duration> {
-        let success = self.success.as_ref()?;
-        let (now, span) = (now.millis(), millis(span));
-        let until = success.arrived().saturating_add(span).max(success.since);
-        let is_enough = came.millis() < until && success.since < now.saturating_add(span);
-        is_enough.then(|| Duration::from_millis(until.saturating_sub(now)))
+        let until = self.success.as_ref()?.counts_until(now.millis(), came.millis(), span)?;
+        Some(Duration::from_millis(until.saturating_sub(now.millis())))
     }
 
     pub(super) fn spend(&mut self, now: Time, token: Token, released: bool) {

@@ -69,7 +69,7 @@ impl Why {
 impl Refusal {
     fn new(owner: &Owner, why: Why, by: Option<&Owner>, waited: Duration) -> Self {
         let short = |owner: &Owner| {
-            let mut owner = Owner { ttl: None, ..owner.clone() };
+            let mut owner = Owner { ttl: None, once_per: None, ..owner.clone() };
             shorten(&mut owner.command, REFUSAL_TEXT_MAX);
             owner.reason.iter_mut().for_each(|reason| shorten(reason, REFUSAL_TEXT_MAX));
             owner

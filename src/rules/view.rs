@@ -88,6 +88,28 @@ impl View {
 }
 
 impl View {
+    /// Whether a run with `--once-per` of this span that arrives now would be skipped. If no success
+    /// of such a run is remembered, the last success of a run without `--once-per` counts.
+    pub fn is_done_for(&self, span: Duration) -> bool {
+        let last = match &self.success {
+            Some(success) => Some(LastSuccess::Known(success.clone())),
+            None => self.last_success(),
+        };
+        match last {
+            // Forgotten.
+            Some(LastSuccess::Known(success))
+                if self.success.is_none() && success.owner.once_per.is_some() =>
+            {
+                false
+            }
+            Some(LastSuccess::Known(success)) => success.counts_until(self.now, self.now, span).is_some(),
+            Some(LastSuccess::EndedAt(ended)) => self.now < ended.saturating_add(millis(span)),
+            None => false,
+        }
+    }
+}
+
+impl View {
     /// Estimated time until each waiter is granted the lock. Only if all waiters want it
     /// exclusively: elsewhere it is unknown how many runs go on at a time.
     pub fn turns(&self) -> Vec<Option<Duration>> {

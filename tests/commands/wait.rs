@@ -18,6 +18,8 @@ on_every_store!(
     a_pattern_means_every_key_that_is_known,
     a_job_does_not_wait_for_its_own_lock,
     a_signal_ends_it,
+    done_means_what_once_per_means,
+    a_key_never_seen_is_waited_for_until_it_is_done,
     a_store_that_cannot_be_reached_is_an_error,
 );
 
@@ -128,6 +130,38 @@ fn a_pattern_means_every_key_that_is_known(backend: Backend) {
     looker.finish();
     let none = "dlock: .* has no key that matches x\\*: nothing to wait for\n";
     world.dlock(["wait", "x*"]).stderr_like(none).run();
+}
+
+fn done_means_what_once_per_means(backend: Backend) {
+    let world = World::new(backend);
+    world.run("nightly-a", &["--once-per", "day"], "true").run();
+    world.run("nightly-b", &[], "true").run();
+    world.run("nightly-b", &[], "false").status(1).run();
+    let wait = |period: &str, key: &str| world.dlock(["wait", "-w", "0", "--done", period, key]);
+    wait("day", "nightly-*").stderr_like("dlock: waiting for nightly-a, nightly-b in .*\n").run();
+    // Both runs arrived longer ago than this.
+    let not = "dlock: nightly-[ab] in .* is not done \\(it last succeeded .* ago\\), and is free\n";
+    wait("0.001", "nightly-a").status(75).stderr_like(not).run();
+    wait("0.001", "nightly-b").status(75).stderr_like(not).run();
+    world.dlock(["forget", "nightly-a"]).any_stderr().run();
+    wait("day", "nightly-a").status(75).stderr_like(not).run();
+    world.run("nightly-a", &["--once-per", "day"], "true").run();
+    wait("day", "nightly-a").run();
+    let none = "dlock: .* has no key that matches x\\*: nothing to wait for\n";
+    wait("day", "x*").status(75).stderr_like(none).run();
+    wait("fortnight", "nightly-a").status(64).any_stderr().run();
+}
+
+fn a_key_never_seen_is_waited_for_until_it_is_done(backend: Backend) {
+    let world = World::new(backend);
+    let mut looker = start_wait(&world, &["--done", "day", "k"]);
+    let like = "k is not known in ";
+    wait_until("it says so", || looker.messages().contains(like));
+    world.run("k", &["--once-per", "day"], "false").status(1).run();
+    assert!(!looker.has_ended(), "{}", looker.messages());
+    world.run("k", &["--once-per", "day"], "true").run();
+    assert_eq!(looker.messages().matches(like).count(), 1);
+    looker.finish();
 }
 
 fn a_job_does_not_wait_for_its_own_lock(backend: Backend) {

@@ -154,7 +154,7 @@ fn wait_for_ends(
             if pending.is_empty() {
                 return Some(());
             }
-            line.waits(describe::line(store.clone(), view, since));
+            line.waits(describe::line(store.clone(), view, false, since));
             None
         });
         if all_ended?.is_some() {

@@ -74,6 +74,18 @@ fn cron_job() -> String {
 }
 
 #[test]
+fn what_comes_after_the_report_waits_for_it() {
+    let world = World::without_redis();
+    for job in ["report", "mailing"] {
+        world.script(job, &format!("#!/bin/sh\necho {job} >> log\n"));
+    }
+    let mailing = on_a_machine(&world, crontab_command("mailing")).spawn();
+    assert_eq!(status_of(on_a_machine(&world, crontab_command("nightly-report"))), Some(0));
+    assert_eq!(mailing.expect("a shell").wait().expect("a child").code(), Some(0));
+    assert_eq!(world.log(), ["report", "mailing"]);
+}
+
+#[test]
 fn a_missed_job_is_made_up_for_once() {
     let world = World::with_redis(&[]);
     let tick = || status_of(on_a_machine(&world, crontab_command("weekly-cleanup")));
