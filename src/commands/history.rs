@@ -23,10 +23,10 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     let refusals = refusals.collect::<Result<_, _>>().map_err(origin)?;
     let all = chosen(&views, refusals, flags);
     let ends = all.iter().filter_map(|(key, told)| match told {
-        HistoryEntry::End(end) => Some((key.clone(), end.clone())),
+        HistoryEntry::End(end, until) => Some((key.clone(), (end.clone(), until.is_some()))),
         HistoryEntry::Refusal(_) => None,
     });
-    let (keys, log): (Vec<String>, Vec<LoggedEnd>) = ends.unzip();
+    let (keys, (log, counts)): (Vec<String>, (Vec<LoggedEnd>, Vec<bool>)) = ends.unzip();
     let shown = if wanted.single().is_some() { None } else { Some(&*keys) };
     let key_of = |key: &str| shown.map(|_| key.to_owned());
     let now = views.iter().map(|view| view.now).max().unwrap_or_default();
@@ -38,12 +38,12 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
         _ if flags.lines == Some(0) => String::new(),
         _ if all.is_empty() => paused() + &nothing_to_show(context, flags, &wanted, &views),
         Width::Columns(columns) => {
-            let lines = picture(shown, &log, now, columns, coloured);
+            let lines = picture(shown, &log, &counts, now, columns, coloured);
             paused()
                 + &between(lines, &all, |key, refusals| ticks(key_of(key).as_deref(), refusals, now, columns))
         }
         Width::Endless => {
-            let lines = table(shown, &log, coloured);
+            let lines = table(shown, &log, &counts, coloured);
             between(lines, &all, |key, refusals| {
                 let key = key_of(key);
                 let each = refusals.iter().map(|one| refused(key.as_deref(), one, None));
@@ -62,7 +62,7 @@ fn chosen(views: &[View], refusals: Vec<Vec<Refusal>>, flags: &History) -> Vec<(
     let of_one = |view: &View| {
         let (key, now) = (view.name.key().to_owned(), view.now);
         let ends = view.log.iter().filter(|end| !flags.failed || end.is_failure());
-        let ends = ends.map(|end| HistoryEntry::End(end.clone()));
+        let ends = ends.map(|end| HistoryEntry::End(end.clone(), view.counts_until(end)));
         let refused = refusals.next().unwrap_or_default().into_iter().map(HistoryEntry::Refusal);
         let is_recent =
             |told: &HistoryEntry| since.is_none_or(|since| now.saturating_sub(told.at()) <= since);

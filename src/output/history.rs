@@ -77,6 +77,12 @@ impl Column {
         Some(Self::of_cells("KEY", keys?.iter().map(|key| escaped(key).into_owned()).collect()))
     }
 
+    /// How each run ended, and whether it counts for `--once-per`.
+    fn of_ends(log: &[LoggedEnd], counts: &[bool]) -> Self {
+        let mark = |at| if counts.get(at) == Some(&true) { ", counts" } else { "" };
+        Self::of_cells("END", log.iter().enumerate().map(|(at, end)| how(end) + mark(at)).collect())
+    }
+
     fn new(head: &'static str, log: &[LoggedEnd], text: impl Fn(&LoggedEnd) -> String) -> Self {
         Self::of_cells(head, log.iter().map(text).collect())
     }
@@ -109,14 +115,15 @@ fn total_width(shown: &[Column]) -> usize {
 /// An entry of a lock's history.
 #[derive(Debug, Clone)]
 pub enum HistoryEntry {
-    End(LoggedEnd),
+    /// With the time until which it counts for `--once-per`.
+    End(LoggedEnd, Option<u64>),
     Refusal(Refusal),
 }
 
 impl HistoryEntry {
     fn refusal(&self) -> Option<&Refusal> {
         match self {
-            Self::End(_) => None,
+            Self::End(..) => None,
             Self::Refusal(refusal) => Some(refusal),
         }
     }
@@ -124,7 +131,7 @@ impl HistoryEntry {
     /// When the hold ended or the request was refused, by the store's clock.
     pub fn at(&self) -> u64 {
         match self {
-            Self::End(end) => end.ended,
+            Self::End(end, _) => end.ended,
             Self::Refusal(refusal) => refusal.at,
         }
     }
@@ -223,17 +230,18 @@ const GAP: usize = 2;
 const AXIS_MIN: usize = 12;
 
 /// The ends as a picture, newest first, for a terminal of this many columns: the head, and the
-/// lines of each end. `now` is the store's clock.
+/// lines of each end. `counts` marks those that count for `--once-per`. `now` is the store's clock.
 pub fn picture(
     keys: Option<&[String]>,
     log: &[LoggedEnd],
+    counts: &[bool],
     now: u64,
     columns: usize,
     coloured: Coloured,
 ) -> Vec<String> {
     let is_of_today = time::are_of_today(log.iter().map(|end| end.since), now);
     let started = Column::new("STARTED", log, |end| time::short(end.since, is_of_today));
-    let mut shown = vec![started, Column::new("HELD", log, held), Column::new("END", log, how)];
+    let mut shown = vec![started, Column::new("HELD", log, held), Column::of_ends(log, counts)];
     // A long key must not take the room of the rest.
     shown.splice(0..0, Column::of_keys(keys).map(|key| key.within((columns / 4).max(12))));
     let room = columns.saturating_sub(total_width(&shown) + GAP + AXIS_MIN);
@@ -260,13 +268,13 @@ pub fn picture(
 }
 
 /// The ends as a plain table, newest first: the head, and the line of each end.
-pub fn table(keys: Option<&[String]>, log: &[LoggedEnd], coloured: Coloured) -> Vec<String> {
+pub fn table(keys: Option<&[String]>, log: &[LoggedEnd], counts: &[bool], coloured: Coloured) -> Vec<String> {
     let mut shown = vec![
         Column::new("STARTED", log, |end| time::whole(end.since)),
         Column::new("ENDED", log, |end| time::whole(end.ended)),
         Column::new("WAITED", log, waited),
         Column::new("HELD", log, held),
-        Column::new("END", log, how),
+        Column::of_ends(log, counts),
         Column::new("HOLDER", log, |end| cell(&end.owner)),
         Column::new(ENDED_BY, log, ended_by),
         Column::new("COMMAND", log, command),

@@ -36,7 +36,7 @@ pub fn history(all: &[(String, HistoryEntry)]) -> Result<String, Error> {
         Refusal(Refused<'a>),
     }
     let entries = all.iter().map(|(key, told)| match told {
-        HistoryEntry::End(end) => Entry::End(Box::new(LastRun::of(key, end))),
+        HistoryEntry::End(end, counts_until) => Entry::End(Box::new(LastRun::of(key, end, *counts_until))),
         HistoryEntry::Refusal(refusal) => Entry::Refusal(Refused::of(key, refusal)),
     });
     pretty(&entries.collect::<Vec<_>>())
@@ -153,6 +153,7 @@ struct Lock<'a> {
     waiters: Vec<Waits<'a>>,
     last_run: Option<LastRun<'a>>,
     last_success: Option<LastSuccess<'a>>,
+    done: Option<Done<'a>>,
     last_refusal: Option<Refused<'a>>,
     paused: Option<Paused<'a>>,
 }
@@ -227,6 +228,17 @@ struct LastRun<'a> {
     #[serde(flatten)]
     job: JobEnd,
     forced_by: Option<Actor<'a>>,
+    counts_until: Option<String>,
+}
+
+/// The success that counts for `--once-per`.
+#[derive(Serialize)]
+struct Done<'a> {
+    #[serde(flatten)]
+    by: Person<'a>,
+    arrived_at: String,
+    granted_at: String,
+    until: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -264,8 +276,14 @@ impl<'a> Lock<'a> {
             fence: view.fence,
             holders: view.holders.iter().map(Holds::of).chain(foreign).collect(),
             waiters: view.waiters.iter().zip(view.turns()).map(|(one, turn)| Waits::of(one, turn)).collect(),
-            last_run: view.log.first().map(|end| LastRun::of(view.name.key(), end)),
+            last_run: view.log.first().map(|end| LastRun::of(view.name.key(), end, view.counts_until(end))),
             last_success: success.map(LastSuccess::of),
+            done: view.counting().map(|(success, until)| Done {
+                by: (&success.owner).into(),
+                arrived_at: utc(success.arrived()),
+                granted_at: utc(success.since),
+                until: until.map(utc),
+            }),
             last_refusal: None,
             paused: view.paused.as_ref().map(Paused::of),
         }
@@ -328,7 +346,7 @@ impl<'a> LastSuccess<'a> {
 }
 
 impl<'a> LastRun<'a> {
-    fn of(key: &'a str, end: &'a LoggedEnd) -> Self {
+    fn of(key: &'a str, end: &'a LoggedEnd, counts_until: Option<u64>) -> Self {
         Self {
             key,
             outcome: end.word(),
@@ -340,6 +358,7 @@ impl<'a> LastRun<'a> {
             waited_ms: end.waited,
             job: end.job.into(),
             forced_by: end.by.as_ref().map(Actor::from),
+            counts_until: counts_until.map(utc),
         }
     }
 }
@@ -365,6 +384,7 @@ mod tests {
                 "waiters",
                 "last_run",
                 "last_success",
+                "done",
                 "last_refusal",
                 "paused",
             ];

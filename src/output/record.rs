@@ -5,9 +5,9 @@ use super::columns::{Width, broken, padded};
 use super::history::why;
 use super::owner::{because, cell};
 use super::table::{colour, last};
-use super::time::{about, local, span};
+use super::time::{about, local, once_per, span};
 use super::{Coloured, escaped};
-use crate::lock::{By, Mode};
+use crate::lock::{By, Mode, Owner};
 use crate::rules::{Holder, LastSuccess, Refusal, State};
 use crate::store::View;
 use std::time::Duration;
@@ -118,8 +118,17 @@ fn queue(lines: &mut Lines, view: &View) {
     }
 }
 
-/// The last run, the last success and the last refusal.
+/// What counts for `--once-per`, the last run, the last success and the last refusal.
 fn past(lines: &mut Lines, view: &View, refused: Option<&Refusal>) {
+    if let Some((success, until)) = view.counting() {
+        let Owner { user, host, once_per: span, .. } = &success.owner;
+        let at = |time| local(time, view.now);
+        let until = until
+            .zip(*span)
+            .map(|(until, span)| format!(", counts until {} ({})", at(until), once_per(span)));
+        let until = until.unwrap_or_default();
+        lines.add(0, "done", &format!("by {user}@{host}, arrived {}{until}", at(success.arrived())));
+    }
     if let Some(end) = view.log.first() {
         lines.add(0, "last run", &format!("{}, run by {}", last(end, view.now), cell(&end.owner)));
         if let Some(by) = &end.by {

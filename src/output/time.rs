@@ -28,6 +28,17 @@ pub fn span(span: Duration) -> String {
     }
 }
 
+/// The span of `--once-per`. Its words mean half of what they name.
+pub fn once_per(span: Duration) -> String {
+    match span.as_millis() {
+        30_000 => "half a minute".into(),
+        1_800_000 => "half an hour".into(),
+        43_200_000 => "half a day".into(),
+        302_400_000 => "half a week".into(),
+        _ => self::span(span),
+    }
+}
+
 /// A local time: the time of day, with the date before it if that differs from the date of `now`.
 pub fn local(at: u64, now: u64) -> String {
     let (at, now) = (zoned(at), zoned(now));

@@ -88,6 +88,23 @@ impl View {
 }
 
 impl View {
+    /// The success because of which `--once-per` skips a run that arrives now, and until when one must
+    /// arrive. The time is unknown if an earlier build recorded the success.
+    pub fn counting(&self) -> Option<(&Success, Option<u64>)> {
+        let success = self.success.as_ref()?;
+        match success.owner.once_per {
+            Some(span) => Some((success, Some(success.counts_until(self.now, self.now, span)?))),
+            None => Some((success, None)),
+        }
+    }
+
+    /// Until when this end counts for `--once-per`, if it does.
+    pub fn counts_until(&self, end: &LoggedEnd) -> Option<u64> {
+        self.counting().filter(|(success, _)| success.fence == end.fence)?.1
+    }
+}
+
+impl View {
     /// Whether a run with `--once-per` of this span that arrives now would be skipped. If no success
     /// of such a run is remembered, the last success of a run without `--once-per` counts.
     pub fn is_done_for(&self, span: Duration) -> bool {

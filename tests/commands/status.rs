@@ -8,6 +8,7 @@ use crate::support::masters::Masters;
 use crate::support::redis::Redis;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
+use regex_lite::Regex;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -15,6 +16,7 @@ on_every_store!(
     a_held_lock_with_waiters,
     every_lock_under_the_prefix,
     a_free_lock,
+    what_counts_for_once_per_is_shown,
     a_revoked_lock,
     a_pattern_selects_the_keys_that_match,
     a_hold_that_is_not_renewed_is_stale,
@@ -41,6 +43,7 @@ fn a_held_lock_with_waiters(backend: Backend) {
             "waiters",
             "last_run",
             "last_success",
+            "done",
             "last_refusal",
             "paused",
         ],
@@ -95,6 +98,32 @@ fn a_held_lock_with_waiters(backend: Backend) {
     waiter.finish();
     let last = world.status("k")["last_run"].clone();
     assert_ne!(last, Value::Null, "there was one");
+}
+
+fn what_counts_for_once_per_is_shown(backend: Backend) {
+    let world = World::new(backend);
+    let shown = || world.dlock(["status", "k"]).any_stdout().run().stdout;
+    let ends = || world.dlock(["history", "k"]).any_stdout().run().stdout;
+    world.run("k", &[], "true").run();
+    assert!(!shown().contains("\ndone ") && world.status("k")["done"].is_null(), "{}", shown());
+    world.run("k", &["--once-per", "day"], "true").run();
+    // A test by hand changes nothing.
+    world.run("k", &[], "true").run();
+    let like =
+        Regex::new("\ndone +by [^ ]+@[^ ]+, arrived [0-9:]+, counts until [0-9: -]+ \\(half a day\\)\n");
+    assert!(like.expect("a pattern").is_match(&shown()), "{}", shown());
+    let done = world.status("k")["done"].clone();
+    assert_fields(&done, &["host", "pid", "user", "arrived_at", "granted_at", "until"]);
+    assert!(done["arrived_at"].as_str() <= done["granted_at"].as_str(), "{done}");
+    assert!(done["granted_at"].as_str() < done["until"].as_str(), "{done}");
+    let history = world.dlock(["history", "k", "--json"]).any_stdout().run().stdout;
+    let history: Value = serde_json::from_str(&history).expect("JSON");
+    let until = [0, 1, 2].map(|at| history[at]["counts_until"].clone());
+    assert_eq!(until, [Value::Null, done["until"].clone(), Value::Null]);
+    assert_eq!(ends().matches("ok, counts").count(), 1, "{}", ends());
+    world.dlock(["forget", "k"]).any_stderr().run();
+    assert!(!shown().contains("\ndone ") && world.status("k")["done"].is_null(), "{}", shown());
+    assert_eq!(ends().matches("counts").count(), 0, "{}", ends());
 }
 
 /// Only the script itself renews a script's hold, so that is never stale.

@@ -42,7 +42,7 @@ fn log() -> Vec<LoggedEnd> {
 #[test]
 fn picture_fits_its_terminal() {
     for columns in [36, 50, 80, 140, 300] {
-        let text = picture(None, &log(), NOW, columns, Coloured::No).concat();
+        let text = picture(None, &log(), &[], NOW, columns, Coloured::No).concat();
         println!("{text}");
         assert!(text.lines().all(|line| line.chars().count() <= columns), "{columns}:\n{text}");
         // Below 60 columns the holders have their own lines, and so does ENDED BY if it does not fit.
@@ -57,10 +57,10 @@ fn picture_fits_its_terminal() {
 fn colour_changes_no_text() {
     for (with, without) in [
         (
-            picture(None, &log(), NOW, 100, Coloured::Yes).concat(),
-            picture(None, &log(), NOW, 100, Coloured::No).concat(),
+            picture(None, &log(), &[], NOW, 100, Coloured::Yes).concat(),
+            picture(None, &log(), &[], NOW, 100, Coloured::No).concat(),
         ),
-        (table(None, &log(), Coloured::Yes).concat(), table(None, &log(), Coloured::No).concat()),
+        (table(None, &log(), &[], Coloured::Yes).concat(), table(None, &log(), &[], Coloured::No).concat()),
     ] {
         let stripped =
             regex_lite::Regex::new("\x1b\\[[0-9]*m").map(|escape| escape.replace_all(&with, "").into_owned());
@@ -84,7 +84,7 @@ fn bar_is_at_its_time() {
     let same = vec![end(1, 0, 0, Outcome::Released, None); 2];
     let axis = Axis::of_times(&same, 40);
     assert_eq!(axis.bar(&same[0]).chars().count(), 1, "no time at all is still drawn");
-    println!("{}", picture(None, &same, NOW, 80, Coloured::No).concat());
+    println!("{}", picture(None, &same, &[], NOW, 80, Coloured::No).concat());
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn marks_do_not_overlap_on_any_span() {
 
 #[test]
 fn table_in_a_pipe_is_never_cut() {
-    let text = table(None, &log(), Coloured::No).concat();
+    let text = table(None, &log(), &[], Coloured::No).concat();
     println!("{text}");
     assert!(text.contains("r\u{e9}port --all\\x1b[31m") && text.contains("@ 0"));
     assert_eq!(text.lines().count(), 8);
@@ -116,8 +116,8 @@ fn table_in_a_pipe_is_never_cut() {
 fn any_time_can_be_shown() {
     for (since, ended) in [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0), (u64::MAX - 5000, u64::MAX)] {
         let log = [LoggedEnd { since, ended, ..end(1, 7, 0, Outcome::Released, None) }];
-        assert_eq!(picture(None, &log, NOW, 80, Coloured::No).concat().lines().count(), 2);
-        assert_eq!(table(None, &log, Coloured::No).concat().lines().count(), 2);
+        assert_eq!(picture(None, &log, &[], NOW, 80, Coloured::No).concat().lines().count(), 2);
+        assert_eq!(table(None, &log, &[], Coloured::No).concat().lines().count(), 2);
     }
 }
 
@@ -138,7 +138,7 @@ fn ink(line: &str) -> usize {
 #[test]
 fn nightly_runs_have_bars_of_their_duration() {
     for columns in [80, 140] {
-        let text = picture(None, &nights(), NOW, columns, Coloured::No).concat();
+        let text = picture(None, &nights(), &[], NOW, columns, Coloured::No).concat();
         println!("{text}");
         let bars: Vec<usize> = text.lines().skip(1).map(ink).collect();
         assert!(
@@ -170,7 +170,7 @@ fn long_key_or_holder_gets_its_own_line() {
     let long = "deployments/".repeat(12) + "production";
     let keys = ["report", "report", &*long, &*long].map(String::from);
     for columns in [80, 140] {
-        let text = picture(Some(&keys), &log, NOW, columns, Coloured::No).concat();
+        let text = picture(Some(&keys), &log, &[], NOW, columns, Coloured::No).concat();
         println!("{text}");
         assert!(text.lines().all(|line| width(line) <= columns), "{text}");
         let whole = text.replace(['\n', ' '], "");
