@@ -5,7 +5,7 @@
 use super::{View, Waiter};
 use crate::exit::Ended;
 use crate::lock::{Fence, Mode, Name, Owner};
-use crate::rules::{Holder, LOG_KEPT, LoggedEnd, Outcome, Record, State, Time};
+use crate::rules::{Holder, LoggedEnd, Outcome, Record, State, Time};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -168,6 +168,15 @@ fn is_later(view: &View, fence: Fence) -> bool {
     view.fence.is_none_or(|last| fence > last)
 }
 
+/// Whether the store lost its records after the older view. The last fence may be greater all the same,
+/// because a waiter was granted the lock since. Then the totals lack grants.
+fn has_forgotten(old: &View, new: &View) -> bool {
+    let ended = new.log.iter().map(|end| end.fence);
+    let held = new.holders.iter().filter(|holder| holder.confirmed).map(|holder| holder.fence);
+    let since: u64 = ended.chain(held).filter(|fence| is_later(old, *fence)).map(|_| 1).sum();
+    new.fence < old.fence || new.stat.grants < old.stat.grants.saturating_add(since)
+}
+
 /// Ends in the log.
 fn ends<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + 'a {
     let is_news = |end: &&LoggedEnd| {
@@ -195,17 +204,15 @@ fn vanished<'a>(old: &'a View, new: &'a View) -> impl Iterator<Item = Event> + '
             && logged(new, fence).is_none()
             && logged(old, fence).is_none()
     };
-    let has_forgotten = new.fence < old.fence;
-    let is_turned_over = new.log.len() >= LOG_KEPT && new.log.iter().all(|end| is_later(old, end.fence));
+    let has_forgotten = has_forgotten(old, new);
     old.holders.iter().filter(is_over).map(move |holder| {
         let lease_end = old.now.saturating_add(crate::rules::millis(holder.lease));
         let (kind, at) = match new.state {
             _ if has_forgotten || new.foreign.is_some() => (EventKind::Over(Outcome::Lost), new.now),
             // The log gets this end when the min-hold is over.
             State::Cooling => (EventKind::Over(Outcome::Expired), lease_end.min(new.now)),
-            _ if is_turned_over => (EventKind::Ended, new.now),
-            // A hold under which no job ran is not logged.
-            _ => (EventKind::Over(Outcome::Released), new.now),
+            // The log has turned over, or no job ran under the hold, which is then not logged.
+            _ => (EventKind::Ended, new.now),
         };
         Event {
             owner: Some(holder.owner.clone()),

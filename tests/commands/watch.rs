@@ -2,6 +2,7 @@
 
 mod watch_outages;
 
+use crate::run::lease::forget;
 use crate::support::dlock::{BINARY, Running};
 use crate::support::proc;
 use crate::support::wait::{wait_for, wait_until};
@@ -15,6 +16,7 @@ on_every_store!(
     holders_side_by_side,
     all_locks_and_new_ones,
     lines_for_people,
+    what_the_store_forgot_is_lost_though_another_is_granted_it,
     signals_end_it,
     an_ignored_signal_does_not_end_it,
     other_signals_act_as_they_did,
@@ -259,6 +261,23 @@ fn other_signals_act_as_they_did(backend: Backend) {
     wait_until("it watches", || watch.messages().contains("watching from now on"));
     watch.signal(Signal::TERM);
     watch.finish();
+}
+
+/// The lock may be granted again before it is read. Two jobs run then, and nothing else says so.
+fn what_the_store_forgot_is_lost_though_another_is_granted_it(backend: Backend) {
+    let world = World::new(backend);
+    let holder = world.run("k", &["-t", "6s"], HOLD).status(79).any_stderr().spawn();
+    world.wait_for_log("up");
+    let watch = watch(&world, &["k", "--json"]);
+    forget(&world);
+    world.run("k", &["-w"], "true").any_stderr().run();
+    holder.finish();
+    wait_until("the end of the second run", || words(&events(&watch)).contains(&"released"));
+    let told = end(watch);
+    let mut told: Vec<&str> =
+        words(&told).into_iter().filter(|word| !["waiting", "left"].contains(word)).collect();
+    told.sort_unstable();
+    assert_eq!(told, ["granted", "lost", "released"]);
 }
 
 /// It ends at once, although the server has not answered yet.

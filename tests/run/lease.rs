@@ -66,7 +66,7 @@ fn a_lock_is_kept_if_no_thread_can_be_started() {
 }
 
 /// Deletes every record of the store.
-fn forget(world: &World) {
+pub fn forget(world: &World) {
     #[cfg(feature = "etcd")]
     if world.url().starts_with("etcd:") {
         return Etcd::shared().forget(&world.url());

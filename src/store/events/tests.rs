@@ -88,6 +88,11 @@ impl View {
         self
     }
 
+    fn grants(mut self, grants: u64) -> Self {
+        self.stat.grants = grants;
+        self
+    }
+
     fn state(mut self, state: State) -> Self {
         self.state = state;
         self
@@ -206,10 +211,21 @@ fn a_revoked_holder_is_reported_once() {
 fn holds_missing_in_the_log_are_reported() {
     let held = view(20, 10).held(&[10]);
     // No job ran under it.
-    assert_eq!(reported(&held, &view(30, 10)), [(EventKind::Over(Outcome::Released), Some(10), 30)]);
+    assert_eq!(reported(&held, &view(30, 10)), [(EventKind::Ended, Some(10), 30)]);
     // The store was restarted, or failed over to a server that is behind.
     assert_eq!(reported(&held, &view(30, 0)), [(EventKind::Over(Outcome::Lost), Some(10), 30)]);
     assert_eq!(reported(&held, &view(30, 9)), [(EventKind::Over(Outcome::Lost), Some(10), 30)]);
+    // The same, and a waiter was granted the lock there.
+    let known = held.clone().grants(3);
+    let (lost, granted) =
+        ((EventKind::Over(Outcome::Lost), Some(10), 40), (EventKind::Granted, Some(30), 30));
+    let next = |grants| view(40, 30).held(&[30]).grants(grants);
+    assert_eq!(reported(&known, &next(1)), [granted, lost]);
+    assert_eq!(reported(&known, &next(3)), [granted, lost]);
+    let over = view(40, 30).log(&[(30, 35, Outcome::Released)]).grants(1);
+    assert_eq!(reported(&known, &over)[2], lost);
+    // The store knows of the earlier grants: no job ran under the hold.
+    assert_eq!(reported(&known, &next(4)), [granted, (EventKind::Ended, Some(10), 40)]);
     // The lease expired during the min-hold. The log gets the end after that, and it is no news
     // then.
     let cooling = view(2000, 10).state(State::Cooling);
