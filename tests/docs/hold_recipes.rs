@@ -298,7 +298,7 @@ fn a_python_program_by_a_pipe() {
 }
 
 #[test]
-fn a_node_program_by_a_pipe() {
+fn node_by_a_pipe() {
     if Command::new("node").arg("--version").output().is_err() {
         println!("skipped: no node");
         return;
