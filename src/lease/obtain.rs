@@ -8,6 +8,7 @@ use crate::clock::Moment;
 use crate::lock::{Fence, Mode, Name};
 use crate::rules::view::{turn_in, typical};
 use crate::rules::{Acquired, Ask, Blocker, End, Grant, LoggedEnd, Ran, State, Waiting};
+use crate::store::net::failure::is_put_off;
 use crate::store::net::interrupt;
 use crate::store::{Error, Slept, Store};
 use std::time::Duration;
@@ -132,8 +133,10 @@ impl Progress {
         }
     }
 
-    /// The failure to report. That of a request that was cut short says less than the one before.
+    /// The failure to report. That of a request that was cut short or put off says less than the one
+    /// before.
     fn telling(&mut self, error: Error, is_cut: bool) -> Error {
+        let is_cut = is_cut || is_put_off(&error);
         match (&error, &self.said) {
             (Error::Unreachable(_) | Error::Overloaded(_), Some(said)) if is_cut => said.clone(),
             _ => {

@@ -85,6 +85,8 @@ pub struct Tables {
     line: Option<Line>,
     /// What the last write left, for a renewal that does not read.
     remembered: Option<Remembered>,
+    /// Since when the waiter has been the first in its queues, as far as its polls have seen.
+    first_since: Option<Moment>,
 }
 
 /// How the records were read.
@@ -102,14 +104,14 @@ impl Clone for Tables {
     /// The clone has no connection: a connection belongs to the process that made it.
     fn clone(&self) -> Self {
         let (target, server) = (Arc::clone(&self.target), Arc::clone(&self.server));
-        Self { target, dialect: self.dialect, server, line: None, remembered: None }
+        Self { target, dialect: self.dialect, server, line: None, remembered: None, first_since: None }
     }
 }
 
 impl Tables {
     fn new(target: Target, dialect: &'static dyn Dialect) -> Self {
-        let (server, line, remembered) = Default::default();
-        Self { target: Arc::new(target), dialect, server, line, remembered }
+        let (server, line, remembered, first_since) = Default::default();
+        Self { target: Arc::new(target), dialect, server, line, remembered, first_since }
     }
 
     /// Deadline of a request that has none of its own.

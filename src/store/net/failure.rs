@@ -65,9 +65,7 @@ pub fn silent(store: &str) -> Error {
 pub fn unreachable(store: &str, error: &io::Error) -> Error {
     let what = match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => "no answer in time".into(),
-        ErrorKind::QuotaExceeded => {
-            "it has failed many times within ten seconds, and dlock waits before it connects again".into()
-        }
+        ErrorKind::QuotaExceeded => PUT_OFF.into(),
         _ if is_end(error) => "the server closed the connection".into(),
         ErrorKind::ConnectionRefused => "connection refused: nothing listens there".into(),
         _ => error.to_string(),
@@ -81,6 +79,14 @@ pub fn unreachable(store: &str, error: &io::Error) -> Error {
         None if is_overload(error) => Error::Overloaded(text(&what)),
         None => Error::Unreachable(text(&what)),
     }
+}
+
+/// The text if dlock itself did not connect.
+const PUT_OFF: &str = "it has failed many times within ten seconds, and dlock waits before it connects again";
+
+/// Whether dlock itself did not connect, so that an earlier error says more.
+pub fn is_put_off(error: &Error) -> bool {
+    matches!(error, Error::Overloaded(text) if text.ends_with(PUT_OFF))
 }
 
 /// Rust's text before the C library's, for a name without an address.

@@ -11,6 +11,10 @@ use std::time::Duration;
 
 /// Interval at which the next waiter polls if there are no notifications.
 pub(super) const POLL: Duration = Duration::from_millis(25);
+/// Longest polling interval of the next waiter. It grows by this part of the time since that waiter
+/// became the first, so that a hand-over is late by a small part of the wait at most.
+const FIRST_POLL_LONGEST: Duration = Duration::from_millis(250);
+const FIRST_POLL_PART: u32 = 16;
 /// Longest polling interval of a waiter behind a pooler.
 const POLL_LONGEST: Duration = Duration::from_secs(1);
 
@@ -67,13 +71,20 @@ impl Tables {
 
     /// When a waiter polls next, if nothing wakes it: the nearer to its turn the sooner. Far from it
     /// never: its heartbeat says whether it still waits.
-    fn next_poll(&self, token: &Token, ahead: u64, before: usize) -> Option<Moment> {
-        let turns = |before: u64| u32::try_from(before.saturating_add(1)).unwrap_or(u32::MAX);
+    fn next_poll(&mut self, token: &Token, ahead: u64, before: usize) -> Option<Moment> {
+        let now = Moment::now();
         // Behind a pooler the number of waiters is that of the last read.
-        if self.dialect.wake_channel(token).is_some() {
-            return Some(Moment::now().after(POLL.saturating_mul(turns(ahead)).min(POLL_LONGEST)));
+        let is_pooled = self.dialect.wake_channel(token).is_some();
+        let before = if is_pooled { ahead } else { before as u64 };
+        if before == 0 {
+            let part = now.since(*self.first_since.get_or_insert(now)) / FIRST_POLL_PART;
+            return Some(now.after(part.clamp(POLL, FIRST_POLL_LONGEST)));
         }
-        let turns = turns(before as u64);
-        (before < NEAR).then(|| Moment::now().after(POLL * turns * turns))
+        self.first_since = None;
+        let turns = u32::try_from(before.saturating_add(1)).unwrap_or(u32::MAX);
+        if is_pooled {
+            return Some(now.after(POLL.saturating_mul(turns).min(POLL_LONGEST)));
+        }
+        (before < NEAR as u64).then(|| now.after(POLL * turns * turns))
     }
 }
