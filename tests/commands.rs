@@ -10,6 +10,7 @@
 //! - release: `release`
 //! - renew: `renew`
 //! - status: `status`
+//! - unknown_keys: what all of them say of a key that the store does not know
 //! - wait: `wait`
 //! - watch: `watch`
 
@@ -23,5 +24,6 @@ pub mod pause;
 pub mod release;
 pub mod renew;
 pub mod status;
+pub mod unknown_keys;
 pub mod wait;
 pub mod watch;

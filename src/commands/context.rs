@@ -3,6 +3,7 @@
 
 use super::held::{Held, Holds, OwnHold};
 use crate::cli::Common;
+use crate::cli::usage::nearest;
 use crate::clock::Moment;
 use crate::config::{Environment, Settings, Source};
 use crate::error::Error;
@@ -13,7 +14,7 @@ use crate::output::busy::listed;
 use crate::output::{Kind, Printer, What};
 use crate::rules::Proof;
 use crate::store::net::interrupt;
-use crate::store::{self, Store};
+use crate::store::{self, Store, View};
 use std::time::Duration;
 
 /// The settings and the printer of a command.
@@ -115,6 +116,24 @@ impl Context {
             own.extend(proof.map(|proof| OwnHold { held: held.clone(), proof }));
         }
         Ok(own)
+    }
+
+    /// A clause about a lock that the store does not know, to follow another one: with the nearest key
+    /// that it knows. Empty if it knows the lock.
+    pub fn if_unknown(&self, store: &mut dyn Store, view: &View) -> String {
+        if view.is_known() {
+            String::new()
+        } else {
+            format!("; not known here{}", self.suggestion(store, view))
+        }
+    }
+
+    /// The known key that is nearest to that of an unknown lock, as a clause to follow another one.
+    pub fn suggestion(&self, store: &mut dyn Store, view: &View) -> String {
+        // A store that is slow or forbids the search gives none.
+        let known = store.glimpse(&self.settings.prefix).unwrap_or_default();
+        let others = known.iter().map(Name::key).filter(|key| *key != view.name.key());
+        nearest(view.name.key(), others).map(|near| format!("; did you mean '{near}'?")).unwrap_or_default()
     }
 
     /// Adds to a store error which setting named the store; to one about the password, where the

@@ -3,6 +3,7 @@
 
 use super::context::Context;
 use super::key_operands::{KeyOperands, Meant};
+use super::pause::unknown;
 use crate::cli;
 use crate::exit::Exit;
 use crate::lock::Name;
@@ -16,7 +17,13 @@ pub fn forget(context: &Context, flags: &cli::forget::Forget) -> anyhow::Result<
         let key = name.key();
         let text = match was {
             true => format!("{key} in {place} is due again: the next run with --once-per runs its command"),
-            false => format!("{key} in {place}: nothing to forget, no successful run on record"),
+            false => {
+                let unknown = match meant {
+                    Meant::ByName => unknown(context, store, name)?,
+                    Meant::ByPattern => String::new(),
+                };
+                format!("{key} in {place}: nothing to forget, no successful run on record{unknown}")
+            }
         };
         let kind = match (was, meant) {
             (true, Meant::ByPattern) => Kind::Note,

@@ -33,10 +33,12 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     let coloured = output::coloured(context.settings.color);
     // The log does not say why a lock is not granted now.
     let paused = || views.iter().filter_map(describe::pause).collect::<String>();
+    let unused = wanted.unused(&views).filter(|_| !flags.json);
+    let near = unused.map(|view| context.suggestion(&mut *store, view)).unwrap_or_default();
     let text = match Width::of_stdout() {
         _ if flags.json => json::history(&all)?,
         _ if flags.lines == Some(0) => String::new(),
-        _ if all.is_empty() => paused() + &nothing_to_show(context, flags, &wanted, &views),
+        _ if all.is_empty() => paused() + &nothing_to_show(context, flags, &wanted, &views, &near),
         Width::Columns(columns) => {
             let lines = picture(shown, &log, &counts, now, columns, coloured);
             paused()
@@ -52,6 +54,9 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
         }
     };
     output::print(&if flags.json { text } else { safe_lines(&text) })?;
+    if !flags.json && unused.is_none() {
+        wanted.say_unknown(context, &mut *store, &views, |_| true);
+    }
     Ok(exit)
 }
 
@@ -79,7 +84,13 @@ fn chosen(views: &[View], refusals: Vec<Vec<Refusal>>, flags: &History) -> Vec<(
 }
 
 /// The text if there is nothing to show.
-fn nothing_to_show(context: &Context, flags: &History, wanted: &KeyOperands, views: &[View]) -> String {
+fn nothing_to_show(
+    context: &Context,
+    flags: &History,
+    wanted: &KeyOperands,
+    views: &[View],
+    near: &str,
+) -> String {
     let store = &context.settings.store;
     let what = if flags.failed { "failed" } else { "ended" };
     let within = flags.since.map_or_else(|| "40 days".into(), output::time::span);
@@ -90,7 +101,7 @@ fn nothing_to_show(context: &Context, flags: &History, wanted: &KeyOperands, vie
     let under = wanted.single().map(|name| format!(" under {}", name.key())).unwrap_or_default();
     match (wanted.single(), views) {
         (Some(name), [view]) if !view.is_used() => format!(
-            "no record of {} in {store}: no run in the last 40 days, or the store was restarted, flushed or failed over since\n",
+            "no record of {} in {store}: no run in the last 40 days, or the store was restarted, flushed or failed over since{near}\n",
             name.key()
         ),
         _ => format!("no run{under} in {store} has {what} in the last {within}\n"),

@@ -5,7 +5,7 @@ use super::context::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lock::{Key, Name, Pattern};
-use crate::output::{Kind, What};
+use crate::output::{Event, Kind, What};
 use crate::store::{self, Found, Store, View, Which};
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -76,6 +76,28 @@ impl KeyOperands {
         let is_matched = |pattern: &Pattern| names.iter().any(|name| pattern.matches(name.key()));
         let pattern = self.patterns.iter().find(|pattern| !is_matched(pattern))?;
         Some(format!("{place} has no key that matches {pattern}"))
+    }
+
+    /// The lock, if one was named that was never used: what is printed about it says so.
+    pub fn unused<'v>(&self, views: &'v [View]) -> Option<&'v View> {
+        self.single().and(views.first()).filter(|view| !view.is_used())
+    }
+
+    /// Says which of the named locks the store does not know, where `says` agrees, given the suggestion.
+    pub fn say_unknown(
+        &self,
+        context: &Context,
+        store: &mut dyn Store,
+        views: &[View],
+        says: impl Fn(&str) -> bool,
+    ) {
+        for view in views.iter().filter(|view| self.named.contains(&view.name) && !view.is_known()) {
+            let (key, near) = (view.name.key(), context.suggestion(store, view));
+            if says(&near) {
+                let text = format!("{key} in {}: not known here{near}", context.settings.store);
+                context.printer.say(Kind::Note, Event::from(What::Unchanged).about(key), &text);
+            }
+        }
     }
 
     /// Changes each lock, the named ones first. `act` gets how the lock was named, prints the

@@ -27,7 +27,10 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
             let new = NewPause { by: &by, lasts, shortens: flags.lasts.is_some() };
             store.pause(name, Some(new), context.deadline())?;
         }
-        let held = ask_to_end_if(context, store, name, flags.stop.then_some(&by))?;
+        let mut held = ask_to_end_if(context, store, name, flags.stop.then_some(&by))?;
+        if meant == Meant::ByName {
+            held.push_str(&unknown(context, store, name)?);
+        }
         let text = match longer {
             None => format!("is paused for {}: no new holder until then{held}", span(lasts)),
             Some((own, left)) => {
@@ -91,13 +94,22 @@ pub fn resume(context: &Context, flags: &Resume) -> anyhow::Result<Exit> {
         let was = store.pause(name, None, context.deadline())?;
         match (was, meant) {
             (true, _) => say(context, Kind::Note, What::Resumed, name, "is not paused any more"),
-            (false, Meant::ByName) => say(context, Kind::Note, What::Unchanged, name, "was not paused"),
+            (false, Meant::ByName) => {
+                let text = format!("was not paused{}", unknown(context, store, name)?);
+                say(context, Kind::Note, What::Unchanged, name, &text);
+            }
             // Most of the locks that a pattern matches are not paused.
             (false, Meant::ByPattern) => say(context, Kind::Detail, What::Unchanged, name, "was not paused"),
         }
         Ok(was)
     };
     Ok(KeyOperands::of(context, &flags.keys)?.change(context, "was paused", resume)?)
+}
+
+/// A clause about a lock that the store does not know.
+pub(super) fn unknown(context: &Context, store: &mut dyn Store, name: &Name) -> Result<String, store::Error> {
+    let view = store.inspect(name, context.deadline())?;
+    Ok(context.if_unknown(store, &view))
 }
 
 fn say(context: &Context, kind: Kind, what: What, name: &Name, said: &str) {

@@ -31,12 +31,14 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
             refusals?.ok()?.into_iter().next()
         })
         .collect();
+    let unused = wanted.unused(&views).filter(|_| !flags.json);
+    let near = unused.map(|view| context.suggestion(&mut *store, view)).unwrap_or_default();
     let (width, colours) = (Width::of_stdout(), output::coloured(settings.color));
     let text = match (wanted.single(), views.as_slice()) {
         _ if flags.json => json::status(&views, &refused)?,
         (Some(_), [view]) => {
             let refused = refused.first().and_then(Option::as_ref);
-            record::record(view, refused, &place(settings), width, colours)
+            record::record(view, refused, &near, &place(settings), width, colours)
         }
         (_, []) if is_damaged => String::new(),
         (_, []) => place(settings).empty(&wanted.patterns()),
@@ -44,6 +46,10 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
         (_, views) => table::status(views, width, colours),
     };
     output::print(&if flags.json { text } else { safe_lines(&text) })?;
+    if !flags.json && unused.is_none() {
+        // The table shows which were never used.
+        wanted.say_unknown(context, &mut *store, &views, |near| !near.is_empty());
+    }
     Ok(exit)
 }
 

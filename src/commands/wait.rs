@@ -4,6 +4,7 @@
 use super::context::Context;
 use super::foreground::{Onlooker, Signals};
 use super::key_operands::KeyOperands;
+use super::pause::unknown;
 use crate::cli;
 use crate::clock::Moment;
 use crate::error::Error;
@@ -48,6 +49,9 @@ impl Waiting<'_> {
         }
         self.refuse_own_locks(&names)?;
         for name in &names {
+            if wanted.named.contains(name) {
+                self.say_if_unknown(name)?;
+            }
             if let Some(over) = self.until_over(name)? {
                 return Ok(over);
             }
@@ -65,10 +69,6 @@ impl Waiting<'_> {
             let is_over = done.map_or(view.state == State::Free, |span| view.is_done_for(span));
             if is_over {
                 return Some(());
-            }
-            if done.is_some() && last.is_none() && !view.is_used() {
-                let text = format!("{key} is not known in {store}; waiting for its first success");
-                line.say(Kind::Note, Event::from(What::Waiting).about(key), &text);
             }
             line.waits(describe::line(store.clone(), view.clone(), done.is_some(), since));
             last = Some(view);
@@ -91,6 +91,18 @@ impl Waiting<'_> {
         let event = Event::from(What::Busy).about(key).held_by(holder).ends(exit);
         line.say(Kind::Note, event, &format!("{key} in {store} {state}{over}"));
         Ok(Some(exit))
+    }
+
+    fn say_if_unknown(&mut self, name: &Name) -> Result<(), Error> {
+        let (context, key) = (self.onlooker.context, name.key());
+        let unknown = self.onlooker.ask(key, |store| unknown(context, store, name))?;
+        if !unknown.is_empty() {
+            let (store, awaited) =
+                (&context.settings.store, if self.done.is_some() { "not done yet" } else { "free" });
+            let text = format!("{key} in {store} is {awaited}{unknown}");
+            self.onlooker.line.say(Kind::Note, Event::from(What::Waiting).about(key), &text);
+        }
+        Ok(())
     }
 
     fn locks_to_wait_for(&mut self, wanted: &KeyOperands) -> Result<Vec<Name>, Error> {

@@ -42,17 +42,19 @@ impl Namespace {
     }
 }
 
-/// The record of one lock, with a line end after each line. `refused` is its last refusal.
+/// The record of one lock, with a line end after each line. `refused` is its last refusal. `near`
+/// follows the text about an unknown lock.
 pub fn record(
     view: &View,
     refused: Option<&Refusal>,
+    near: &str,
     place: &Namespace,
     width: Width,
     coloured: Coloured,
 ) -> String {
     if !view.is_used() {
         let text = format!(
-            "no record of {}, {}: never used there, or the store was restarted, flushed or failed over since",
+            "no record of {}, {}: never used there, or the store was restarted, flushed or failed over since{near}",
             view.name.key(),
             place.as_text()
         );
@@ -213,19 +215,19 @@ mod tests {
     fn record_is_complete_and_fits() -> Result<(), String> {
         let place = Namespace { store: "redis://h:6379".into(), prefix: "dlock:".into() };
         for view in views()? {
-            let whole = record(&view, None, &place, Width::Endless, Coloured::No);
+            let whole = record(&view, None, "", &place, Width::Endless, Coloured::No);
             println!("{whole}");
             assert!(!whole.contains(|c: char| c != '\n' && crate::output::escape::acts(c)));
             for part in ["redis://h:6379", "dlock:"] {
                 assert!(whole.contains(part), "{whole}");
             }
             for columns in [20, 60, 80, 100] {
-                let text = record(&view, None, &place, Width::Columns(columns), Coloured::No);
+                let text = record(&view, None, "", &place, Width::Columns(columns), Coloured::No);
                 assert!(text.lines().all(|line| width(line) <= columns) || !view.is_used(), "{text}");
             }
         }
         let views = views()?;
-        let whole = record(&views[0], None, &place, Width::Endless, Coloured::No);
+        let whole = record(&views[0], None, "", &place, Width::Endless, Coloured::No);
         for part in [
             "nightly-report-of-the-whole-company",
             "app@web1 4711",
@@ -236,7 +238,7 @@ mod tests {
         ] {
             assert!(whole.contains(part), "{part}\n{whole}");
         }
-        let unused = record(&views[4], None, &place, Width::Endless, Coloured::No);
+        let unused = record(&views[4], None, "", &place, Width::Endless, Coloured::No);
         assert_eq!(
             unused,
             "no record of free, under the prefix dlock: in redis://h:6379: never used there, or the store was restarted, flushed or \

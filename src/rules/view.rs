@@ -155,8 +155,14 @@ pub struct Waiter {
 impl View {
     /// Whether there is anything to show. If not, the lock was not used in the last 40 days.
     pub fn is_used(&self) -> bool {
-        let is_known = self.fence.is_some() || self.state != State::Free;
-        is_known || !self.waiters.is_empty() || !self.log.is_empty() || self.stat != Stat::default()
+        self.state != State::Free || self.is_known()
+    }
+
+    /// Whether the lock was used by anything but a pause.
+    pub fn is_known(&self) -> bool {
+        let is_taken = !matches!(self.state, State::Free | State::Paused);
+        let is_known = self.fence.is_some() || !self.waiters.is_empty() || !self.log.is_empty();
+        is_taken || is_known || self.stat != Stat::default()
     }
 }
 

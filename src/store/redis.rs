@@ -311,6 +311,17 @@ impl Store for RedisStore {
         Ok(Found { names: names.into_iter().collect(), missing })
     }
 
+    fn glimpse(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
+        let masters = self.masters(Moment::now().after(self.target.request_time()))?;
+        use keyspace::GLIMPSE_SCANS;
+        let each = (GLIMPSE_SCANS / masters.len().max(1)).max(1);
+        let mut names = BTreeSet::new();
+        for server in masters.iter().take(GLIMPSE_SCANS) {
+            names.extend(self.glimpse_at(&server.address, prefix, each)?);
+        }
+        Ok(names.into_iter().collect())
+    }
+
     fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error> {
         let name = names.first();
         let beyond = self.target.request_time();

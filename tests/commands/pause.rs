@@ -65,8 +65,8 @@ fn a_narrow_terminal_shows_the_reason_of_a_pause() {
 }
 
 fn paused_and_resumed(world: &World) {
-    world.dlock(["resume", "k"]).stderr_like("dlock: k in .* was not paused\n").run();
-    let said = "dlock: k in .* is paused for 1h: no new holder until then\n";
+    world.dlock(["resume", "k"]).stderr_like("dlock: k in .* was not paused; not known here\n").run();
+    let said = "dlock: k in .* is paused for 1h: no new holder until then; not known here\n";
     world.dlock(["pause", "k", "--reason", "freeze"]).stderr_like(said).run();
     world.run("k", &[], "echo ran >> log").stderr_like(REFUSED).status(75).run();
     world.run("k", &["-q", "-w", "200ms"], "echo ran >> log").status(75).run();

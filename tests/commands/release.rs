@@ -38,6 +38,7 @@ fn endless(world: &World, key: &str, options: &[&str]) -> Running {
 
 fn a_free_lock_is_released_already(backend: Backend) {
     let world = World::new(backend);
+    world.run("k", &[], "true").run();
     for options in [&[][..], &["-y"], &["--force"], &["--force", "--now", "-y"]] {
         let like = "dlock: k in .* is free; nothing to release\n";
         world.dlock(["release", "k"]).args(options).stderr_like(like).run();

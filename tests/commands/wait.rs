@@ -38,11 +38,12 @@ fn start_wait(world: &World, options: &[&str]) -> Running {
 
 fn a_free_lock_is_not_waited_for(backend: Backend) {
     let world = World::new(backend);
-    world.dlock(["wait", "k"]).run();
-    world.dlock(["wait", "k", "l", "k", "-w", "0"]).run();
-    world.dlock(["wait", "-v", "-w", "1", "k"]).stderr_like("dlock: k in .* is free\n").run();
+    world.dlock(["wait", "-q", "k"]).run();
+    world.dlock(["wait", "-q", "k", "l", "k", "-w", "0"]).run();
+    world.dlock(["wait", "k"]).stderr_like("dlock: k in .* is free; not known here\n").run();
     world.run("k", &[], "true").run();
     world.dlock(["wait", "k"]).run();
+    world.dlock(["wait", "-v", "-w", "1", "k"]).stderr_like("dlock: k in .* is free\n").run();
 }
 
 fn it_is_woken_when_the_lock_is_released(backend: Backend) {
@@ -155,7 +156,7 @@ fn done_means_what_once_per_means(backend: Backend) {
 fn a_key_never_seen_is_waited_for_until_it_is_done(backend: Backend) {
     let world = World::new(backend);
     let mut looker = start_wait(&world, &["--done", "day", "k"]);
-    let like = "k is not known in ";
+    let like = "is not done yet; not known here";
     wait_until("it says so", || looker.messages().contains(like));
     world.run("k", &["--once-per", "day"], "false").status(1).run();
     assert!(!looker.has_ended(), "{}", looker.messages());
@@ -166,7 +167,7 @@ fn a_key_never_seen_is_waited_for_until_it_is_done(backend: Backend) {
 
 fn a_job_does_not_wait_for_its_own_lock(backend: Backend) {
     let world = World::new(backend);
-    let job = "$D wait other k; echo $?; $D wait other; echo $?; echo \"$DLOCK_HELD\" > held";
+    let job = "$D wait other k; echo $?; $D wait -q other; echo $?; echo \"$DLOCK_HELD\" > held";
     let run = world.run("k", &[], job).env("D", BINARY);
     run.stdout("64\n0\n").stderr_like("dlock: this process itself runs under k in .*\n").run();
     // A stale DLOCK_HELD has no effect.

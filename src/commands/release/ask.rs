@@ -32,7 +32,8 @@ pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Resu
     let asked = holders(settings, name, &view, flags.slot)?;
     if asked.is_empty() {
         let what = if view.state == State::Free { What::Free } else { What::Unchanged };
-        printer.say(Kind::Note, what, &format!("{place} {}", nobody(&view, flags.slot)));
+        let unknown = context.if_unknown(observer.store(), &view);
+        printer.say(Kind::Note, what, &format!("{place} {}{unknown}", nobody(&view, flags.slot)));
         return Ok(Exit::Ok);
     }
     let kind = if flags.yes { Kind::Done } else { Kind::Warning };

@@ -33,7 +33,9 @@ pub fn force(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Re
     let unknown = format!("it is unknown whether {} was taken away; 'dlock status' shows it", name.key());
     let was = was.map_err(|error| context.unsure(error, &unknown))?;
     let what = if was == Revoked::Free { What::Free } else { What::Revoked };
-    printer.say(Kind::Note, what, &revoked(settings, name, when, was)?);
+    let view = if was == Revoked::Free { store.inspect(name, context.deadline()).ok() } else { None };
+    let unknown = view.map(|view| context.if_unknown(&mut *store, &view)).unwrap_or_default();
+    printer.say(Kind::Note, what, &(revoked(settings, name, when, was)? + &unknown));
     Ok(Exit::Ok)
 }
 

@@ -340,6 +340,13 @@ impl Store for QuorumStore {
         })
     }
 
+    /// The first master that answers is enough.
+    fn glimpse(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
+        let mut all =
+            self.masters.targets.iter().map(|target| RedisStore::new(target.clone()).glimpse(prefix));
+        all.find(Result::is_ok).unwrap_or(Ok(Vec::new()))
+    }
+
     fn sleep(&mut self, _: &Names, _: &Token, until: Moment) -> Result<Slept, Error> {
         interrupt::sleep_until(until);
         Ok(Slept::Through)

@@ -15,6 +15,8 @@ use std::collections::BTreeSet;
 const SCAN_STEP: u64 = 1000;
 /// EXISTS requests in one write.
 const EXIST_STEP: usize = 500;
+/// Most SCAN requests for a suggestion: they look at ten thousand keys.
+pub(super) const GLIMPSE_SCANS: usize = 10;
 /// Most bytes of names taken from a server: some hundred thousand locks.
 const NAMES_MAX: usize = 32 * 1024 * 1024;
 
@@ -28,7 +30,6 @@ impl RedisStore {
         prefix: &str,
         which: Which,
     ) -> Result<BTreeSet<Name>, Error> {
-        let escaped = escape_glob(prefix);
         // A lock that was never granted may be waited for, or be paused.
         let mut kinds = match which {
             Which::Known => vec!["fence", "queue", "quorum", "pause"],
@@ -39,14 +40,8 @@ impl RedisStore {
             kinds.push("fence");
         }
         let (mut names, mut idle) = (BTreeSet::new(), Vec::new());
-        for key in self.scan(server, &format!("dlock.{}:{{*}}:{escaped}*", glob_of(&kinds)), false)? {
-            let rest = key.strip_prefix("dlock.").and_then(|rest| rest.split_once(":{"));
-            let Some((kind, rest)) = rest.filter(|(kind, _)| kinds.contains(kind)) else { continue };
-            let Some((tag, full)) = rest.split_once("}:") else { continue };
-            // The name of a `spent` key ends with the token.
-            let full =
-                if kind == "spent" { full.rsplit_once(':').map_or(full, |(full, _)| full) } else { full };
-            let Some(name) = name_under(prefix, full).filter(|name| name.tag() == tag) else { continue };
+        for key in self.scan(server, &record_pattern(&kinds, prefix), false, usize::MAX)? {
+            let Some((kind, name)) = lock_of(&key, &kinds, prefix) else { continue };
             if kind == "fence" && which != Which::Known {
                 idle.push(name);
             } else {
@@ -58,10 +53,21 @@ impl RedisStore {
             names.extend(self.existing(server, some)?);
         }
         if !prefix.is_empty() {
-            let strings = self.scan(server, &format!("{escaped}*"), true)?;
+            let strings = self.scan(server, &format!("{}*", escape_glob(prefix)), true, usize::MAX)?;
             names.extend(strings.iter().filter_map(|full| name_under(prefix, full)));
         }
         Ok(names)
+    }
+
+    /// The locks that have been granted on one server, as far as this many SCAN requests find them.
+    pub(super) fn glimpse_at(
+        &mut self,
+        server: &Address,
+        prefix: &str,
+        scans: usize,
+    ) -> Result<Vec<Name>, Error> {
+        let keys = self.scan(server, &record_pattern(&["fence"], prefix), false, scans)?;
+        Ok(keys.iter().filter_map(|key| Some(lock_of(key, &["fence"], prefix)?.1)).collect())
     }
 
     /// Those of the locks that have a lock key. Each has a request of its own, because they may lie
@@ -89,12 +95,18 @@ impl RedisStore {
         self.caller.route.exchange(whom, deadline, Limit::OpTimeout, ask).map(|(_, found)| found)
     }
 
-    /// All keys that match. Each SCAN request has a time limit of its own, because a server with
+    /// The keys that match, all or those that `most` requests find. Each SCAN request has a time limit of its own, because a server with
     /// many other keys needs many.
-    fn scan(&mut self, server: &Address, pattern: &str, only_strings: bool) -> Result<Vec<String>, Error> {
+    fn scan(
+        &mut self,
+        server: &Address,
+        pattern: &str,
+        only_strings: bool,
+        most: usize,
+    ) -> Result<Vec<String>, Error> {
         let (mut found, mut size, mut cursor) = (Vec::new(), 0, "0".to_owned());
         let until = Moment::now().after(SCAN_WITHIN);
-        loop {
+        for request in 1.. {
             let mut scan = cmd("SCAN");
             scan.arg(&cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCAN_STEP);
             if only_strings {
@@ -112,8 +124,8 @@ impl RedisStore {
                     .filter_map(|key| String::from_utf8(key).ok())
                     .inspect(|key| size += key.len()),
             );
-            if next == "0" {
-                return Ok(found);
+            if next == "0" || request >= most {
+                break;
             }
             if until.passed() || size > NAMES_MAX {
                 let (names, shown) = (found.len(), &self.target.shown);
@@ -123,7 +135,23 @@ impl RedisStore {
             }
             cursor = next;
         }
+        Ok(found)
     }
+}
+
+/// A SCAN pattern for the records of these kinds of the locks under a prefix.
+fn record_pattern(kinds: &[&str], prefix: &str) -> String {
+    format!("dlock.{}:{{*}}:{}*", glob_of(kinds), escape_glob(prefix))
+}
+
+/// The kind of a record that is one of these, and its lock.
+fn lock_of<'a>(key: &'a str, kinds: &[&str], prefix: &str) -> Option<(&'a str, Name)> {
+    let (kind, rest) = key.strip_prefix("dlock.")?.split_once(":{")?;
+    let (tag, full) = rest.split_once("}:")?;
+    // The name of a `spent` key ends with the token.
+    let full = if kind == "spent" { full.rsplit_once(':').map_or(full, |(full, _)| full) } else { full };
+    let name = name_under(prefix, full).filter(|name| name.tag() == tag && kinds.contains(&kind))?;
+    Some((kind, name))
 }
 
 /// The patterns of the keys that a user with this prefix needs: the lock keys, and the derived keys
