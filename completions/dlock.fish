@@ -143,7 +143,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand status" -s v -l verbose -d '
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s n -l lines -d 'Show the last N only' -r
-complete -c dlock -n "__fish_dlock_using_subcommand history" -l since -d 'Show only what ended within the last DUR' -r
+complete -c dlock -n "__fish_dlock_using_subcommand history" -l since -d 'Show only what ended within the last DUR, or since a moment such as 03:00 or yesterday' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l config -d 'Read FILE in place of the configuration files (or DLOCK_CONFIG)' -r -F
@@ -273,6 +273,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -s k -l key -d 'The same as KEY' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l for -d 'For how long, up to 40d [default: 1h, or as long as it is paused already]' -r
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -l until -d 'Until when, in place of --for: a moment such as 03:00 or \'2026-11-28 03:00\'' -r
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l reason -d 'Why; shown by status, and to a run that is refused' -r
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l prefix -d 'What the names of all locks begin with (or DLOCK_PREFIX) [default: dlock:]' -r

@@ -20,6 +20,7 @@ mod leading;
 pub mod metrics;
 pub mod options;
 pub mod pause;
+pub mod point;
 pub mod release;
 pub mod renew;
 pub mod run;

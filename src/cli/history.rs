@@ -1,11 +1,10 @@
 //! The options of `dlock history` and their help.
 
 use super::after::after;
-use super::duration;
 use super::key::Named;
+use super::point::{self, Point};
 use crate::lock::Key;
 use clap::{Args, ValueHint};
-use std::time::Duration;
 
 const AFTER: &str = "\
 Examples:
@@ -14,6 +13,9 @@ Examples:
 
   # What failed in the last two days, of all locks:
   dlock history --failed --since 48h
+
+  # And what did not run since midnight, and why:
+  dlock history --refused --since 00:00 nightly-report
 
   # The last run of each kind of deployment, for a script:
   dlock history 'deploy-*' --json |
@@ -58,9 +60,12 @@ pub struct History {
     #[arg(long)]
     pub refused: bool,
 
-    /// Show only what ended within the last DUR
-    #[arg(long, value_name = "DUR", value_parser = duration::parse)]
-    pub since: Option<Duration>,
+    /// Show only what ended within the last DUR, or since a moment such as 03:00 or yesterday
+    ///
+    /// A moment is in this machine's zone: 03:00 is the last three o'clock, yesterday the midnight at which that began,
+    /// '2026-11-28 03:00' and 2026-11-28 what they say. dlock prints which moment it understood.
+    #[arg(long, value_name = "WHEN", value_parser = point::parse)]
+    pub since: Option<Point>,
 
     /// Print a JSON array, one object a run, the newest first
     ///

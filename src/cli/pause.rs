@@ -4,6 +4,7 @@ use super::after::after;
 use super::duration;
 use super::key::{NAMED, Named};
 use super::options::note;
+use super::point::{self, Point};
 use crate::lock::Key;
 use clap::{Args, ValueHint};
 use std::time::Duration;
@@ -52,6 +53,12 @@ pub struct Pause {
     /// For how long, up to 40d [default: 1h, or as long as it is paused already]
     #[arg(long = "for", value_name = "DUR", value_parser = duration::parse_pause)]
     pub lasts: Option<Duration>,
+
+    /// Until when, in place of --for: a moment such as 03:00 or '2026-11-28 03:00'
+    ///
+    /// In this machine's zone; 03:00 is the next three o'clock. dlock prints which moment it understood.
+    #[arg(long, value_name = "WHEN", value_parser = point::parse, conflicts_with = "lasts")]
+    pub until: Option<Point>,
 
     /// Why; shown by status, and to a run that is refused
     #[arg(long, value_name = "TEXT", value_parser = note)]

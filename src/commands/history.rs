@@ -4,15 +4,26 @@
 use super::context::Context;
 use super::key_operands::{KeyOperands, Overview};
 use crate::cli::history::History;
+use crate::cli::point::Point;
+use crate::error::Error;
 use crate::exit::Exit;
 use crate::lock::Name;
 use crate::output::columns::Width;
 use crate::output::history::{HistoryEntry, between, picture, refused, table, ticks};
-use crate::output::{self, describe, json, safe_lines};
-use crate::rules::{LOG_KEPT, LoggedEnd, Refusal, millis};
+use crate::output::{self, Kind, What, describe, json, safe_lines, time};
+use crate::rules::{LOG_KEPT, LoggedEnd, Refusal};
 use crate::store::{View, Which};
 
 pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
+    let moment =
+        flags.since.filter(|since| !matches!(since, Point::Span(_))).map(|since| since.last(time::now()));
+    match moment {
+        Some(None) => return Err(Error::Usage("--since: this moment is to come".into()).into()),
+        Some(Some(at)) => {
+            context.printer.say(Kind::Note, What::Setting, &format!("since {}", time::moment(at)))
+        }
+        None => {}
+    }
     let wanted = KeyOperands::of(context, &flags.keys)?;
     let mut store = context.open()?;
     let origin = |error| context.with_origin(error);
@@ -62,15 +73,14 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
 
 /// The selected ends and refusals, newest first, each with its key.
 fn chosen(views: &[View], refusals: Vec<Vec<Refusal>>, flags: &History) -> Vec<(String, HistoryEntry)> {
-    let since = flags.since.map(millis);
     let mut refusals = refusals.into_iter();
     let of_one = |view: &View| {
         let (key, now) = (view.name.key().to_owned(), view.now);
         let ends = view.log.iter().filter(|end| !flags.failed || end.is_failure());
         let ends = ends.map(|end| HistoryEntry::End(end.clone(), view.counts_until(end)));
         let refused = refusals.next().unwrap_or_default().into_iter().map(HistoryEntry::Refusal);
-        let is_recent =
-            |told: &HistoryEntry| since.is_none_or(|since| now.saturating_sub(told.at()) <= since);
+        let since = flags.since.map(|since| since.last(now).unwrap_or(now));
+        let is_recent = |told: &HistoryEntry| since.is_none_or(|since| told.at() >= since);
         let told: Vec<HistoryEntry> = ends.chain(refused).filter(is_recent).collect();
         told.into_iter().map(move |told| (key.clone(), told))
     };
@@ -93,7 +103,11 @@ fn nothing_to_show(
 ) -> String {
     let store = &context.settings.store;
     let what = if flags.failed { "failed" } else { "ended" };
-    let within = flags.since.map_or_else(|| "40 days".into(), output::time::span);
+    let within = match flags.since {
+        None => "in the last 40 days".into(),
+        Some(Point::Span(span)) => format!("in the last {}", time::span(span)),
+        Some(since) => format!("since {}", time::moment(since.last(time::now()).unwrap_or_default())),
+    };
     let names: Vec<Name> = views.iter().map(|view| view.name.clone()).collect();
     if let Some(none) = wanted.unmatched(&names, store) {
         return none + "\n";
@@ -104,6 +118,6 @@ fn nothing_to_show(
             "no record of {} in {store}: no run in the last 40 days, or the store was restarted, flushed or failed over since{near}\n",
             name.key()
         ),
-        _ => format!("no run{under} in {store} has {what} in the last {within}\n"),
+        _ => format!("no run{under} in {store} has {what} {within}\n"),
     }
 }

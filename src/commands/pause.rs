@@ -5,10 +5,12 @@ use super::context::Context;
 use super::key_operands::{KeyOperands, Meant};
 use super::owner::owner;
 use crate::cli::pause::{Pause, Resume};
+use crate::cli::point::Point;
+use crate::error::Error;
 use crate::exit::Exit;
-use crate::lock::{Name, Owner};
+use crate::lock::{Name, Owner, PAUSE_MOST};
 use crate::output::owner::{because, who};
-use crate::output::time::span;
+use crate::output::time::{millis, moment, now, span};
 use crate::output::{Event, Kind, What};
 use crate::rules::{self, NewPause};
 use crate::store::{self, Store};
@@ -19,12 +21,22 @@ const LASTS: Duration = Duration::from_secs(60 * 60);
 
 pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
     let by = owner("dlock pause".into(), Some(flags.reason.clone()).filter(|text| !text.is_empty()));
+    let until = flags.until.map(|until| end_of(until, now())).transpose()?;
     let pause = |store: &mut dyn Store, name: &Name, meant| {
-        let lasts = flags.lasts.unwrap_or(LASTS);
+        // The machine's zone and clock say which moment is meant, the store's how far away it is.
+        let given = match until {
+            Some(until) => {
+                let left = until.saturating_sub(store.inspect(name, context.deadline())?.now);
+                Some(Duration::from_millis(left.max(1)).min(PAUSE_MOST))
+            }
+            None => flags.lasts,
+        };
+        let at = until.map(|until| format!(" until {},", moment(until))).unwrap_or_default();
+        let lasts = given.unwrap_or(LASTS);
         let longer = longer_pause(context, store, name, lasts)?;
         let stays = meant == Meant::ByPattern && longer.is_some();
         if !stays {
-            let new = NewPause { by: &by, lasts, shortens: flags.lasts.is_some() };
+            let new = NewPause { by: &by, lasts, shortens: given.is_some() };
             store.pause(name, Some(new), context.deadline())?;
         }
         let mut held = ask_to_end_if(context, store, name, flags.stop.then_some(&by))?;
@@ -32,17 +44,17 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
             held.push_str(&unknown(context, store, name)?);
         }
         let text = match longer {
-            None => format!("is paused for {}: no new holder until then{held}", span(lasts)),
+            None => format!("is paused{at} for {}: no new holder until then{held}", span(lasts)),
             Some((own, left)) => {
                 let (left, by) = (span(left), format!("by {}{}", who(&own.by), because(&own.by)));
-                match flags.lasts {
+                match given {
                     _ if stays => format!("stays paused for {left} more, {by}{held}"),
                     None => format!(
                         "is paused for {left}, as long as it was {by}: no new holder until then{held}"
                     ),
                     Some(lasts) => {
                         format!(
-                            "is paused for {}: no new holder until then; it was for {left} {by}{held}",
+                            "is paused{at} for {}: no new holder until then; it was for {left} {by}{held}",
                             span(lasts)
                         )
                     }
@@ -53,6 +65,15 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
         Ok(true)
     };
     Ok(KeyOperands::of(context, &flags.keys)?.change(context, "", pause)?)
+}
+
+/// The end of a pause until this moment, in milliseconds since 1970.
+fn end_of(until: Point, now: u64) -> Result<u64, Error> {
+    let end = until.next(now).ok_or_else(|| Error::Usage("--until: this moment is over".into()))?;
+    if end.saturating_sub(now) > millis(PAUSE_MOST) {
+        return Err(Error::Usage(format!("--until is {}: a pause lasts 40 days at most", moment(end))));
+    }
+    Ok(end)
 }
 
 /// The pause in force, and the time left, if it ends later than a new pause would.

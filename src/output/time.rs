@@ -51,6 +51,11 @@ pub fn whole(at: u64) -> String {
     zoned(at).strftime("%Y-%m-%d %H:%M:%S").to_string()
 }
 
+/// A local time with its date and zone.
+pub fn moment(at: u64) -> String {
+    zoned(at).strftime("%Y-%m-%d %H:%M:%S %Z").to_string()
+}
+
 /// Whether all these moments are on the day of `now`, in local time.
 pub fn are_of_today(all: impl IntoIterator<Item = u64>, now: u64) -> bool {
     let today = zoned(now).date();

@@ -288,3 +288,23 @@ fn a_broken_pipe_is_no_error() {
         assert!(output.status.success() && output.stderr.is_empty(), "{command}: {output:?}");
     }
 }
+
+/// A moment is in the machine's zone, and what was understood is printed.
+#[test]
+fn ends_since_a_moment() {
+    let world = World::without_redis();
+    world.run("k", &[], "true").run();
+    let since = |moment: &str| {
+        let history = world.dlock(["history", "k", "--json", "--since", moment]);
+        history.env("TZ", "IST-5:30").any_stdout()
+    };
+    let count = |output: String| serde_json::from_str::<Vec<Value>>(&output).expect("an array").len();
+    let midnight = "dlock: since 20\\d\\d-\\d\\d-\\d\\d 00:00:00 IST\n";
+    assert_eq!(count(since("yesterday").stderr_like(midnight).run().stdout), 1);
+    let said = "dlock: since 2026-01-31 03:00:00 IST\n";
+    assert_eq!(count(since("2026-01-31 03:00").stderr_like(said).run().stdout), 1);
+    assert_eq!(count(since("1h").run().stdout), 1);
+    assert_eq!(count(since("0").run().stdout), 0);
+    since("2999-01-01").status(64).stderr_like("dlock: --since: this moment is to come\n").run();
+    since("noon").status(64).stderr_like("dlock: .*a moment is like 03:00.*\n").run();
+}

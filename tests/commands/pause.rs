@@ -301,3 +301,24 @@ fn a_pause_in_the_middle_of_a_crowd(backend: Backend) {
     finish_all(workers);
     assert_eq!(world.lines("failed"), 0);
 }
+
+/// The moment is the next such in the machine's zone, and what was understood is printed.
+#[test]
+fn a_pause_until_a_moment() {
+    let world = World::without_redis();
+    world.run("k", &[], "true").run();
+    let pause = |until: &str| {
+        let pause = world.dlock(["pause", "k", "--reason", "r", "--until", until]);
+        pause.env("TZ", "IST-5:30")
+    };
+    let said = "dlock: k in .* is paused until 20\\d\\d-\\d\\d-\\d\\d 03:00:00 IST, for .*: no new holder until then\n";
+    pause("03:00").stderr_like(said).run();
+    let until = world.status("k")["paused"]["until"].as_str().expect("a time").to_owned();
+    assert!(until.contains("T21:30:0"), "{until}");
+    pause("yesterday").status(64).stderr_like("dlock: --until: this moment is over\n").run();
+    pause("2999-01-01")
+        .status(64)
+        .stderr_like("dlock: --until is 2999-01-01 .*: a pause lasts 40 days at most\n")
+        .run();
+    pause("03:00").args(["--for", "1h"]).status(64).any_stderr().run();
+}

@@ -76,7 +76,7 @@ fn a_setting_of_one_job_in_a_file_is_refused() {
     }
     world.write(CONFIG, "slots = 3\nreport = 'r'\n");
     let both = "dlock: .*: report \\(.* line 2\\), slots \\(.* line 1\\).*\n";
-    world.dlock(["wait", "k"]).stderr_like(both).run();
+    world.dlock(["wait", "-q", "k"]).stderr_like(both).run();
     assert!(!world.path("ran").exists());
 }
 
