@@ -14,7 +14,7 @@ use crate::config::run::{Asking, script_status};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::obtain::{Progress, Step};
-use crate::lease::{Report, Request, Until, give_back};
+use crate::lease::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::lock::{Key, Mode, Names, Token, Wait};
 use crate::output::acquired::{Acquired, shell};
 use crate::output::busy::Tried;
@@ -25,11 +25,19 @@ use crate::rules::{Ask, Blocker, End, Grant, Ran, Refusal, Terms};
 use crate::shell::{cited, word};
 use crate::store::net::interrupt;
 use crate::store::{self, Store};
+use crate::supervise;
+use rustix::stdio::dup2_stderr;
+use std::fs::File;
+use std::io::Read as _;
 use std::ops::ControlFlow;
+use std::thread::sleep;
 use std::time::Duration;
 
 /// Longest time for leaving the queue when a waiting dlock must end (I9).
 const LEAVING: Duration = Duration::from_millis(60);
+/// How long a process of its own goes on leaving the queue when dlock has ended. By then the place
+/// has ended by itself.
+const LEAVING_APART: Duration = Duration::from_secs(60);
 /// Longest time for what the script need not wait for: recording a refusal, and giving back after a
 /// failure what may have been granted.
 const CLEAN_UP_WITHIN: Duration = Duration::from_millis(250);
@@ -66,7 +74,9 @@ pub fn acquire(mut context: Context, flags: &cli::acquire::Acquire) -> anyhow::R
         ControlFlow::Break(signal) => {
             // The connections are in the middle of a request, or of a wait.
             store.reset();
-            give_back_quietly(&mut *store, &acquiring.request, LEAVING);
+            if !give_back_quietly(&mut *store, &acquiring.request, LEAVING) {
+                leave_apart(&context, &acquiring.request);
+            }
             Ok(Exit::Signal(signal))
         }
         ControlFlow::Continue(outcome) => match outcome? {
@@ -122,14 +132,37 @@ enum Obtained {
     No(Report),
 }
 
-/// Gives back the hold or the place in the queue that the token may have. On failure both end by
-/// themselves: an unconfirmed grant and a place in the queue within seconds, a hold with its lease.
-fn give_back_quietly(store: &mut dyn Store, request: &Request, within: Duration) {
+/// Gives back the hold or the place in the queue that the token may have. Returns whether the store
+/// answered. Otherwise both end by themselves: an unconfirmed grant within seconds, a place in the
+/// queue within a minute, a hold with its lease.
+fn give_back_quietly(store: &mut dyn Store, request: &Request, within: Duration) -> bool {
     let (deadline, end) = (
         Moment::now().after(within),
         End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None },
     );
-    let _ends_by_itself = give_back(store, &request.names, &request.ask.token, &end, deadline);
+    give_back(store, &request.names, &request.ask.token, &end, deadline).is_ok()
+}
+
+/// Leaves the queue in another process, for this one must end. A store that has started threads does
+/// not allow that, and the place ends by itself.
+fn leave_apart(context: &Context, request: &Request) {
+    let apart = supervise::detach(None, || {
+        let null = File::options().write(true).open("/dev/null").map(|null| dup2_stderr(null).is_ok());
+        // This tells the process that must end that this one goes on.
+        let goes_on = supervise::outlive_caller().and_then(|()| supervise::leave_standard_streams());
+        if let (Ok(true), Ok(()), Ok(mut store)) = (null, goes_on, context.open()) {
+            let until = Moment::now().after(LEAVING_APART);
+            while !give_back_quietly(&mut *store, request, context.request_time()) && !until.passed() {
+                store.reset();
+                sleep(RIDE_OUT_PAUSE);
+            }
+        }
+        0
+    });
+    if let Ok(mut apart) = apart {
+        // The end of its output.
+        let _ = apart.stdout.read(&mut [0]);
+    }
 }
 
 struct Acquiring<'a> {
