@@ -10,7 +10,7 @@ use std::time::Duration;
 const AFTER: &str = "\
 Examples:
   # The rest of this script runs under the lock (flock: exec 9>f; flock 9):
-  dlock hold -k deploy --pid $$ --tree --background || exit
+  dlock hold -k job --pid $$ --tree --background || exit
 
   # The same, for a script in which 'dlock check' or another dlock is called:
   lock=$(dlock hold -k job --pid $$ --tree --background --export) || exit

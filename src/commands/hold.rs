@@ -179,7 +179,8 @@ fn in_background(
         _ => String::new(),
     };
     let (keys, store) = (listed(&run.keys), &context.settings.store);
-    let text = format!("{keys} in {store} is held until process {pid} ends{release}");
+    let rest = if flags.tree { " and what it has started" } else { "" };
+    let text = format!("{keys} in {store} is held until process {pid}{rest} ends{release}");
     context.printer.say(Kind::Done, What::Granted, &text);
     Ok(Exit::Ok)
 }

@@ -115,6 +115,14 @@ impl Foreign {
         is_new
     }
 
+    /// Whether the target has a child that no look has found. `false` without lists of children, for
+    /// which all processes would be read.
+    pub(super) fn has_new_child(&self, source: Source) -> bool {
+        let is_known = |pid: &i32| self.known.iter().any(|known| known.pid == *pid);
+        source == Source::Lists
+            && !source.children_but(self.target.pid(), &self.left_out).iter().all(|pid| is_known(pid))
+    }
+
     /// Adds what is left of the session or group that the target led.
     fn add_rest_of_group(&mut self, source: Source, target: Known) {
         let leads = |id: i32| id == target.pid;
@@ -245,4 +253,33 @@ fn is_dlock(source: Source, pid: i32) -> bool {
     is(pid, GUARD_NAME)
         || is(pid, WATCHER_NAME)
         || source.children(pid).into_iter().any(|child| is(child, GUARD_NAME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_child_that_no_look_has_found_is_new() -> io::Result<()> {
+        let mut script = Command::new("sh");
+        script.args(["-c", "read -r _; sleep 1000 & echo up; read -r _; kill $!"]);
+        let mut script = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let pin = Pin::new(script.id().cast_signed()).map_err(|why| io::Error::other(format!("{why:?}")))?;
+        let (mut foreign, source) = (Foreign::new(pin, [0; 2]), Source::Lists);
+        foreign.follow(source);
+        let before = foreign.has_new_child(source);
+        let (stdin, stdout) = (script.stdin.as_mut(), script.stdout.as_mut());
+        let (stdin, stdout) = stdin.zip(stdout).ok_or(io::ErrorKind::NotFound)?;
+        stdin.write_all(b"\n")?;
+        BufReader::new(stdout).read_line(&mut String::new())?;
+        let started = foreign.has_new_child(source);
+        foreign.follow(source);
+        let after = foreign.has_new_child(source);
+        stdin.write_all(b"\n")?;
+        script.wait()?;
+        assert_eq!([before, started, after], [false, true, false]);
+        Ok(())
+    }
 }

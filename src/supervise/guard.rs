@@ -79,6 +79,8 @@ struct GuardProcess<F> {
     state: JobState,
     /// When to look for what the process of a hold with `--tree` has started.
     follow_at: Moment,
+    /// When to look at all of it, and not only at the process's own children.
+    follow_all_at: Moment,
     /// The pause before that look.
     follow_pause: Duration,
     /// dlock is gone, or has left the rest to the guard.
@@ -144,6 +146,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             cmd: None,
             state: JobState::Idle,
             follow_at: Moment::now(),
+            follow_all_at: Moment::now(),
             follow_pause: Duration::ZERO,
             is_orphaned: false,
             may_finish_quietly: false,

@@ -122,6 +122,11 @@ impl ProcessTree {
         self.foreign.as_mut().is_some_and(|foreign| foreign.follow(source))
     }
 
+    /// Whether the foreign process has a child that is not known.
+    pub(super) fn foreign_has_new_child(&self) -> bool {
+        self.foreign.as_ref().is_some_and(|foreign| foreign.has_new_child(self.source()))
+    }
+
     /// What the foreign process has left behind.
     pub(super) fn rest(&self) -> Vec<Process> {
         self.foreign.as_ref().map(Foreign::rest).unwrap_or_default()

@@ -11,7 +11,8 @@ use rustix::process::{Pid, Signal};
 use std::time::Duration;
 
 /// Pause before the next look for what the process of a hold has started, if a look has found
-/// something new. The pauses double up to [`FOLLOW_IDLE`].
+/// something new. The pauses double up to [`FOLLOW_IDLE`]. Meanwhile a look at the process's own
+/// children, which is cheap, comes this often.
 const FOLLOW: Duration = Duration::from_secs(1);
 /// Longest pause: then the looks cost an idle hold no more than its renewals do.
 const FOLLOW_IDLE: Duration = Duration::from_secs(8);
@@ -29,6 +30,11 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         self.follow();
         self.setup.tree.reap(&mut sweep);
         self.take(&sweep);
+        if before.is_none() && self.status().is_some() && self.follows() {
+            // The process may have ended after the look above, which then knows nothing of its group.
+            self.follow();
+            self.no_child &= self.setup.tree.is_empty();
+        }
         let (JobState::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
         let is_over = [0, NOT_PRINTED].map(Ended::Code).contains(&status);
         if self.setup.bond.is_some() && !is_over {
@@ -72,6 +78,11 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             return;
         }
         let began = Moment::now();
+        if self.status().is_none() && !self.follow_all_at.passed() && !self.setup.tree.foreign_has_new_child()
+        {
+            self.follow_at = began.after(FOLLOW);
+            return;
+        }
         let is_new = self.setup.tree.follow_foreign();
         let now = Moment::now();
         self.follow_pause = match self.status() {
@@ -79,7 +90,9 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             None if is_new => FOLLOW,
             None => (self.follow_pause * 2).clamp(FOLLOW, FOLLOW_IDLE),
         };
-        self.follow_at = now.after(self.follow_pause.max(now.since(began) * FOLLOW_PART));
+        let least = now.since(began) * FOLLOW_PART;
+        self.follow_all_at = now.after(self.follow_pause.max(least));
+        self.follow_at = now.after(self.follow_pause.min(FOLLOW).max(least));
     }
 
     /// Records what has happened to CMD.

@@ -102,16 +102,24 @@ fn a_dlock_is_not_waited_for() {
 #[test]
 fn a_signal_does_not_end_a_hold_in_the_background() {
     let world = World::without_redis();
-    let target = Target::sh(&world, "exec sleep 1000");
-    let output = hold(&world, "k", &["-t", LONG, "--background", "--export"], &target).any_stdout().run();
+    let target = Target::sh(&world, "sleep 1000 & echo $! > child.pid; wait");
+    let child = world.wait_for_pid("child.pid");
+    let options = ["-t", LONG, "--tree", "--background", "--export", "--log", "messages"];
+    let output = hold(&world, "k", &options, &target).any_stdout().run();
     let pid = output.stdout.split(r#""process":{"pid":"#).nth(1).and_then(|rest| rest.split(',').next());
     let pid: i32 = pid.and_then(|pid| pid.parse().ok()).unwrap_or_else(|| panic!("{}", output.stdout));
-    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
-        proc::signal(pid, signal);
-        wait_until("it has read the signal", || !proc::awaits(pid, signal.as_raw()));
-    }
-    world.run("k", &["-w", "0.5"], "true").status(75).any_stderr().run();
+    let stays = || {
+        for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+            proc::signal(pid, signal);
+            wait_until("it has read the signal", || !proc::awaits(pid, signal.as_raw()));
+        }
+        world.run("k", &["-w", "0.5"], "true").status(75).any_stderr().run();
+    };
+    stays();
     drop(target);
+    wait_until("only the child is left", || world.read("messages").contains("(--tree)"));
+    stays();
+    proc::signal(child, Signal::KILL);
     world.wait_for_state("k", "free");
 }
 
