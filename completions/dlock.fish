@@ -77,6 +77,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -s s -l shared -d 'Shar
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s x -l exclusive -d 'One holder at a time [default]'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l replace -d 'The newest wins: ask the holder to end, and take the lock when the old job is dead; needs --wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-replace -d 'Once the lock is held, do not let a run with --replace end the hold'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l during-pause -d 'Run although the lock is paused; needs --reason'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'Keep the lock until every process of the job has ended, not CMD alone'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l nonblock -d 'flock\'s way to say that it does not wait'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'

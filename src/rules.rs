@@ -71,6 +71,9 @@ pub const GRANTED_AT_ONCE: usize = 64;
 /// Most waiters in the queue of a lock; the next one is refused. Suspended waiters do not count,
 /// and they may return to their places.
 pub const QUEUE_MAX: usize = 1000;
+/// How much earlier the ticket of a run with `--during-pause` is than its age says, in microseconds.
+/// All such tickets come before all others.
+pub const PREFERENCE: u64 = 1_000_000_000_000_000;
 /// How often the head of the queue checks a lock that is not dlock's: nothing will wake it.
 pub const FOREIGN_LOOK: Duration = Duration::from_millis(250);
 /// How long a watcher is woken at changes of a lock before it must ask again.
@@ -180,7 +183,7 @@ impl LockTable {
         }
         if ask.terms.replaces && !self.holds_all(names, &ask.token) {
             for name in names {
-                self.record(name.as_str()).replace(now, came, &ask.owner);
+                self.record(name.as_str()).replace(now, came, ask);
             }
         }
         None

@@ -5,6 +5,7 @@
 //! - contention: many runs want one lock: one runs, the others wait in order or report the holder
 //! - control_group: a job is stopped through its cgroup
 //! - cost: requests, bytes, threads, system calls of a run
+//! - during_pause: `--during-pause`
 //! - failing_server: a server that fails or is full is left in peace, and asked again
 //! - first_contact: waiting for a store that cannot be reached yet
 //! - foreign_processes: processes outside the job delay no KILL
@@ -40,6 +41,7 @@ pub mod config;
 pub mod contention;
 pub mod control_group;
 pub mod cost;
+pub mod during_pause;
 pub mod failing_server;
 pub mod first_contact;
 pub mod foreign_processes;

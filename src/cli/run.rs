@@ -101,6 +101,14 @@ pub struct Run {
     #[arg(long, value_name = "PERIOD", value_parser = once_per, conflicts_with_all = ["shared", "slots"], help_heading = "Once")]
     pub once_per: Option<Duration>,
 
+    /// Run although the lock is paused; needs --reason
+    ///
+    /// A change freeze with one urgent deploy. A run that asks while all its locks are paused goes before those that wait
+    /// without this option, and keeps that place; no holder is passed, and the pause goes on. If one of its locks is not
+    /// paused, it waits as others do. 'dlock history' and 'dlock pause -v' show it.
+    #[arg(long, help_heading = "Waiting")]
+    pub during_pause: bool,
+
     /// Stop CMD when it has run this long, and exit 124
     #[arg(long, value_name = "DUR", value_parser = duration::parse, help_heading = "Limits")]
     pub max_run: Option<Duration>,

@@ -100,6 +100,13 @@ fn ask_to_end_if(
     let view = store.inspect(name, context.deadline())?;
     let goes_on = if by.is_some() { "is asked to end" } else { "goes on" };
     let mut said = String::new();
+    let runs = view.holders.iter().filter(|holder| holder.during_pause).map(|holder| (&holder.owner, "runs"));
+    let waits =
+        view.waiters.iter().filter(|waiter| waiter.during_pause).map(|waiter| (&waiter.owner, "waits"));
+    for (owner, does) in runs.chain(waits) {
+        let text = format!("is used during its pause: {} {does}{}", who(owner), because(owner));
+        say(context, Kind::Detail, What::Paused, name, &text);
+    }
     for holder in &view.holders {
         if let Some(by) = by {
             store.request(name, holder.fence, by, context.deadline())?;

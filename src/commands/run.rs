@@ -179,6 +179,7 @@ fn ask(run: &Run, owner: Owner, token: Token, until: Until) -> Ask {
             replaces: run.replaces,
             not_replaceable: run.not_replaceable,
             pause_on_failure: run.pause_on_failure,
+            during_pause: run.during_pause,
         },
         waited: Duration::ZERO,
         has_waited: false,
@@ -188,12 +189,14 @@ fn ask(run: &Run, owner: Owner, token: Token, until: Until) -> Ask {
 /// The same run inside a job that holds some or all of its keys: what is about a hold of its own has
 /// no effect, which is said.
 fn inside(context: &Context, run: &Run, holds_all: bool) -> Run {
-    let mut inside = Run { min_hold: Duration::ZERO, pause_on_failure: None, ..run.clone() };
+    let (min_hold, pause_on_failure, during_pause) = (Duration::ZERO, None, false);
+    let mut inside = Run { min_hold, pause_on_failure, during_pause, ..run.clone() };
     inside.once_per.take_if(|_| holds_all);
     let options = [
         ("--min-hold", inside.min_hold != run.min_hold),
         ("--once-per", inside.once_per != run.once_per),
         ("--pause-on-failure", inside.pause_on_failure != run.pause_on_failure),
+        ("--during-pause", run.during_pause),
     ];
     let options: Vec<&str> =
         options.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();

@@ -53,6 +53,8 @@ pub struct Run {
     pub once_per: Option<Duration>,
     /// How long nobody gets the lock if the run fails.
     pub pause_on_failure: Option<Duration>,
+    /// Whether a pause does not keep it out.
+    pub during_pause: bool,
     /// Whether it replaces the holder (`--replace`).
     pub replaces: bool,
     /// Whether it cannot be replaced itself (`--no-replace`).
@@ -99,6 +101,11 @@ impl Settings {
         let Asking { mode, ttl, wait, busy } =
             self.asking(&flags.how, flags.how.wait.or(nonblock), min_hold)?;
         check_replace(flags, wait, mode)?;
+        let reason = flags.how.reason.clone().filter(|text| !text.is_empty());
+        if flags.during_pause && reason.is_none() {
+            let text = "--during-pause needs --reason TEXT: whoever paused the lock sees it";
+            return Err(Error::Usage(text.into()));
+        }
         let max_lease = flags.max_lease.unwrap_or_else(|| self.max_lease());
         self.check_lease("ttl", ttl.get(), flags.how.ttl.is_some(), flags.max_lease)?;
         self.check_lease("min-hold", min_hold, true, flags.max_lease)?;
@@ -127,9 +134,10 @@ impl Settings {
                 .unwrap_or(Replicas::None),
             once_per: flags.once_per,
             pause_on_failure: flags.keep.pause_on_failure,
+            during_pause: flags.during_pause,
             replaces: flags.keep.replace,
             not_replaceable: flags.keep.no_replace,
-            reason: flags.how.reason.clone().filter(|text| !text.is_empty()),
+            reason,
             label: flags.how.label.clone(),
         })
     }

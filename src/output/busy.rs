@@ -344,6 +344,7 @@ mod tests {
             slot: None,
             asked: None,
             superseded: false,
+            during_pause: false,
             confirmed,
         }
     }

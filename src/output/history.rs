@@ -51,7 +51,8 @@ fn waited(end: &LoggedEnd) -> String {
 }
 
 fn command(end: &LoggedEnd) -> String {
-    escaped(&format!("{}{}", end.owner.command, because(&end.owner))).into_owned()
+    let during = if end.during_pause { "during a pause: " } else { "" };
+    escaped(&format!("{during}{}{}", end.owner.command, because(&end.owner))).into_owned()
 }
 
 /// Who asked for the end or took the lock away, and why.

@@ -229,6 +229,7 @@ struct LastRun<'a> {
     job: JobEnd,
     forced_by: Option<Actor<'a>>,
     counts_until: Option<String>,
+    during_pause: bool,
 }
 
 /// The success that counts for `--once-per`.
@@ -359,6 +360,7 @@ impl<'a> LastRun<'a> {
             job: end.job.into(),
             forced_by: end.by.as_ref().map(Actor::from),
             counts_until: counts_until.map(utc),
+            during_pause: end.during_pause,
         }
     }
 }

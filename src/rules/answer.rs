@@ -2,6 +2,7 @@
 //! commands and the output read them. Times are on the store's clock, in milliseconds since 1970
 //! unless stated otherwise. The scripts of Redis answer with the same fields, as JSON.
 
+use super::operation::is_not;
 use super::time::{millis, ms};
 use crate::exit::Ended;
 use crate::lock::{Fence, Mode, Owner, owner_or_unknown};
@@ -155,6 +156,16 @@ impl Blocker {
         let (state, mode) = (State::Held, Some(mode));
         let (at, others, holder, left, paused, before, queue_full) = (0, 0, None, None, None, None, None);
         Self { at, state, mode, holder, others, left, paused, before, queue_full }
+    }
+}
+
+impl Blocker {
+    /// For a caller that a pause does not keep out.
+    pub fn without_pause(self) -> Self {
+        match self.state {
+            State::Paused => Self { state: State::Free, left: None, paused: None, ..self },
+            _ => Self { paused: None, ..self },
+        }
     }
 }
 
@@ -328,6 +339,9 @@ pub struct Holder {
     pub superseded: bool,
     /// Whether the grant was confirmed. If not, its waiter was woken and has not answered yet.
     pub confirmed: bool,
+    /// Whether it was granted while the lock was paused.
+    #[serde(default)]
+    pub during_pause: bool,
 }
 
 impl Holder {
@@ -365,6 +379,9 @@ pub struct LoggedEnd {
     pub job: Option<Ended>,
     /// The owner who forced the end or asked for it.
     pub by: Option<Owner>,
+    /// Whether it was granted while the lock was paused.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub during_pause: bool,
 }
 
 impl LoggedEnd {

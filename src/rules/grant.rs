@@ -1,9 +1,10 @@
 //! Grants locks, with a slot and a fence, and confirms grants. Says what blocks a caller. Whether a
 //! lock has room for one more is `Record::admits`.
 
+use super::queue::preferred;
 use super::record::Granted;
-use super::{Ask, Blocker, CONFIRM_WITHIN, Grant, LockTable, Record, Time};
-use crate::lock::{Fence, Mode, Names};
+use super::{Ask, Blocker, CONFIRM_WITHIN, Grant, LockTable, Patience, Record, Time};
+use crate::lock::{Fence, Mode, Name, Names};
 use std::time::Duration;
 
 impl LockTable {
@@ -11,9 +12,14 @@ impl LockTable {
     /// lock admits it.
     pub(super) fn grant_to_newcomer(&mut self, now: Time, names: &Names, ask: &Ask, came: Time) {
         let names: Vec<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
+        let passes = self.passes_others(ask, names.iter().map(String::as_str));
         let admitted = names.iter().all(|name| {
             let record = self.record(name);
-            record.queue.is_empty() && record.admits(ask.mode)
+            let is_first = match record.queue.first() {
+                Some((ticket, _)) => passes && *ticket > preferred(now.0),
+                None => true,
+            };
+            is_first && record.admits(ask.mode, &ask.terms)
         });
         if !admitted {
             return;
@@ -22,6 +28,11 @@ impl LockTable {
         let (token, mode) = (ask.token.clone(), ask.mode);
         let (terms, owner) = (ask.terms.clone(), ask.owner.clone());
         self.grant(now, &names, Granted { token, mode, slot, fence: 0, came, terms, owner });
+    }
+
+    /// Whether a caller that stands in no queue goes before the waiters without `--during-pause`.
+    fn passes_others<'n>(&mut self, ask: &Ask, names: impl Iterator<Item = &'n str>) -> bool {
+        ask.patience == Patience::None && self.is_preferred(&ask.terms, names)
     }
 
     /// The lowest slot that is free in all of the locks, or None. `Some(None)` if the mode has no
@@ -65,14 +76,19 @@ impl LockTable {
     /// What blocks the caller, at the first lock that does not admit it or has other waiters; if
     /// there is none, at the first lock.
     pub(super) fn blocker(&mut self, now: Time, names: &Names, ask: &Ask) -> Blocker {
+        let passes = self.passes_others(ask, names.iter().map(Name::as_str));
         let first = |record: &Record| {
-            let (_, token) = record.queue.first().filter(|(_, token)| *token != ask.token)?;
+            let (ticket, token) = record.queue.first().filter(|(_, token)| *token != ask.token)?;
+            if passes && *ticket > preferred(now.0) {
+                return None;
+            }
             Some(record.waiters.get(token)?.owner.clone())
         };
-        let blocks = |record: &Record| !record.admits(ask.mode) || first(record).is_some();
+        let blocks = |record: &Record| !record.admits(ask.mode, &ask.terms) || first(record).is_some();
         let at = names.iter().position(|name| blocks(self.record(name.as_str()))).unwrap_or(0);
         let record = self.record(names.as_slice()[at].as_str());
-        let before = if record.admits(ask.mode) { first(record) } else { None };
-        Blocker { at, before, ..record.blocker(now, ask.mode) }
+        let before = if record.admits(ask.mode, &ask.terms) { first(record) } else { None };
+        let blocker = Blocker { at, before, ..record.blocker(now, ask.mode) };
+        if ask.terms.during_pause { blocker.without_pause() } else { blocker }
     }
 }

@@ -62,6 +62,9 @@ pub struct Terms {
     /// If the lease runs out, nobody is granted the lock for this long.
     #[serde(with = "ms", skip_serializing_if = "Option::is_none")]
     pub pause_on_failure: Option<Duration>,
+    /// Grant also while the lock is paused.
+    #[serde(skip_serializing_if = "is_not")]
+    pub during_pause: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

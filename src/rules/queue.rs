@@ -3,12 +3,17 @@
 
 use super::record::Granted;
 use super::{
-    Ask, Due, FOREIGN_LOOK, GRANTED_AT_ONCE, HEARTBEAT, Lock, LockTable, SILENCE, TICKET_KEPT, Time, Waiter,
-    millis,
+    Ask, Due, FOREIGN_LOOK, GRANTED_AT_ONCE, HEARTBEAT, Lock, LockTable, PREFERENCE, SILENCE, TICKET_KEPT,
+    Terms, Time, Waiter, millis,
 };
 use crate::lock::{Name, Names, Token};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
+
+/// The ticket of a waiter that goes before those without `--during-pause`.
+pub(super) const fn preferred(ticket: u64) -> u64 {
+    ticket.saturating_sub(PREFERENCE)
+}
 
 impl LockTable {
     /// The first of these locks whose queue is full, if the caller would join it. Stale waiters at
@@ -59,6 +64,8 @@ impl LockTable {
             let after_the_last = last.max().map_or(0, |ticket| ticket.saturating_add(1));
             (now.0.max(after_the_last), came)
         });
+        let is_preferred = self.is_preferred(&ask.terms, names.iter().map(Name::as_str));
+        let ticket = if is_preferred && ticket >= since.0 { preferred(ticket) } else { ticket };
         for name in names {
             let waiter = Waiter {
                 ticket,
@@ -73,12 +80,23 @@ impl LockTable {
             let record = self.record(name.as_str());
             record.notice_absence(now);
             record.absence.heard = Due::after(now, Duration::ZERO);
-            if record.waiters.insert(ask.token.clone(), waiter).is_none() {
+            match record.waiters.insert(ask.token.clone(), waiter) {
+                Some(old) if old.ticket == ticket => {}
+                Some(old) => drop(record.queue.remove(&(old.ticket, ask.token.clone()))),
                 // Its place may still be there, with a ticket that was forgotten.
-                record.queue.retain(|(_, token)| *token != ask.token);
+                None => record.queue.retain(|(_, token)| *token != ask.token),
             }
             record.queue.insert((ticket, ask.token.clone()));
         }
+    }
+
+    /// Whether a caller goes before those without `--during-pause`: all its locks are paused.
+    pub(super) fn is_preferred<'n>(
+        &mut self,
+        terms: &Terms,
+        mut names: impl Iterator<Item = &'n str>,
+    ) -> bool {
+        terms.during_pause && names.all(|name| self.record(name).paused.is_some())
     }
 
     /// Suspends the stale waiters directly before this one. Otherwise they would be noticed only at
@@ -190,7 +208,7 @@ impl LockTable {
                     return false;
                 }
             }
-            if !self.record(name).admits(waiter.mode) {
+            if !self.record(name).admits(waiter.mode, &waiter.terms) {
                 return false;
             }
         }
@@ -224,7 +242,7 @@ impl LockTable {
                 (None, Lock::Foreign { .. }) => FOREIGN_LOOK,
                 // A lock that admits the waiter may lack a slot in common with its other locks.
                 (None, Lock::Slots { .. }) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),
-                (None, _) if record.admits(ask.mode) => HEARTBEAT,
+                (None, _) if record.admits(ask.mode, &ask.terms) => HEARTBEAT,
                 (None, _) => record.blocker(now, ask.mode).left.unwrap_or(HEARTBEAT),
             };
             most = most.max(u64::try_from(ahead).unwrap_or(u64::MAX));

@@ -134,6 +134,9 @@ pub struct Hold {
     /// If its lease runs out, nobody is granted the lock for this long.
     #[serde(default, with = "ms", skip_serializing_if = "Option::is_none")]
     pub pause_on_failure: Option<Duration>,
+    /// Whether it was granted while the lock was paused (`--during-pause`).
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub during_pause: bool,
     pub owner: Owner,
 }
 
@@ -272,9 +275,9 @@ impl Record {
         }
     }
 
-    /// Whether one more token may hold the lock in this mode, regardless of the queue.
-    pub(super) fn admits(&self, mode: Mode) -> bool {
-        self.paused.is_none() && self.has_room(mode)
+    /// Whether one more token may hold the lock in this mode on these terms, regardless of the queue.
+    pub(super) fn admits(&self, mode: Mode, terms: &Terms) -> bool {
+        (self.paused.is_none() || terms.during_pause) && self.has_room(mode)
     }
 
     /// Like [`Self::admits`], regardless of a pause. If the lock key says that several hold the
@@ -401,6 +404,7 @@ impl Record {
             superseded: false,
             not_replaceable: granted.terms.not_replaceable,
             pause_on_failure: granted.terms.pause_on_failure,
+            during_pause: self.paused.is_some(),
             owner: granted.owner.clone(),
         };
         self.holds.insert(granted.token.clone(), hold);

@@ -2,7 +2,7 @@
 
 use super::record::{Hold, Record};
 use super::{Ask, LockTable, Newest, Phase, Superseded, Time};
-use crate::lock::{Name, Names, Owner};
+use crate::lock::{Name, Names};
 use std::collections::VecDeque;
 
 impl LockTable {
@@ -54,16 +54,16 @@ impl LockTable {
 
 impl Record {
     /// Asks the holders to end for a run with `--replace` that came at `came`, except those with
-    /// `--no-replace`. While the lock is paused none is asked, because nobody would run then. A
+    /// `--no-replace`. While the lock is paused none is asked for a run that may not run then. A
     /// grant in the future was made before the clock was set back, so it counts as older.
-    pub(super) fn replace(&mut self, now: Time, came: Time, by: &Owner) {
-        let is_unpaused = self.paused.is_none();
+    pub(super) fn replace(&mut self, now: Time, came: Time, ask: &Ask) {
+        let may_run = self.paused.is_none() || ask.terms.during_pause;
         let is_meant = |hold: &&mut Hold| {
             let is_older = hold.since < came || hold.since > now;
             hold.phase == Phase::Held && !hold.not_replaceable && is_older && hold.asked.is_none()
         };
-        for hold in self.holds.values_mut().filter(|hold| is_unpaused && is_meant(hold)) {
-            (hold.asked, hold.superseded) = (Some(by.clone()), true);
+        for hold in self.holds.values_mut().filter(|hold| may_run && is_meant(hold)) {
+            (hold.asked, hold.superseded) = (Some(ask.owner.clone()), true);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a record shows: the view for `status`, and what blocks a caller. Changes no record.
 
 use super::answer::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success};
+use super::operation::Terms;
 use super::record::{Hold, Lock, Phase, Record};
 use super::stat::Stat;
 use super::time::{Due, Time, millis, ms};
@@ -147,6 +148,9 @@ pub struct Waiter {
     pub mode: Mode,
     /// Whether it waits with `--replace`. The next one with `--replace` supersedes it.
     pub replaces: bool,
+    /// Whether a pause does not keep it out.
+    #[serde(default)]
+    pub during_pause: bool,
     /// How long it has been waiting.
     #[serde(with = "ms")]
     pub waiting: Duration,
@@ -182,8 +186,10 @@ impl Record {
         let heard = |(_, token): &(u64, Token)| {
             let waiter = record.waiters.get(token)?;
             let waiting = Duration::from_millis(now.millis().saturating_sub(waiter.since.millis()));
-            let (owner, mode, replaces) = (waiter.owner.clone(), waiter.mode, waiter.terms.replaces);
-            record.is_live_waiter(now, waiter).then_some(Waiter { owner, mode, replaces, waiting })
+            let Terms { replaces, during_pause, .. } = waiter.terms;
+            let (owner, mode) = (waiter.owner.clone(), waiter.mode);
+            let shown = Waiter { owner, mode, replaces, during_pause, waiting };
+            record.is_live_waiter(now, waiter).then_some(shown)
         };
         let state = record.state(now);
         let blocker = record.blocker(now, Mode::Exclusive);
@@ -301,6 +307,7 @@ impl Hold {
             asked: self.asked.clone(),
             superseded: self.superseded,
             confirmed: self.confirmed,
+            during_pause: self.during_pause,
         }
     }
 }

@@ -43,8 +43,8 @@ fn queue(who: usize, ttl: u64) -> Step {
 }
 
 fn exclusive(locks: &[usize], replaces: bool) -> Want {
-    let (mode, not_replaceable, pause_on_failure) = (Mode::Exclusive, false, None);
-    Want { locks: locks.into(), mode, replaces, not_replaceable, pause_on_failure }
+    let (mode, not_replaceable, pause_on_failure, during_pause) = (Mode::Exclusive, false, None, false);
+    Want { locks: locks.into(), mode, replaces, not_replaceable, pause_on_failure, during_pause }
 }
 
 /// A waiter in the middle of the queue loses its ticket: the waiter behind it was excused, because
@@ -128,10 +128,16 @@ fn a_quorum_and_rules_record_a_loss_alike() {
 /// Masters with the same records decide by the same rules.
 #[test]
 fn a_quorum_and_rules_answer_alike() {
-    let want =
-        (0..LOCKS, flags(), pauses()).prop_map(|(lock, (replaces, not_replaceable), pause_on_failure)| {
-            Want { locks: vec![lock], mode: Mode::Exclusive, replaces, not_replaceable, pause_on_failure }
-        });
+    let want = (0..LOCKS, flags(), pauses()).prop_map(
+        |(lock, (replaces, not_replaceable), (pause_on_failure, during_pause))| Want {
+            locks: vec![lock],
+            mode: Mode::Exclusive,
+            replaces,
+            not_replaceable,
+            pause_on_failure,
+            during_pause,
+        },
+    );
     let steps = steps(want.clone());
     let cases = if is_soak() { 2000 } else { 25 };
     answer_alike(&Servers::start(3), cases, &(prop::collection::vec(want, PEOPLE), steps));

@@ -23,6 +23,7 @@ fn end(hour: u64, minutes: u64, waited: u64, outcome: Outcome, job: Option<Ended
         waited: waited * 60_000,
         job,
         by: (outcome == Outcome::Forced).then(Owner::default),
+        during_pause: false,
     }
 }
 

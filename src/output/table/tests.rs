@@ -47,6 +47,7 @@ pub(in crate::output) fn views() -> Result<Vec<View>, String> {
         slot: None,
         asked: None,
         superseded: false,
+        during_pause: false,
         confirmed: true,
     };
     let end = LoggedEnd {
@@ -58,6 +59,7 @@ pub(in crate::output) fn views() -> Result<Vec<View>, String> {
         waited: 12,
         job: Some(Ended::Code(3)),
         by: None,
+        during_pause: false,
     };
     let left = Some(Duration::from_millis(26_500));
     Ok(vec![
@@ -71,6 +73,7 @@ pub(in crate::output) fn views() -> Result<Vec<View>, String> {
                 owner: owner("x"),
                 mode: Mode::Exclusive,
                 replaces: true,
+                during_pause: false,
                 waiting: Duration::from_secs(3),
             }],
             log: vec![end],

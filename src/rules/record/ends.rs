@@ -194,6 +194,7 @@ impl Record {
             waited: hold.waited,
             job,
             by: by.or(hold.asked),
+            during_pause: hold.during_pause,
         });
         self.log.truncate(LOG_KEPT);
     }

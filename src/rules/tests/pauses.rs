@@ -1,4 +1,6 @@
-//! `--pause-on-failure`: which ends pause a lock, and until when.
+//! `--pause-on-failure`: which ends pause a lock, and until when; and `--during-pause`.
+
+mod explored;
 
 use super::*;
 use crate::exit::Ended;
@@ -287,4 +289,97 @@ fn a_death_that_is_noticed_at_once_pauses_from_then() {
     let scene = night.at(5_000);
     scene.table.reap(scene.now, &token(1));
     night.shut_until(5_000, HOUR + 5_000, Cause::Failure);
+}
+
+impl Night {
+    fn asks(&mut self, who: u32, at: u64, patience: Patience, urgent: bool, locks: &str) -> Acquired {
+        let scene = self.at(at);
+        let terms = Terms { during_pause: urgent, ..Terms::default() };
+        let before = std::mem::replace(&mut scene.terms, terms);
+        let answer = scene.acquire(who, locks, X, patience);
+        self.scene.terms = before;
+        answer
+    }
+
+    #[track_caller]
+    fn is_granted(&mut self, who: u32, at: u64, patience: Patience, urgent: bool) {
+        let answer = self.asks(who, at, patience, urgent, "k");
+        assert!(matches!(answer, Acquired::Granted(_)), "{answer:?}");
+    }
+
+    /// It waits for these locks. Returns how many are before it.
+    #[track_caller]
+    fn waits(&mut self, who: u32, at: u64, urgent: bool, locks: &str) -> u64 {
+        match self.asks(who, at, Patience::Queue, urgent, locks) {
+            Acquired::Waiting(waiting) => {
+                assert!(
+                    !urgent || waiting.blocker.paused.is_none() && waiting.blocker.state != State::Paused
+                );
+                waiting.ahead
+            }
+            answer => panic!("{answer:?}"),
+        }
+    }
+}
+
+#[test]
+fn an_urgent_run_goes_before_those_that_wait_for_the_end_of_a_pause() {
+    for patience in [Patience::None, Patience::Queue] {
+        let mut night = Night::with_long_leases(HOUR);
+        night.freezes(0, HOUR, true);
+        night.waits(1, 1, false, "k");
+        night.is_granted(2, 2, patience, true);
+        assert!(night.at(3).seen("k").holders[0].during_pause);
+        assert!(night.at(3).seen("k").paused.is_some(), "the pause goes on");
+        // A holder is not passed, and of several urgent runs the oldest is next.
+        assert_eq!(night.waits(3, 4, true, "k"), 0);
+        assert_eq!(night.waits(4, 5, true, "k"), 1);
+        assert!(matches!(night.asks(5, 6, Patience::None, true, "k"), Acquired::Busy(_)));
+        assert_eq!(night.waits(1, 6, false, "k"), 2);
+        night.ends(2, 7, 0);
+        assert!(night.at(8).seen("k").log[0].during_pause);
+        night.is_granted(3, 9, Patience::Queue, true);
+        assert!(matches!(night.asks(6, 10, Patience::None, true, "k"), Acquired::Busy(_)));
+        // It keeps its place when the pause is over.
+        let now = night.at(11).now;
+        night.scene.table.pause(now, &name("k"), None);
+        assert_eq!(night.waits(4, 12, true, "k"), 0);
+        night.ends(3, 13, 0);
+        night.is_granted(4, 14, Patience::Queue, true);
+        assert!(!night.at(15).seen("k").holders[0].during_pause);
+    }
+}
+
+#[test]
+fn a_run_that_waits_already_gets_the_place_with_its_first_request_after_the_pause_began() {
+    let mut night = Night::with_long_leases(HOUR);
+    night.runs(9, 0);
+    assert_eq!((night.waits(1, 1, false, "k"), night.waits(2, 2, true, "k")), (0, 1));
+    assert_eq!(night.waits(3, 3, true, "k"), 2);
+    night.freezes(4, HOUR, true);
+    assert_eq!((night.waits(3, 5, true, "k"), night.waits(2, 6, true, "k")), (0, 0), "by age");
+    assert_eq!((night.waits(3, 7, true, "k"), night.waits(1, 8, false, "k")), (1, 2));
+}
+
+#[test]
+fn if_one_lock_is_not_paused_an_urgent_run_waits_as_others_do() {
+    let mut night = Night::with_long_leases(HOUR);
+    night.freezes(0, HOUR, true);
+    night.waits(1, 1, false, "k");
+    assert_eq!(night.waits(2, 2, true, "kl"), 1);
+    assert!(matches!(night.asks(3, 3, Patience::None, true, "kl"), Acquired::Busy(_)));
+    // It is granted if it is first, also where one of its locks is paused.
+    let now = night.at(4).now;
+    assert_eq!(night.scene.table.leave(now, &Scene::names("k"), &token(1), &RAN), Left::Dequeued);
+    assert!(matches!(night.asks(2, 5, Patience::Queue, true, "kl"), Acquired::Granted(_)));
+}
+
+#[test]
+fn an_urgent_run_with_replace_asks_the_holder_during_a_pause() {
+    let mut night = Night::with_long_leases(HOUR);
+    night.runs(1, 0);
+    night.freezes(1, HOUR, true);
+    night.scene.terms = Terms { replaces: true, during_pause: true, ..Terms::default() };
+    assert!(!night.at(2).queue(2, "k", X));
+    assert_eq!(night.at(3).renew(1, "k"), Renewal::Superseded);
 }

@@ -40,6 +40,7 @@ impl View {
                 slot: None,
                 asked: None,
                 superseded: false,
+                during_pause: false,
                 confirmed: true,
             })
             .collect();
@@ -64,6 +65,7 @@ impl View {
                 waited: 0,
                 job: None,
                 by: None,
+                during_pause: false,
             })
             .collect();
         self
@@ -77,6 +79,7 @@ impl View {
                 owner: owner(*pid),
                 mode: Mode::Exclusive,
                 replaces: true,
+                during_pause: false,
                 waiting: ms(self.now.saturating_sub(NOW + since)),
             })
             .collect();

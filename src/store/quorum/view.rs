@@ -256,6 +256,7 @@ mod tests {
             slot: None,
             asked: None,
             superseded: false,
+            during_pause: false,
             confirmed,
         };
         let left = Some(Duration::from_secs(left));
@@ -323,6 +324,7 @@ mod tests {
             waited: 0,
             job: None,
             by: None,
+            during_pause: false,
         };
         let logs = [
             end(1, Outcome::Expired),

@@ -128,6 +128,7 @@ fn assembled(layout: &Layout, parts: &[&str]) -> String {
         ("SLOTS_MAX", u64::from(SLOTS_MAX)),
         ("TICKET_KEPT", rules::millis(rules::TICKET_KEPT)),
         ("SPENT_KEPT", rules::millis(rules::SPENT_KEPT)),
+        ("PREFERENCE", rules::PREFERENCE),
         ("FOREIGN_LOOK", rules::millis(rules::FOREIGN_LOOK)),
         ("WATCH_KEPT", rules::millis(rules::WATCH_KEPT)),
         ("LOG_KEPT", rules::LOG_KEPT as u64),

@@ -109,11 +109,12 @@ impl Comparison<'_> {
                 let (token, mode, names) = self.person(who);
                 let (ttl, min_hold) = (ms(ttl), ms(min_hold));
                 let patience = if self.is_quorum() { Patience::None } else { patience };
-                let Want { replaces, not_replaceable, pause_on_failure, .. } = self.people[who].1;
+                let Want { replaces, not_replaceable, pause_on_failure, during_pause, .. } =
+                    self.people[who].1;
                 // A master of a quorum does not decide alone that a run has failed.
                 let pause_on_failure = pause_on_failure.filter(|_| !self.is_quorum()).map(ms);
                 let once_per = once_per.map(ms);
-                let terms = Terms { once_per, replaces, not_replaceable, pause_on_failure };
+                let terms = Terms { once_per, replaces, not_replaceable, pause_on_failure, during_pause };
                 // Waiters of a quorum measure their waiting time themselves.
                 let waited = if self.is_quorum() { Duration::ZERO } else { ms(waited) };
                 let ask = Ask {

@@ -15,6 +15,7 @@ pub struct Want {
     pub replaces: bool,
     pub not_replaceable: bool,
     pub pause_on_failure: Option<u64>,
+    pub during_pause: bool,
 }
 
 /// One step of a history. Clients are numbered; each has one token and one wish until it is reborn
@@ -77,18 +78,21 @@ fn wants() -> impl Strategy<Value = Want> {
         1 => Just(Mode::Slots(3)),
     ];
     (locks, mode, flags(), pauses()).prop_map(
-        |(locks, mode, (replaces, not_replaceable), pause_on_failure)| Want {
+        |(locks, mode, (replaces, not_replaceable), (pause_on_failure, during_pause))| Want {
             locks,
             mode,
             replaces,
             not_replaceable,
             pause_on_failure,
+            during_pause,
         },
     )
 }
 
-pub fn pauses() -> impl Strategy<Value = Option<u64>> + Clone {
-    prop_oneof![3 => Just(None), 1 => (1..90_000u64).prop_map(Some)]
+/// `--pause-on-failure` and `--during-pause`.
+pub fn pauses() -> impl Strategy<Value = (Option<u64>, bool)> + Clone {
+    let lasts = prop_oneof![3 => Just(None), 1 => (1..90_000u64).prop_map(Some)];
+    (lasts, prop_oneof![3 => Just(false), 1 => Just(true)])
 }
 
 pub fn flags() -> impl Strategy<Value = (bool, bool)> + Clone {

@@ -15,7 +15,8 @@ local lock = named(token)[1]
 if redis.call('EXISTS', spent_key(lock, token)) == 1 then return answer('token-ended') end
 if why then return why end
 expire(lock)
-local ahead, is_mine, is_free = 0, is_held_by(lock, token), lock.kind == 'free' and not pause_of(lock)
+local passes = arg.terms.during_pause or not pause_of(lock)
+local ahead, is_mine, is_free = 0, is_held_by(lock, token), lock.kind == 'free' and passes
 if not is_mine then
   local was = done({ lock }, arg.terms, came)
   if was then
@@ -29,30 +30,32 @@ if not is_mine then
     local old = be_newest(lock, token, came, owner)
     if old then forget_turn(lock, old.token) end
     local hold = lock.kind == 'exclusive' and hold_of(lock, lock.token)
-    if hold and hold.confirmed and is_replaced(hold, came) and not pause_of(lock) then
+    if hold and hold.confirmed and is_replaced(hold, came) and passes then
       hold.asked, hold.superseded = owner, true
       save(lock, lock.token, hold)
     end
   end
   local others, refused
-  ahead, others, refused = askers(lock, token, waited)
+  local turn = turn_of(lock, token, waited)
+  ahead, others, refused = askers(lock, token, turn)
   local is_turn = ahead == 0 or refused and refused + FREE_FOR < ms
   is_mine = is_free and is_turn
   -- A caller that gets the lock at its first request leaves no entry.
   if arg.patience == 'queue' and others < ASKERS and (waited > 0 or not is_mine) then
-    note_turn(lock, token, int(ms - waited) .. ':' .. int(ms))
+    note_turn(lock, token, int(ms - turn) .. ':' .. int(ms))
   end
   if is_free and not is_turn and not refused then note_turn(lock, '#free', int(ms)) end
   if refused and lock.kind == 'exclusive' and hold_of(lock, lock.token).confirmed then forget_turn(lock, '#free') end
 end
 if not is_mine then
   if is_free then return answer('behind', { ahead = ahead }) end
-  return answer('busy', { ahead = ahead, seen = obstacle(lock) })
+  local seen = obstacle(lock)
+  return answer('busy', { ahead = ahead, seen = arg.terms.during_pause and without_pause(seen) or seen })
 end
 if is_free then
   lock.kind, lock.token = 'exclusive', token
   lock.holds[token] = { phase = 'held', cool = 0, confirmed = false, attempt = '0', waited = 0, owner = owner,
-    not_replaceable = arg.terms.not_replaceable }
+    not_replaceable = arg.terms.not_replaceable, during_pause = pause_of(lock) and true or nil }
 end
 local hold = hold_of(lock, token)
 if not hold.confirmed then

@@ -15,6 +15,17 @@ local TOGETHER = 100
 
 local function turn_key(lock) return key_of('turn', lock) end
 
+-- How long a caller counts as having waited (ms). One with --during-pause that asks while the lock is
+-- paused, or has done so, goes before all others.
+local function turn_of(lock, token, waited)
+  if not arg.terms.during_pause then return waited end
+  local entry = redis.pcall('HGET', turn_key(lock), token)
+  local since = type(entry) == 'string' and string.match(entry, '^(%d+):')
+  local preference = PREFERENCE / 1000
+  local is_preferred = pause_of(lock) or since and tonumber(since) < ms - waited - preference / 2
+  return is_preferred and waited + preference or waited
+end
+
 -- How many have waited longer than `waited` and still ask; how many ask in all; and when a caller
 -- was first refused although the lock was free.
 local function askers(lock, token, waited)

@@ -1,7 +1,7 @@
 -- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (rules:
 -- LockTable::acquire).
 -- Argument: token, ttl, min_hold, owner, mode, patience ('none' or 'queue'), terms {once_per,
---        replaces, not_replaceable, pause_on_failure}, waited (how long it has asked), connection (to wake), again (whether it
+--        replaces, not_replaceable, pause_on_failure, during_pause}, waited (how long it has asked), connection (to wake), again (whether it
 --        has asked before), has_waited (whether it has had a place in the queue), queue_max (most waiters of a lock), prefix of the locks' names. Times in
 --        ms.
 -- Replies: granted {fence, waited, slot} · waiting {ahead, next, blocker} · busy {at, queue_full (how
@@ -39,6 +39,23 @@ local function full_queue(locks, work)
   end
 end
 
+-- Whether the caller goes before those without --during-pause: all its locks are paused.
+local function is_preferred(locks)
+  for _, lock in ipairs(locks) do
+    if not (terms.during_pause and pause_of(lock)) then return false end
+  end
+  return true
+end
+
+-- Whether it does, and stands in no queue.
+local function passes_others(locks) return arg.patience == 'none' and is_preferred(locks) end
+
+-- The first waiter in the queue, if the caller does not go before it.
+local function first_of(lock, passes)
+  local first, ticket = extreme(lock.QUEUE, 0)
+  return not (passes and first and ticket > us - PREFERENCE) and first or nil
+end
+
 -- Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.
 local function record_heartbeat(locks, came, ticket, since)
   if not ticket then
@@ -50,6 +67,7 @@ local function record_heartbeat(locks, came, ticket, since)
     ticket, since = int(last), int(came)
     for _, lock in ipairs(locks) do lock.changed = true end
   end
+  if is_preferred(locks) and tonumber(ticket) >= tonumber(since) then ticket = int(math.max(ticket - PREFERENCE, 0)) end
   local waiter = cjson.encode({ ticket = ticket, since = since, stale_at = ms + SILENCE, mode = mode, names = worklist(locks),
     owner = owner, terms = terms, connection = arg.connection })
   for _, lock in ipairs(locks) do
@@ -87,7 +105,7 @@ local function place(locks)
     elseif lock.kind == 'foreign' then
       next = math.min(next, FOREIGN_LOOK)
     -- A lock that admits the waiter may lack a slot in common with its other locks.
-    elseif lock.slots or not admits(lock, mode) then
+    elseif lock.slots or not admits(lock, mode, terms) then
       next = math.min(next, blocker(lock, mode).left)
     end
   end
@@ -97,15 +115,15 @@ end
 -- What blocks the caller, at the first lock that does not admit it or has other waiters; if there
 -- is none, at the first lock.
 local function first_blocker(locks)
-  local at, before = 1, nil
+  local at, before, passes = 1, nil, passes_others(locks)
   for i = #locks, 1, -1 do
-    local head, admitted = redis.call('ZRANGE', locks[i].QUEUE, 0, 0)[1], admits(locks[i], mode)
+    local head, admitted = first_of(locks[i], passes), admits(locks[i], mode, terms)
     if not admitted or head and head ~= token then at, before = i, admitted and head end
   end
   local b = blocker(locks[at], mode)
   local w = before and waiter_of(locks[at], before)
   b.at, b.before = at - 1, w and w.owner or nil
-  return b
+  return terms.during_pause and without_pause(b) or b
 end
 
 local function busy(locks, b)
@@ -183,11 +201,11 @@ local function supersede(locks, came, work, news)
   end
 end
 
--- Asks the holders to end, except those with --no-replace. While a lock is paused none is asked,
--- because nobody would run then.
+-- Asks the holders to end, except those with --no-replace. While a lock is paused none is asked for
+-- a run that may not run then.
 local function replace(locks, came)
   for _, lock in ipairs(locks) do
-    if (lock.kind == 'exclusive' or is_many(lock)) and not pause_of(lock) then
+    if (lock.kind == 'exclusive' or is_many(lock)) and (terms.during_pause or not pause_of(lock)) then
       for _, one in ipairs(all_holds(lock)) do
         if is_replaced(one.hold, came) and is_held_by(lock, one.token) then
           one.hold.asked, one.hold.superseded = owner, true
@@ -265,15 +283,16 @@ if not held_everywhere(locks, token) then
     tell()
     return superseded
   end
-  local admitted = not held_everywhere(locks, token)
+  local admitted, passes = not held_everywhere(locks, token), passes_others(locks)
   for _, lock in ipairs(locks) do
-    admitted = admitted and admits(lock, mode) and redis.call('EXISTS', lock.QUEUE) == 0
+    admitted = admitted and admits(lock, mode, terms) and not first_of(lock, passes)
   end
   local slot
   if admitted then slot = slot_for(locks, mode) end
   if slot ~= nil then
     grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
-      waited = gone_by(came), owner = owner, not_replaceable = terms.not_replaceable, pause_on_failure = terms.pause_on_failure })
+      waited = gone_by(came), owner = owner, not_replaceable = terms.not_replaceable, pause_on_failure = terms.pause_on_failure,
+      during_pause = terms.during_pause })
   end
   if terms.replaces and not held_everywhere(locks, token) then replace(locks, came) end
   for _, lock in ipairs(news) do wake_head(lock) end

@@ -9,7 +9,8 @@ end
 -- An end, as it is in the log.
 local function entry(hold, outcome, job, by)
   return cjson.encode({ outcome = outcome, owner = hold.owner, fence = hold.fence, waited = hold.waited, job = job,
-    since = math.floor(hold.since / 1000), ended = ended_at(hold, outcome), by = by or hold.asked })
+    since = math.floor(hold.since / 1000), ended = ended_at(hold, outcome), by = by or hold.asked,
+    during_pause = hold.during_pause })
 end
 
 -- The bucket of a span, as the end of a field's name: the first bucket whose bound is not less.

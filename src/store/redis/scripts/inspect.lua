@@ -40,8 +40,9 @@ local function seen(lock)
       local w = object_at(waiter_key(lock, token)) or {}
       local since, stale = number_in(w.since), number_in(w.stale_at)
       if since and stale and type(w.owner) == 'table' and ms < stale_at(lock, stale) then
-        local waiting, replaces = math.max(ms - math.floor(since / 1000), 0), type(w.terms) == 'table' and w.terms.replaces == true
-        waiters[#waiters + 1] = { owner = w.owner, mode = mode_to(w.mode), replaces = replaces, waiting = waiting }
+        local waiting, terms = math.max(ms - math.floor(since / 1000), 0), type(w.terms) == 'table' and w.terms or {}
+        waiters[#waiters + 1] = { owner = w.owner, mode = mode_to(w.mode), replaces = terms.replaces == true,
+          during_pause = terms.during_pause == true, waiting = waiting }
       end
     end
   end

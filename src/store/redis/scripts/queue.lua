@@ -16,7 +16,7 @@ local function has_room(lock, mode)
   return count(lock) > 0 and (not lock.slots or count(lock) < lock.slots)
 end
 
-local function admits(lock, mode) return has_room(lock, mode) and not pause_of(lock) end
+local function admits(lock, mode, terms) return has_room(lock, mode) and (terms.during_pause or not pause_of(lock)) end
 
 local function has_room_for_some(lock) return lock.kind == 'free' or has_room(lock, lock.kind) end
 
@@ -64,6 +64,7 @@ local function grant(locks, mode, token, hold)
     lock.changed = true
     local own = {}
     for field, value in pairs(hold) do own[field] = value end
+    own.during_pause = hold.during_pause and pause_of(lock) and true or nil
     save(lock, token, own)
   end
 end
@@ -90,6 +91,7 @@ local function waiter_of(lock, token)
   if not w or type(w.names) ~= 'table' or type(w.owner) ~= 'table' or type(w.terms) ~= 'table' then return nil end
   w.since, w.stale_at, w.connection = number_in(w.since), number_in(w.stale_at), number_in(w.connection)
   w.terms.once_per, w.terms.pause_on_failure = number_in(w.terms.once_per), ms_in(w.terms.pause_on_failure)
+  w.terms.during_pause = w.terms.during_pause == true
   local is_mode = w.mode == 'exclusive' or w.mode == 'shared' or slots_of(w.mode)
   local waits_here = false
   for _, rest in ipairs(w.names) do
@@ -184,7 +186,7 @@ local function grant_head(at, token, w, work, caller)
         return false
       end
     end
-    if not admits(lock, mode) then return false end
+    if not admits(lock, mode, w.terms) then return false end
     locks[#locks + 1] = lock
   end
   local slot = slot_for(locks, mode)
@@ -195,7 +197,7 @@ local function grant_head(at, token, w, work, caller)
   end
   grant(locks, mode, token, { slot = slot, ['until'] = ms + CONFIRM_WITHIN, cool = 0, confirmed = false,
     waited = gone_by(w.since), owner = w.owner, not_replaceable = w.terms.not_replaceable,
-    pause_on_failure = w.terms.pause_on_failure })
+    pause_on_failure = w.terms.pause_on_failure, during_pause = w.terms.during_pause })
   if token ~= caller then wake(names[1], token, w.connection) end
   return true
 end

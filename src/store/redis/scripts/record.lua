@@ -3,7 +3,7 @@
 -- hold ends is in ended.lua, waiters are in queue.lua.
 --
 -- Constants of src/rules.rs stand before it (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT,
--- TICKET_KEPT, SPENT_KEPT, GRANTED_AT_ONCE, FOREIGN_LOOK, WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST,
+-- TICKET_KEPT, SPENT_KEPT, PREFERENCE, GRANTED_AT_ONCE, FOREIGN_LOOK, WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST,
 -- PAUSE_MOST, HISTORY_KEPT, times in ms; BOUNDS), and the differences between the two arrangements
 -- (src/store/redis/script.rs). RECORD is the kind of key in which a hold is recorded: each
 -- arrangement has its own, so that neither takes the other's holds for its own. PARTS is the number
@@ -21,7 +21,7 @@
 --                                 dlock/revoked:<until>
 --   dlock.hold:{tag}:L *  HASH    token -> JSON {phase, fence, since (us), until, cool, confirmed,
 --                                 waited, owner}, and where it applies {slot, asked, superseded,
---                                 not_replaceable, pause_on_failure}. On a master of a quorum it is
+--                                 not_replaceable, pause_on_failure, during_pause}. On a master of a quorum it is
 --                                 dlock.quorum:{tag}:L, and has {attempt}.
 --                                 #<slot> -> token, if the lock has slots
 --   dlock.due:{tag}:L     ZSET    shared, slots: the tokens that hold, by their end
@@ -133,7 +133,8 @@ local function decoded(json)
   return { phase = h.phase, fence = h.fence, since = h.since, ['until'] = due, cool = cool, confirmed = h.confirmed == true,
     waited = waited, owner = h.owner, slot = number_in(h.slot), attempt = number_in(h.attempt) and h.attempt,
     asked = type(h.asked) == 'table' and h.asked or nil, superseded = h.superseded == true or nil,
-    not_replaceable = h.not_replaceable == true or nil, pause_on_failure = ms_in(h.pause_on_failure) }
+    not_replaceable = h.not_replaceable == true or nil, pause_on_failure = ms_in(h.pause_on_failure),
+    during_pause = h.during_pause == true or nil }
 end
 
 -- Sorts holds by their end.
@@ -449,7 +450,8 @@ end
 local function shown(hold)
   local since = math.floor(hold.since / 1000)
   return { owner = hold.owner, fence = hold.fence, slot = hold.slot, since = since, held = math.max(ms - since, 0),
-    lease = left(hold['until']), asked = hold.asked, superseded = hold.superseded, confirmed = hold.confirmed }
+    lease = left(hold['until']), asked = hold.asked, superseded = hold.superseded, confirmed = hold.confirmed,
+    during_pause = hold.during_pause }
 end
 
 -- These holds as they are in a reply, the oldest first; nil if there are none.
@@ -461,6 +463,13 @@ local function people(holds)
   local all = {}
   for i, one in ipairs(holds) do all[i] = shown(one.hold) end
   return list(all)
+end
+
+-- What blocks a caller that a pause does not keep out.
+local function without_pause(b)
+  b.paused = nil
+  if b.state == 'paused' then b.state, b.left = 'free', nil end
+  return b
 end
 
 -- The value of another program, as it is in a reply.
