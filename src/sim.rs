@@ -71,6 +71,8 @@ enum Planted {
     RepeatsTicks,
     /// Once a tick: a success counts for longer.
     LosesTicks,
+    /// A run that fails pauses nothing.
+    ForgetsFailures,
 }
 
 /// What is done to a fleet.
@@ -107,6 +109,8 @@ const QUIET: Nanos = 20 * SECOND;
 const END: Nanos = QUIET + 200 * SECOND;
 /// The `--once-per` of those that have it.
 const ONCE_PER: Duration = Duration::from_secs(2);
+/// The `--pause-on-failure` of those that have it.
+const PAUSE: Duration = Duration::from_secs(1);
 /// This long after the last run nothing may be left in the records: longer than any lease, min-hold
 /// or late message.
 const AFTER: Nanos = 20 * SECOND;
@@ -196,9 +200,10 @@ impl Fleet {
                 mode,
                 ttl: ttl.get(),
                 min_hold: if dice.one_in(5) { ms(dice.between(100, 1500)) } else { Duration::ZERO },
-                owner: Owner::default(),
+                owner: Owner { ttl: Some(ttl.get()), ..Owner::default() },
                 patience: Patience::Queue,
                 terms: Terms {
+                    pause_on_failure: dice.one_in(5).then_some(PAUSE),
                     once_per: (mode == Mode::Exclusive && dice.one_in(3)).then_some(ONCE_PER),
                     replaces: self.night != Night::Calm && mode == Mode::Exclusive && dice.one_in(6),
                     ..Terms::default()
@@ -301,7 +306,7 @@ fn fleets_keep_their_promises() {
 /// Each fault, the invariant that it breaks, and a night on which that shows. A violation that is
 /// excused for a while after the server forgot or its clock was stepped is found on such a night,
 /// too, if it lasts longer.
-const ALL: [(Planted, &str, Night); 26] = [
+const ALL: [(Planted, &str, Night); 27] = [
     (Planted::EndsLeasesEarly, "I1", Night::Everything),
     (Planted::GivesOneSlotTwice, "I1", Night::Weather),
     (Planted::FreesForOthers, "I2", Night::Everything),
@@ -328,6 +333,7 @@ const ALL: [(Planted, &str, Night); 26] = [
     (Planted::IgnoresMinHold, "I13", Night::Steps),
     (Planted::RepeatsTicks, "Tick", Night::Calm),
     (Planted::LosesTicks, "Tick", Night::Weather),
+    (Planted::ForgetsFailures, "Pause", Night::Crashes),
 ];
 
 /// A fault that shows in one of some thousand fleets, and a seed shortly before one of these.

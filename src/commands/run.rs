@@ -27,6 +27,7 @@ use crate::supervise::{self, Bond, Guard, Inherited, Leftovers, Limits, Orphaned
 pub use hold::{Holding, Voice};
 use messages::{Messages, Subject, Under};
 use notes::Notes;
+use orphaned::Kept;
 use report::RunReport;
 pub use report_file::ReportFile;
 use session::{Own, Runs, Session};
@@ -145,7 +146,8 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     let group = plan.group;
     let owner = work.owner(run);
     let notes = Notes::new().map_err(|error| internal("cannot share memory with the guard", &error))?;
-    let orphaned = orphaned::orphaned(&mut *store, &names, &token, context, run, &owner, notes, &messages);
+    let kept = Kept { names: &names, token: &token, owner: &owner, notes };
+    let orphaned = orphaned::orphaned(&mut *store, kept, context, run, &messages);
     context.note_nothing_sent();
     let guard = fork(plan, &inherited, orphaned, subject)?;
 

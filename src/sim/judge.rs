@@ -98,6 +98,8 @@ pub struct Judge {
     kept: BTreeMap<String, (Token, u64)>,
     registers: BTreeMap<String, Register>,
     ticks: Ticks,
+    /// Until when a failure has paused each lock, in microseconds of the server's clock.
+    shut: BTreeMap<String, u64>,
 }
 
 impl Judge {
@@ -122,6 +124,9 @@ impl Judge {
         if let Some((token, names, said)) = by {
             self.check_answer(after, token, said, now);
             self.check_ticks(before, after, (token, names, said), now);
+            if said == Said::Released && !self.has_succeeded(token) {
+                self.failed(before, token, time);
+            }
             self.check_other_holds(before, after, token, (time, now));
             self.heard.insert(token.clone(), now);
             // A renewal need not suspend stale waiters: waiters send requests of their own.
@@ -147,6 +152,19 @@ impl Judge {
                     let left = Duration::from_micros((hold.until.0 * 1000).saturating_sub(time.0));
                     self.leases.insert(token.clone(), now + truly(left));
                 }
+            }
+        }
+    }
+
+    /// A run gives back what it holds, and has failed.
+    fn failed(&mut self, before: &LockTable, token: &Token, time: Time) {
+        for (name, record) in &before.records {
+            let hold = record.holds.get(token).filter(|hold| hold.confirmed && hold.asked.is_none());
+            let hold = hold.filter(|hold| hold.phase == Phase::Held && !hold.until.passed(time));
+            if let Some(lasts) = hold.and_then(|hold| hold.pause_on_failure) {
+                let until = time.0 + u64::try_from(lasts.as_micros()).unwrap_or(0);
+                let shut = self.shut.entry(name.clone()).or_default();
+                *shut = until.max(*shut);
             }
         }
     }
@@ -262,6 +280,12 @@ impl Judge {
                 until - time.0
             ));
         }
+        if let Some(until) = self.shut.get(name).filter(|until| time.0 + 2000 < **until) {
+            let early = until - time.0;
+            self.blame(format!(
+                "Pause: {name} is granted {early} us before a failure's pause ends, at {now}"
+            ));
+        }
         // The first waiter in the queue that wants this lock only, exclusively.
         let waiter =
             |token: &Token| record.waiters.get(token).or_else(|| old.and_then(|old| old.waiters.get(token)));
@@ -300,6 +324,7 @@ impl Judge {
         self.forgot = Some(at);
         // The server cannot honour what it forgot: min-holds and released tokens.
         self.kept.clear();
+        self.shut.clear();
         self.left.clear();
     }
 

@@ -16,7 +16,7 @@ use crate::lease::stores::Stores;
 use crate::lease::{Report, Request, Until, give_back};
 use crate::lock::{Names, Token};
 use crate::rules::schedule::Schedule;
-use crate::rules::{Ask, End, Grant, Left, Ran};
+use crate::rules::{Ask, End, FailurePause, Grant, Left, Ran};
 use guard::Guard;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -288,10 +288,10 @@ impl Main {
 fn leave(net: &Arc<Net>, mut store: SimStore, plan: &Plan, ran: Ran) {
     let job = net.judge().has_succeeded(&plan.ask.token).then_some(Ended::Code(0));
     let by = Moment::now().after(Duration::from_secs(1));
-    let (token, end) = (
-        &plan.ask.token,
-        End { ran, job, once_per: plan.ask.terms.once_per.is_some(), fence: None, pause: None },
-    );
+    let (token, terms) = (&plan.ask.token, &plan.ask.terms);
+    let lasts = terms.pause_on_failure.filter(|_| job.is_none());
+    let pause = lasts.map(|lasts| FailurePause { lasts, reason: String::new() });
+    let end = End { ran, job, once_per: terms.once_per.is_some(), fence: None, pause };
     net.sim.tell(|| format!("{token:?} is given back: {ran:?}"));
     if let Ok(Left::Released { .. } | Left::Already) = give_back(&mut store, &plan.names, token, &end, by) {
         net.judge().left(token);

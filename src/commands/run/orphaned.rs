@@ -44,17 +44,23 @@ fn record_interruption(
     store.refuse(name, &Refusal::interrupted(owner, by.as_ref(), waited), deadline)
 }
 
+/// What the guard gives back.
+pub struct Kept<'a> {
+    pub names: &'a Names,
+    pub token: &'a Token,
+    pub owner: &'a Owner,
+    pub notes: Notes,
+}
+
 /// The callback for [`Guard::fork`](crate::supervise::Guard::fork).
 pub fn orphaned<'a>(
     store: &'a mut dyn Store,
-    names: &'a Names,
-    token: &'a Token,
+    kept: Kept<'a>,
     context: &'a Context,
     run: &'a Run,
-    owner: &'a Owner,
-    notes: Notes,
     messages: &'a Messages<'_>,
 ) -> impl FnMut(Orphaned) + 'a {
+    let Kept { names, token, owner, notes } = kept;
     let began = Moment::now();
     move |what| match what {
         Orphaned::Refused(process) => messages.refused(&process),

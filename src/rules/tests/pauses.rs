@@ -317,7 +317,7 @@ impl Night {
                 );
                 waiting.ahead
             }
-            answer => panic!("{answer:?}"),
+            answer => unreachable!("{answer:?}"),
         }
     }
 }

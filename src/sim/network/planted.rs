@@ -86,6 +86,7 @@ impl Planted {
                         success.since = now.millis() + 1;
                     }
                 }
+                Self::ForgetsFailures => record.paused = None,
                 Self::GivesOneSlotTwice => {
                     for hold in record.holds.values_mut().filter(|hold| hold.slot.is_some()) {
                         hold.slot = Some(0);
