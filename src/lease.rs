@@ -12,11 +12,12 @@
 use crate::clock::Moment;
 use crate::lock::{Names, Owner, Token, Wait};
 use crate::rules::schedule::Schedule;
-use crate::rules::{Ask, Blocker, Done, End, Grant, Left, Patience, Refusal, Superseded, Waiting};
+use crate::rules::{Ask, Blocker, Done, End, Grant, Left, Notice, Patience, Refusal, Superseded, Waiting};
 use crate::store::net::{budget, interrupt};
 use crate::store::{Error, Store, View};
 use event_fd::EventFd;
 use keeper::{Keeper, Keeping, Kept, SUBSCRIBE_AFTER};
+use sha1_smol::Sha1;
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -281,13 +282,21 @@ impl Lease {
         views
     }
 
-    /// Records a refusal at one of the locks. `at`: index in the request's names. Errors are
-    /// ignored: nothing depends on it.
-    pub fn note(&self, at: usize, refusal: &Refusal) {
+    /// Records a refusal at one of the locks. `at`: index in the request's names. Returns whether this
+    /// run is to announce it. If the store does not answer, each run does; if others changed the
+    /// record at each attempt, one of those does.
+    pub fn note(&self, at: usize, refusal: &Refusal) -> bool {
         let request = &self.keeper.request;
-        let deadline = Moment::now().after(request.op_timeout.min(EXPLAINED_WITHIN));
-        if let (Some(name), Ok(mut store)) = (request.names.as_slice().get(at), self.keeper.claim(deadline)) {
-            let _nothing_depends_on_it = store.refuse(name, refusal, deadline);
+        let within = if refusal.notice.is_some() { Duration::MAX } else { EXPLAINED_WITHIN };
+        let deadline = Moment::now().after(request.op_timeout.min(within));
+        let by = || Sha1::from(request.ask.token.secret()).digest().to_string();
+        let notice = refusal.notice.clone().map(|notice| Notice { by: by(), ..notice });
+        let refusal = &Refusal { notice, ..refusal.clone() };
+        let claimed = request.names.as_slice().get(at).zip(self.keeper.claim(deadline).ok());
+        match claimed.map(|(name, mut store)| store.refuse(name, refusal, deadline)) {
+            Some(Ok(announces)) => announces,
+            Some(Err(Error::Contended(_))) => false,
+            Some(Err(_)) | None => refusal.notice.as_ref().is_some_and(|notice| notice.kind.is_announced()),
         }
     }
 

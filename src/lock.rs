@@ -286,6 +286,47 @@ pub const PAUSE_MOST: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 /// How long the store remembers a successful run, and so the longest `--once-per`.
 pub const ONCE_PER_MOST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
+/// A PERIOD of the command line, as it was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Period {
+    Minute,
+    Hour,
+    Day,
+    Week,
+    /// A DUR.
+    Span(Duration),
+}
+
+impl Period {
+    /// The words.
+    pub const WORDS: [(&'static str, Self); 4] =
+        [("minute", Self::Minute), ("hour", Self::Hour), ("day", Self::Day), ("week", Self::Week)];
+
+    pub const fn whole(self) -> Duration {
+        match self {
+            Self::Minute => Duration::from_secs(60),
+            Self::Hour => Duration::from_secs(60 * 60),
+            Self::Day => Duration::from_secs(24 * 60 * 60),
+            Self::Week => Duration::from_secs(7 * 24 * 60 * 60),
+            Self::Span(span) => span,
+        }
+    }
+
+    /// How long a success counts with `--once-per`. A word means half of its period: runs of one tick
+    /// arrive less than this apart, runs of two ticks more, however late a machine or its clock is.
+    pub fn counts(self) -> Duration {
+        match self {
+            Self::Span(span) => span,
+            word => word.whole() / 2,
+        }
+    }
+
+    /// The word, if it is one.
+    pub fn word(self) -> Option<&'static str> {
+        Self::WORDS.into_iter().find(|(_, period)| *period == self).map(|(word, _)| word)
+    }
+}
+
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -25,6 +25,7 @@ pub mod hold;
 pub mod json;
 pub mod live;
 pub mod metrics;
+pub mod missed;
 pub mod owner;
 pub mod question;
 pub mod record;
@@ -132,6 +133,7 @@ impl Printer {
             holder: Option<json::Holds<'a>>,
             ahead: Option<u64>,
             by: Option<json::Actor<'a>>,
+            missed: Option<missed::Fields>,
             status: Option<u8>,
         }
         let level = match kind {
@@ -161,6 +163,7 @@ impl Printer {
                         holder: event.holder.map(json::Holds::of),
                         ahead: event.ahead,
                         by: event.by.map(json::Actor::from),
+                        missed: event.missed,
                         status: event.status,
                     };
                     json::line(&message).unwrap_or_default()

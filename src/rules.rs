@@ -43,7 +43,7 @@ pub use answer::{
 };
 pub use operation::{Ask, End, FailurePause, NewPause, Patience, Ran, Renew, Revoke, Terms, When};
 pub use record::{Absence, Hold, Lock, Newest, Phase, Record, Tombstone, Waiter};
-pub use refusal::{REFUSALS_KEPT, Refusal, Why};
+pub use refusal::{ANNOUNCED_AGAIN, Mark, Missed, Notice, REFUSALS_KEPT, Refusal, SAME_PAUSE, Subject, Why};
 pub use time::{Due, NUMBERS_END, Time, millis, ms};
 pub use view::LastSuccess;
 
@@ -316,11 +316,13 @@ impl LockTable {
         }
     }
 
-    /// Records a refusal, in a record beside that of the lock ([`Name::of_refusals`]).
-    pub fn refuse(&mut self, now: Time, beside: &Name, refusal: &Refusal) {
-        let refusals = &mut self.record(beside.as_str()).refusals;
-        refusals.push_front(Refusal { at: now.millis(), ..refusal.clone() });
+    /// Records a refusal, in a record beside that of the lock ([`Name::of_refusals`]). Returns whether
+    /// the caller is to tell it to a person.
+    pub fn refuse(&mut self, now: Time, beside: &Name, refusal: &Refusal) -> bool {
+        let Record { refusals, announced, .. } = self.record(beside.as_str());
+        refusals.push_front(Refusal { at: now.millis(), notice: None, ..refusal.clone() });
         refusals.truncate(REFUSALS_KEPT);
+        refusal.notice.as_ref().is_some_and(|notice| notice.announce(now, announced))
     }
 
     /// Pauses the lock: it is granted to nobody for that time, and holders keep it. Without

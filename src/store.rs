@@ -117,8 +117,9 @@ pub trait Store: Send {
     }
 
     /// Records that a caller did not get the lock, beside the lock's own record, which does not
-    /// change. If many are refused at once, some may not be recorded.
-    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<(), Error>;
+    /// change. If many are refused at once, some may not be recorded. Returns whether the caller is to
+    /// announce it ([`Refusal::notice`]); of many with the same reason, one is.
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<bool, Error>;
 
     /// The last refusals of the lock, newest first. Changes nothing.
     fn refusals(&mut self, name: &Name, deadline: Moment) -> Result<Vec<Refusal>, Error>;

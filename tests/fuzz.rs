@@ -277,8 +277,10 @@ fn a_damaged_file_of_the_store_hides_no_other_lock() {
 fn any_value_under_a_dlock_key_is_a_line_about_that_lock() {
     let world = World::new(Backend::Redis);
     let redis = world.redis();
-    let kinds =
-        ["hold", "due", "kept", "queue", "heard", "fence", "done", "pause", "newest", "log", "stat", "watch"];
+    let kinds = [
+        "hold", "due", "kept", "queue", "heard", "fence", "done", "pause", "newest", "log", "stat", "watch",
+        "refused", "said",
+    ];
     let mut dice = Dice(0xCAFE);
     for _ in 0..30 {
         redis.ask::<()>(&["FLUSHALL"]);

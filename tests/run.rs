@@ -19,6 +19,7 @@
 //! - min_hold: `--min-hold`
 //! - named_files: files that a user names, and who may write where the name leads
 //! - nesting: a run inside a job that holds the same lock
+//! - missed: scheduled runs that end without a success, and say so
 //! - once_per: `--once-per`
 //! - passwords: how secrets are given, and where they must never be seen
 //! - pause_on_failure: `--pause-on-failure`
@@ -53,6 +54,7 @@ pub mod inside;
 pub mod lease;
 pub mod messages;
 pub mod min_hold;
+pub mod missed;
 pub mod named_files;
 pub mod nesting;
 pub mod once_per;

@@ -7,7 +7,7 @@ use clap::{Args, ValueHint};
 
 const AFTER: &str = "\
 Examples:
-  # Tonight's backup turned out to be empty; the next tick runs it again:
+  # Tonight's backup turned out to be empty; the next run does it again:
   dlock forget backup
 
 A run that is under way goes on. If it has --once-per and succeeds, that counts.

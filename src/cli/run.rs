@@ -2,7 +2,7 @@
 
 use super::duration;
 use super::options::{How, Keep};
-use crate::lock::ONCE_PER_MOST;
+use crate::lock::{ONCE_PER_MOST, Period};
 use clap::{Args, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::time::Duration;
 const RUN_AFTER: &str = "\
 Examples:
   # From cron on every machine; one of them runs the job, the others stand by:
-  dlock run -q -k nightly --once-per day -w 4h -- /usr/local/bin/report
+  dlock run -q -k report --once-per day -w 4h --max-run 3h -- /opt/report
 
   # Wait up to ten minutes for the lock; then give up with 75:
   dlock run -k deploy -w 10m -- ./deploy.sh
@@ -89,17 +89,19 @@ pub struct Run {
 
     /// Skip CMD, and exit 0, if a run of this minute, hour, day or week, or of the last DUR, has succeeded
     ///
-    /// For a line that runs once in a period on each machine. A run arrives when it first tries to reach the store, by the
-    /// store's clock, however long it then waits. It is skipped if a run with --once-per succeeded (status 0) that arrived
-    /// less than PERIOD before it, or that was granted the lock after it arrived. So with --wait one machine runs and the
-    /// others stand by: if it succeeds, the others exit 0; if it fails or dies, the next one runs. Ticks that arrive while an
-    /// earlier one waits are done by one run. dlock says who ran it and when. minute, hour, day and week mean half of that
-    /// (30s, 30m, 12h, 84h): room for machines that are late, and for a rerun by hand half a period before the next tick. A
-    /// DUR is taken as it is, up to 30d. Only runs with --once-per count: a run without it, such as a test by hand, never does.
-    /// With several keys, each must be done; not with --shared or --slots. 'dlock forget KEY' makes the next run due at once,
-    /// and so does a store that lost its data.
+    /// For a line that runs once a day on each machine. A success counts for 12 hours. minute, hour and week count for half
+    /// as long, too (30s, 30m, 84h): room for machines that are late, and for a rerun by hand half a period before the next
+    /// run. A DUR is taken as it is, up to 30d. A run arrives when it first tries to reach the store, by the store's clock,
+    /// however long it then waits. It is skipped if a run with --once-per succeeded (status 0) that arrived less than that
+    /// before it, or that was granted the lock after it arrived. So with --wait one machine runs and the others stand by: if
+    /// it succeeds, the others exit 0; if it fails or dies, the next one runs. Scheduled runs that arrive while an earlier one
+    /// waits are done by one run. dlock says who ran it and when; on a terminal or with --verbose a run that succeeded says
+    /// until when it counts. A scheduled run that gives up waiting, or is skipped at an unusual time, is named by one machine,
+    /// also with --quiet. Only runs with --once-per count: a run without it, such as a test by hand, never does. With several
+    /// keys, each must be done; not with --shared or --slots. 'dlock forget KEY' makes the next run due at once, and so does
+    /// a store that lost its data.
     #[arg(long, value_name = "PERIOD", value_parser = once_per, conflicts_with_all = ["shared", "slots"], help_heading = "Once")]
-    pub once_per: Option<Duration>,
+    pub once_per: Option<Period>,
 
     /// Run although the lock is paused; needs --reason
     ///
@@ -147,21 +149,15 @@ pub struct Run {
     pub nonblock: bool,
 }
 
-/// The value of `--once-per`. A word means half of that period: runs of one tick arrive less than this
-/// apart, runs of two ticks more, however late a machine or its clock is.
-pub(super) fn once_per(text: &str) -> Result<Duration, String> {
-    let half = |hours: u64| Duration::from_secs(hours * 1800);
-    let span = match text {
-        "minute" => Duration::from_secs(30),
-        "hour" => half(1),
-        "day" => half(24),
-        "week" => half(7 * 24),
-        _ => duration::parse_positive(text).map_err(|why| format!("{why}; or minute, hour, day or week"))?,
-    };
-    if span > ONCE_PER_MOST {
+/// The value of `--once-per`.
+pub(super) fn once_per(text: &str) -> Result<Period, String> {
+    let word = Period::WORDS.into_iter().find(|(word, _)| *word == text).map(|(_, period)| period);
+    let span = || duration::parse_positive(text).map(Period::Span);
+    let period = word.map_or_else(span, Ok).map_err(|why| format!("{why}; or minute, hour, day or week"))?;
+    if period.counts() > ONCE_PER_MOST {
         return Err("a success is remembered for 30 days, not longer".into());
     }
-    Ok(span)
+    Ok(period)
 }
 
 #[cfg(test)]
@@ -178,7 +174,8 @@ mod tests {
             ("18h", 64_800),
             ("30d", 2_592_000),
         ] {
-            assert_eq!(once_per(text), Ok(Duration::from_secs(seconds)), "{text}");
+            let counts = once_per(text).map(Period::counts);
+            assert_eq!(counts, Ok(Duration::from_secs(seconds)), "{text}");
         }
         for text in ["daily", "days", "month", "0", "31d", ""] {
             assert!(once_per(text).is_err(), "{text}");

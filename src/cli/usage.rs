@@ -144,7 +144,7 @@ fn waits(wait: Option<Option<Duration>>) -> bool {
 
 fn check_min_hold(wait: Option<Option<Duration>>, min_hold: Option<Duration>) -> Result<(), String> {
     if waits(wait) && min_hold.is_some_and(|span| !span.is_zero()) {
-        return Err("--min-hold is for one run per tick and cannot be combined with --wait".into());
+        return Err("--min-hold is for scheduled runs and cannot be combined with --wait".into());
     }
     Ok(())
 }

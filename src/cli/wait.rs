@@ -4,7 +4,7 @@ use super::after::after;
 use super::duration;
 use super::key::{NAMED, Named};
 use super::run::once_per;
-use crate::lock::Key;
+use crate::lock::{Key, Period};
 use clap::{Args, ValueHint};
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub struct Wait {
     /// In place of waiting until it is free. It is done if a run with '--once-per PERIOD' that arrives now would be skipped.
     /// A key that the store does not know is waited for, and dlock says so.
     #[arg(long, value_name = "PERIOD", value_parser = once_per)]
-    pub done: Option<Duration>,
+    pub done: Option<Period>,
 
     /// Wait at most this long; 0: only look [default: for ever]
     #[arg(short, long, value_name = "DUR", value_parser = duration::parse)]

@@ -18,7 +18,7 @@ use crate::config::run::{KeepFor, Run};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::{Asker, Lease, Request, Until};
-use crate::lock::{Key, Owner, Token};
+use crate::lock::{Key, Owner, Period, Token};
 use crate::output::busy::listed;
 use crate::output::{Kind, Printer, What};
 use crate::rules::schedule::Schedule;
@@ -93,7 +93,7 @@ impl Work {
             }
             Self::Hold(hold) => hold.owner(run),
         };
-        Owner { ttl: Some(run.ttl.get()), once_per: run.once_per, ..owner }
+        Owner { ttl: Some(run.ttl.get()), once_per: run.once_per.map(Period::counts), ..owner }
     }
 
     fn subject(&self) -> Subject {
@@ -177,7 +177,7 @@ fn ask(run: &Run, owner: Owner, token: Token, until: Until) -> Ask {
         owner,
         patience: until.patience(),
         terms: Terms {
-            once_per: run.once_per,
+            once_per: run.once_per.map(Period::counts),
             replaces: run.replaces,
             not_replaceable: run.not_replaceable,
             pause_on_failure: run.pause_on_failure,

@@ -10,7 +10,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::Until;
-use crate::lock::Name;
+use crate::lock::{Name, Period};
 use crate::output::describe;
 use crate::output::live::Line;
 use crate::output::time::span;
@@ -27,7 +27,7 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
     let (observer, line) = (context.observe(FOREIGN_LOOK)?, Line::new(&context.printer, since));
     let onlooker = Onlooker { context, observer, line, until };
     let bound = flags.wait.filter(|bound| !bound.is_zero());
-    let mut waiting = Waiting { onlooker, since, bound, done: flags.done };
+    let mut waiting = Waiting { onlooker, since, bound, done: flags.done.map(Period::counts) };
     signals.or_exit(|| waiting.go(&wanted))
 }
 

@@ -7,7 +7,7 @@ use crate::cli::options::{How, exit_status};
 use crate::cli::{self, key::each_once};
 use crate::error::Error;
 use crate::exit::{Exit, OnLost};
-use crate::lock::{Key, Mode, Replicas, Ttl, Wait};
+use crate::lock::{Key, Mode, Period, Replicas, Ttl, Wait};
 use std::ffi::OsString;
 use std::time::Duration;
 
@@ -49,8 +49,8 @@ pub struct Run {
     /// The program and its arguments; never empty.
     pub argv: Vec<OsString>,
     pub replicas: Replicas,
-    /// Skip the command if a run succeeded within this time.
-    pub once_per: Option<Duration>,
+    /// Skip the command if a run of this period has succeeded.
+    pub once_per: Option<Period>,
     /// How long nobody gets the lock if the run fails.
     pub pause_on_failure: Option<Duration>,
     /// Whether a pause does not keep it out.

@@ -182,7 +182,7 @@ fn joined(keys: &[Key]) -> String {
 }
 
 /// Why a request for this mode is not granted, as a clause.
-fn reason(blocker: &Blocker, asked: Mode) -> String {
+pub fn reason(blocker: &Blocker, asked: Mode) -> String {
     if let Some(waiters) = blocker.queue_full {
         let rest = Blocker { queue_full: None, ..blocker.clone() };
         return format!("the queue is full: {} wait; {}", grouped(waiters), reason(&rest, asked));
@@ -317,7 +317,7 @@ fn mode_conflict(blocker: &Blocker, asked: Mode) -> String {
 }
 
 /// The command, in quotes that show where it ends.
-fn quoted_command(owner: &Owner) -> String {
+pub fn quoted_command(owner: &Owner) -> String {
     format!("'{}'", owner.command)
 }
 
@@ -340,6 +340,7 @@ mod tests {
             fence: Fence(1),
             since: 1_763_724_000_000,
             held: Duration::from_secs(720),
+            waited: Duration::ZERO,
             lease: Duration::from_secs(27),
             slot: None,
             asked: None,

@@ -1,6 +1,7 @@
 //! What a message reports, as a word, and the holder or operator that it names. output.rs writes
 //! them (`--log-format json`). docs/messages.md explains them; a new word is a minor change.
 
+use super::missed::Fields;
 use crate::exit::Exit;
 use crate::lock::Owner;
 use crate::rules::Holder;
@@ -110,6 +111,8 @@ pub struct Event<'a> {
     pub ahead: Option<u64>,
     /// The owner who did it, or asks for it.
     pub by: Option<&'a Owner>,
+    /// What a scheduled run announces for all machines.
+    pub missed: Option<Fields>,
     /// The exit status, if dlock ends because of this.
     pub status: Option<u8>,
 }
@@ -139,7 +142,7 @@ impl<'a> Event<'a> {
 
 impl From<What> for Event<'_> {
     fn from(what: What) -> Self {
-        Self { what, key: None, holder: None, ahead: None, by: None, status: None }
+        Self { what, key: None, holder: None, ahead: None, by: None, missed: None, status: None }
     }
 }
 

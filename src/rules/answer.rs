@@ -36,6 +36,9 @@ pub struct Done {
     /// Time since that hold was granted.
     #[serde(with = "ms")]
     pub ago: Duration,
+    /// How much later than that run this one arrived; zero if it arrived earlier.
+    #[serde(with = "ms")]
+    pub age: Duration,
     /// Time until a run that arrives then is due; zero if one that arrives now is.
     #[serde(with = "ms")]
     pub due: Duration,
@@ -327,6 +330,9 @@ pub struct Holder {
     /// Time since the grant.
     #[serde(with = "ms")]
     pub held: Duration,
+    /// Time from its arrival to the grant.
+    #[serde(with = "ms")]
+    pub waited: Duration,
     /// What is left of the lease.
     #[serde(with = "ms")]
     pub lease: Duration,

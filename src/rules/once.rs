@@ -35,7 +35,8 @@ impl LockTable {
             if first.as_ref().is_none_or(|first| due < first.due) {
                 let success = record.success.clone()?;
                 let ago = Duration::from_millis(now.millis().saturating_sub(success.since));
-                first = Some(Done { at, success, ago, due });
+                let age = Duration::from_millis(came.millis().saturating_sub(success.arrived()));
+                first = Some(Done { at, success, ago, age, due });
             }
         }
         first

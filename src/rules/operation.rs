@@ -115,6 +115,13 @@ pub struct FailurePause {
     pub reason: String,
 }
 
+impl End {
+    /// Whether it is a success that counts for later runs with [`Terms::once_per`].
+    pub fn counts(&self) -> bool {
+        self.once_per && self.ran == Ran::Yes && self.job == Some(Ended::Code(0))
+    }
+}
+
 /// Whether the command was started under the hold, and what ended it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ran {

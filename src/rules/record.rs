@@ -15,7 +15,7 @@
 
 use super::answer::{LoggedEnd, Pause, Success};
 use super::operation::{Ask, Terms, is_not};
-use super::refusal::Refusal;
+use super::refusal::{Mark, Missed, Refusal};
 use super::stat::{Stat, count};
 use super::time::{Due, Time, millis, ms};
 use super::{ABSENCE, HISTORY_KEPT, SILENCE, SPENT_KEPT};
@@ -60,6 +60,9 @@ pub struct Record {
     /// the lock, so that a refusal changes nothing that a holder has to write.
     #[serde(skip_serializing_if = "VecDeque::is_empty")]
     pub refusals: VecDeque<Refusal>,
+    /// What was announced because of refusals, beside them.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub announced: BTreeMap<Missed, Mark>,
     /// Tokens to wake when something changes, and until when.
     pub watchers: BTreeMap<Token, Due>,
     pub stat: Stat,

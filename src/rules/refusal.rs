@@ -1,16 +1,26 @@
 //! The last refusals of a lock: which caller was refused, and why. They answer "why did the job not
-//! run?". No decision depends on them.
+//! run?". No decision about the lock depends on them.
+//!
+//! A scheduled run (`--once-per`) that ends without a success may have to be announced, also with
+//! `--quiet`. Many machines are refused for the same reason, and one of them announces it: the step
+//! that records the refusal keeps a [`Mark`] of that, and answers whether the caller is to announce it.
 
-use super::answer::{Blocker, Done, State, Superseded};
-use super::time::millis;
-use crate::lock::{Owner, shorten};
+use super::answer::{Blocker, Done, Holder, State, Superseded};
+use super::time::{Time, millis};
+use crate::lock::{By, Fence, Owner, Period, shorten};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How many of the last refusals of a lock are recorded: as many as of its ends.
 pub const REFUSALS_KEPT: usize = super::LOG_KEPT;
 /// The greatest number of bytes of a command or a reason in a refusal.
 const REFUSAL_TEXT_MAX: usize = 200;
+/// How often runs that give up or are refused because of the same hold or pause are announced.
+pub const ANNOUNCED_AGAIN: Duration = Duration::from_secs(60 * 60);
+/// Pauses that began less than this apart are one, in milliseconds: masters of a quorum record the
+/// same pause by their own clocks.
+pub const SAME_PAUSE: u64 = 2000;
 
 /// A request for a lock that was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +36,134 @@ pub struct Refusal {
     /// How long it had waited, in milliseconds.
     #[serde(default)]
     pub waited: u64,
+    /// What may have to be announced.
+    #[serde(skip)]
+    pub notice: Option<Notice>,
+}
+
+/// Why a scheduled run that ended without a success is announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Missed {
+    /// It gave up waiting.
+    GaveUp,
+    /// An earlier run still has the lock, longer than a success would count.
+    StillHeld,
+    /// It was skipped almost a whole DUR after the success: DUR seems to be as long as the period.
+    TooLong,
+    /// It was skipped at another hour than those of its timetable.
+    OtherHour,
+    /// It was skipped in the middle of a DUR, which therefore is a limit, and not the period. Not
+    /// announced: it keeps [`Missed::TooLong`] from being announced.
+    Between,
+}
+
+impl Missed {
+    /// Whether it is announced at all.
+    pub fn is_announced(self) -> bool {
+        self != Self::Between
+    }
+}
+
+/// What may have to be announced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    pub kind: Missed,
+    /// The PERIOD of the run.
+    pub period: Period,
+    /// Because of what it was refused, if known.
+    pub subject: Option<Subject>,
+    /// Names the run, in case that it asks again: the SHA-1 of its token, which is a secret. The lease
+    /// sets it.
+    pub by: String,
+}
+
+/// Because of what the run was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Subject {
+    /// The hold or the success with this fence.
+    Fence(Fence),
+    /// The pause that began then, in milliseconds since 1970.
+    Pause(u64),
+}
+
+impl Subject {
+    fn is(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Fence(one), Self::Fence(other)) => one == other,
+            (Self::Pause(one), Self::Pause(other)) => one.abs_diff(other) < SAME_PAUSE,
+            _ => false,
+        }
+    }
+}
+
+/// The last announcement of one kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    pub subject: Subject,
+    /// When, by the store's clock, in milliseconds since 1970.
+    pub at: u64,
+    /// [`Notice::by`] of the run that announced it.
+    pub by: String,
+}
+
+impl Notice {
+    /// Of a scheduled run that did not get the lock. `waited`: how long it had asked, if it gave up.
+    pub fn busy(blocker: &Blocker, period: Period, waited: Option<Duration>) -> Option<Self> {
+        let Blocker { state, holder, paused, .. } = blocker;
+        let paused = paused.as_ref().filter(|_| *state == State::Paused);
+        let holder = holder.as_ref();
+        let kind = match (waited, holder.filter(|holder| *state == State::Held && holder.confirmed)) {
+            (Some(_), _) => Missed::GaveUp,
+            (None, Some(Holder { owner, held, waited, .. }))
+                if owner.by == By::Run && *held + *waited > period.counts() =>
+            {
+                Missed::StillHeld
+            }
+            (None, _) => return None,
+        };
+        let paused = paused.map(|pause| Subject::Pause(pause.since));
+        Some(Self::new(kind, period, paused.or(holder.map(|holder| Subject::Fence(holder.fence)))))
+    }
+
+    /// Of a scheduled run that was skipped.
+    pub fn done(done: &Done, period: Period) -> Option<Self> {
+        let Done { age, success, .. } = done;
+        let (counts, whole) = (period.counts(), period.whole());
+        let kind = match period {
+            Period::Minute => return None,
+            Period::Hour | Period::Day | Period::Week if (whole / 6..counts).contains(age) => {
+                Missed::OtherHour
+            }
+            Period::Span(span) if (span / 4..=span / 4 * 3).contains(age) => Missed::Between,
+            Period::Span(span) if (span / 5 * 4..span).contains(age) => Missed::TooLong,
+            _ => return None,
+        };
+        Some(Self::new(kind, period, Some(Subject::Fence(success.fence))))
+    }
+
+    fn new(kind: Missed, period: Period, subject: Option<Subject>) -> Self {
+        Self { kind, period, subject, by: String::new() }
+    }
+
+    /// Whether the caller is to announce it, which is then recorded among the marks. A run that asks
+    /// again gets the same answer. If the subject is unknown, each run announces it.
+    pub(super) fn announce(&self, now: Time, marks: &mut BTreeMap<Missed, Mark>) -> bool {
+        let is_announced = self.kind.is_announced();
+        let Some(subject) = self.subject else { return is_announced };
+        let about = |kind| marks.get(&kind).filter(|mark| mark.subject.is(subject));
+        let was_announced = about(self.kind).is_some_and(|mark| {
+            let is_recent = mark.at.abs_diff(now.millis()) < millis(ANNOUNCED_AGAIN);
+            let once = !matches!(self.kind, Missed::GaveUp | Missed::StillHeld);
+            mark.by != self.by && (once || is_recent)
+        });
+        if was_announced || self.kind == Missed::TooLong && about(Missed::Between).is_some() {
+            return false;
+        }
+        marks.insert(self.kind, Mark { subject, at: now.millis(), by: self.by.clone() });
+        is_announced
+    }
 }
 
 /// Why a caller did not get the lock.
@@ -74,7 +212,12 @@ impl Refusal {
             owner.reason.iter_mut().for_each(|reason| shorten(reason, REFUSAL_TEXT_MAX));
             owner
         };
-        Self { at: 0, owner: short(owner), why, by: by.map(short), waited: millis(waited) }
+        Self { at: 0, owner: short(owner), why, by: by.map(short), waited: millis(waited), notice: None }
+    }
+
+    /// The same, which may have to be announced.
+    pub fn with(self, notice: Option<Notice>) -> Self {
+        Self { notice, ..self }
     }
 
     /// The lock was busy. With `waited`, the caller gave up after that time.

@@ -12,6 +12,7 @@ mod modes;
 mod observer;
 mod order;
 mod pauses;
+mod refusals;
 mod replace;
 mod silence;
 mod ticks;

@@ -302,6 +302,7 @@ impl Hold {
             fence: Fence(self.fence),
             since: self.since.millis(),
             held: Duration::from_millis(now.millis().saturating_sub(self.since.millis())),
+            waited: Duration::from_millis(self.waited),
             lease: self.until.left(now),
             slot: self.slot,
             asked: self.asked.clone(),

@@ -27,7 +27,7 @@ use crate::rules::{
 use crate::store;
 use call::Caller;
 use cluster::Nodes;
-use reply::{History, Refusals, Reply, Seen, garbled};
+use reply::{History, Noted, Refusals, Reply, Seen, garbled};
 use route::{Limit, Server, Topology};
 use sentinel::Sentinels;
 use serde::Serialize;
@@ -249,10 +249,10 @@ impl Store for RedisStore {
         Ok(reply.read::<History>()?.log())
     }
 
-    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<(), Error> {
-        self.caller
-            .run(&script::REFUSE, std::slice::from_ref(name), &argument::Refuse { refusal }, deadline)
-            .map(drop)
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<bool, Error> {
+        let argument = argument::Refuse::new(refusal);
+        let reply = self.caller.run(&script::REFUSE, std::slice::from_ref(name), &argument, deadline)?;
+        Ok(reply.read::<Noted>()?.announces)
     }
 
     fn refusals(&mut self, name: &Name, deadline: Moment) -> Result<Vec<Refusal>, Error> {

@@ -9,10 +9,10 @@ use crate::support::masters::Masters;
 use crate::support::wait::wait_until;
 use crate::support::world::World;
 use dlock::clock::Moment;
-use dlock::lock::{Fence, Mode, Owner, Token};
+use dlock::lock::{Fence, Mode, Owner, Period, Token};
 use dlock::rules::{
-    Acquired, Ask, GRANTED_AT_ONCE, Left, Outcome, Patience, Renewal, Requested, Revoke, Revoked, State,
-    Terms, When,
+    Acquired, Ask, GRANTED_AT_ONCE, Left, Missed, Notice, Outcome, Patience, Refusal, Renewal, Requested,
+    Revoke, Revoked, State, Subject, Terms, When,
 };
 use dlock::store::Listener;
 use stage::{Person, Stage, deadline, name};
@@ -68,6 +68,7 @@ on_all!(
     an_operator_asks_and_takes,
     the_newest_replaces_the_others,
     recorded_locks_are_listed,
+    one_of_a_crowd_announces_what_it_missed,
 );
 
 on_all!(with a queue:
@@ -106,6 +107,37 @@ fn one_holds_and_the_others_are_busy(stage: &Stage) {
     assert_eq!((view.state, view.log.len()), (State::Free, 2));
     assert!(view.log.iter().all(|end| end.outcome == Outcome::Released), "{:?}", view.log);
     assert!(view.log[0].fence > view.log[1].fence, "newest first");
+}
+
+/// Twelve machines are refused for the same reason, and one of them announces it.
+fn one_of_a_crowd_announces_what_it_missed(stage: &Stage) {
+    let refused = |kind, subject, by: &str| {
+        let notice = Some(Notice { kind, period: Period::Day, subject: Some(subject), by: by.into() });
+        let refusal = Refusal { notice, ..Refusal::interrupted(&Owner::default(), None, Duration::ZERO) };
+        stage.store().refuse(&name("k"), &refusal, deadline()).expect("an answer")
+    };
+    let crowd = |kind, subject| -> Vec<String> {
+        let barrier = Barrier::new(12);
+        thread::scope(|scope| {
+            let one = |by: String| {
+                barrier.wait();
+                refused(kind, subject, &by).then_some(by)
+            };
+            let all: Vec<_> = (0..12).map(|by| scope.spawn(move || one(format!("run {by}")))).collect();
+            all.into_iter().filter_map(|one| one.join().expect("no panic")).collect()
+        })
+    };
+    let (hold, other) = (Subject::Fence(Fence(1_763_724_242_007_113)), Subject::Fence(Fence(9)));
+    let told = crowd(Missed::GaveUp, hold);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(refused(Missed::GaveUp, hold, &told[0]), "it asks again");
+    assert!(!refused(Missed::GaveUp, hold, "another run"));
+    assert!(refused(Missed::StillHeld, hold, "another run"), "another kind");
+    assert_eq!(crowd(Missed::GaveUp, other).len(), 1);
+    assert!(refused(Missed::GaveUp, Subject::Pause(1_800_000_000_000), "another run"));
+    assert!(!refused(Missed::Between, other, "a run"));
+    assert!(!refused(Missed::TooLong, other, "a run"), "DUR is a limit");
+    assert_eq!(crowd(Missed::TooLong, hold).len(), 1);
 }
 
 fn a_request_sent_twice_is_done_once(stage: &Stage) {

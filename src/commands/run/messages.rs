@@ -6,14 +6,15 @@ use crate::clock::Moment;
 use crate::commands::context::Context;
 use crate::commands::held::OwnHold;
 use crate::commands::owner;
+use crate::commands::run::report::RunReport;
 use crate::error::Error;
 use crate::exit::{Ended, Exit, OnLost};
-use crate::lock::{Key, Mode};
+use crate::lock::{Key, Mode, Period};
 use crate::output::busy::{self, Asked, Tried};
 use crate::output::live::Line;
-use crate::output::time::span;
-use crate::output::{Event, Kind, What};
-use crate::rules::{Blocker, Done, Grant, Left, Proof, Ran, Superseded, Waiting};
+use crate::output::time::{self, millis, span};
+use crate::output::{Event, Kind, What, missed};
+use crate::rules::{Blocker, Done, Grant, Left, Proof, Ran, Refusal, Superseded, Waiting};
 use crate::shell::{cited, word};
 use crate::store;
 use crate::supervise::{NotStarted, Process};
@@ -171,19 +172,39 @@ impl<'a> Messages<'a> {
     pub fn busy(&self, blocker: &Blocker, tried: Tried, so: &str, status: u8) {
         let is_inside = tried == Tried::Once && owner::is_around(blocker.holder.as_ref());
         let tried = if is_inside { Tried::Inside } else { tried };
+        self.say(Kind::Note, self.busy_event(blocker, status), &busy::busy(&self.asked, blocker, tried, so));
+    }
+
+    fn busy_event<'b>(&'b self, blocker: &'b Blocker, status: u8) -> Event<'b> {
         let key = self.asked.key_of(blocker.at).as_str();
         let event = Event::from(What::Busy).about(key).held_by(blocker.holder.as_ref());
         let by = blocker.paused.as_ref().map(|pause| &pause.by).or(blocker.before.as_ref());
         let ahead = blocker.queue_full.map(|waiters| waiters as u64);
-        let event = Event { ahead, ..event.by(by).ends(Exit::Busy(status)) };
-        self.say(Kind::Note, event, &busy::busy(&self.asked, blocker, tried, so));
+        Event { ahead, ..event.by(by).ends(Exit::Busy(status)) }
+    }
+
+    /// This scheduled run did not happen, and announces it for all machines.
+    pub fn missed_busy(&self, blocker: &Blocker, refusal: &Refusal, status: u8) {
+        let event = self.busy_event(blocker, status);
+        let event = Event { missed: missed::Fields::busy(refusal, blocker), ..event };
+        self.say(Kind::Warning, event, &missed::busy(&self.asked, blocker, refusal));
+    }
+
+    /// This scheduled run was skipped, and announces it for all machines.
+    pub fn missed_done(&self, done: &Done, refusal: &Refusal) {
+        let Some(notice) = &refusal.notice else { return };
+        let event = Event { missed: Some(missed::Fields::done(notice, done)), ..self.done_event(done) };
+        self.say(Kind::Warning, event, &missed::done(&self.asked, done, notice));
     }
 
     /// Another run has done the work.
     pub fn done(&self, done: &Done) {
+        self.say(Kind::Note, self.done_event(done), &busy::done(&self.asked, done));
+    }
+
+    fn done_event<'b>(&'b self, done: &'b Done) -> Event<'b> {
         let key = self.asked.key_of(done.at).as_str();
-        let event = Event::from(What::Done).about(key).by(Some(&done.success.owner));
-        self.say(Kind::Note, event.ends(Exit::Ok), &busy::done(&self.asked, done));
+        Event::from(What::Done).about(key).by(Some(&done.success.owner)).ends(Exit::Ok)
     }
 
     /// What the lock was to be held for has ended.
@@ -362,6 +383,26 @@ impl<'a> Messages<'a> {
             }
         };
         self.say(Kind::Detail, What::Released, &text);
+    }
+
+    /// The run has succeeded, and others are skipped because of it.
+    pub fn counts(&self, once_per: Option<Period>, report: &RunReport) {
+        let (Some(period), Some(asked), Some((granted, _))) = (once_per, report.asked, report.granted) else {
+            return;
+        };
+        let (now, moment) = (time::now(), Moment::now());
+        let until = asked.after(period.counts()).max(granted);
+        let until =
+            now.saturating_add(millis(until.since(moment))).saturating_sub(millis(moment.since(until)));
+        let key = word(self.asked.keys[0].as_str());
+        let text = format!(
+            "{}: this run counts until {} ({}); {} makes it due again",
+            self.place(),
+            time::local(until, now),
+            time::once_per(period.counts()),
+            cited(&format!("dlock forget {key}"))
+        );
+        self.say(Kind::Done, What::Released, &text);
     }
 
     /// The run has failed, and nobody is granted the lock for this long.

@@ -41,7 +41,7 @@ fn record_interruption(
         found = found.or_else(|| Some((name, view.holders.into_iter().next()?.owner)));
     }
     let (name, by) = found.map_or((names.first(), None), |(name, by)| (name, Some(by)));
-    store.refuse(name, &Refusal::interrupted(owner, by.as_ref(), waited), deadline)
+    store.refuse(name, &Refusal::interrupted(owner, by.as_ref(), waited), deadline).map(drop)
 }
 
 /// What the guard gives back.

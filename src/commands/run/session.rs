@@ -149,6 +149,9 @@ impl Session<'_> {
                     over.exit = Exit::Lost;
                 }
                 self.messages.left(left);
+                if over.end.counts() && over.exit != Exit::Lost {
+                    self.messages.counts(self.run.once_per, self.report);
+                }
                 if let (Some(pause), Left::Released { .. }) = (&over.end.pause, left) {
                     self.messages.paused(pause.lasts);
                 }

@@ -43,6 +43,7 @@ pub(in crate::output) fn views() -> Result<Vec<View>, String> {
         fence: Fence(1_763_724_000_000_001),
         since: 1_763_724_000_000,
         held: Duration::from_secs(720),
+        waited: Duration::ZERO,
         lease: Duration::from_millis(26_500),
         slot: None,
         asked: None,

@@ -73,7 +73,7 @@ impl Record {
         }
         match end.ran.outcome() {
             Some(outcome) => {
-                if end.once_per && outcome == Outcome::Released && end.job == Some(Ended::Code(0)) {
+                if end.counts() {
                     self.remember_success(now, token);
                 }
                 self.close(now, token, outcome, end.job)

@@ -118,8 +118,8 @@ impl Store for SimStore {
         Ok(())
     }
 
-    fn refuse(&mut self, _: &Name, _: &Refusal, _: Moment) -> Result<(), Error> {
-        Ok(())
+    fn refuse(&mut self, _: &Name, _: &Refusal, _: Moment) -> Result<bool, Error> {
+        Ok(false)
     }
 
     fn refusals(&mut self, _: &Name, _: Moment) -> Result<Vec<Refusal>, Error> {

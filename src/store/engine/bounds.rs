@@ -69,6 +69,7 @@ pub fn each_number(record: &mut Record, mut each: impl FnMut(&mut u64, Number)) 
         each(&mut refusal.at, Millis);
         each(&mut refusal.waited, Other);
     }
+    record.announced.values_mut().for_each(|mark| each(&mut mark.at, Millis));
 }
 
 pub fn check_number(number: u64) -> Result<(), &'static str> {

@@ -178,12 +178,13 @@ impl<C: Coordinator> Store for Engine<C> {
         })
     }
 
-    /// After a few conflicts the refusal is not recorded.
-    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<(), Error> {
+    /// After a few conflicts the refusal is not recorded, unless the caller is to announce it.
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<bool, Error> {
         let beside = name.of_refusals();
         self.transact(&beside.clone().into(), None, None, None, deadline, |transaction| {
-            transaction.table.refuse(transaction.now, &beside, refusal);
-            transaction.may_abort = transaction.is_crowded;
+            let announces = transaction.table.refuse(transaction.now, &beside, refusal);
+            transaction.may_abort = transaction.is_crowded && !announces;
+            announces
         })
     }
 

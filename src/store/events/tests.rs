@@ -36,6 +36,7 @@ impl View {
                 fence: Fence(*fence),
                 since: NOW + fence,
                 held: ms(self.now.saturating_sub(NOW + fence)),
+                waited: Duration::ZERO,
                 lease: ms(1000),
                 slot: None,
                 asked: None,

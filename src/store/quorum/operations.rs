@@ -3,7 +3,7 @@
 use super::exchange::{Inspected, Lease, TakenAway, WinBack};
 use super::masters::{Answer, Answers, Call, Master};
 use super::view::{Clock, Firmness, Joined, MasterView};
-use super::{Held, Polling, QuorumStore, Reply, Vouches, scripts, view};
+use super::{Held, Polling, QuorumStore, Reply, STRAGGLERS_SEEN, Vouches, scripts, view};
 use crate::clock::Moment;
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use crate::rules;
@@ -11,7 +11,7 @@ use crate::rules::{
     Acquired, Ask, End, Left, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked, State, schedule,
 };
 use crate::store::net::interrupt;
-use crate::store::redis::reply::Refusals;
+use crate::store::redis::reply::{Noted, Refusals};
 use crate::store::redis::{RedisStore, argument};
 use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use std::collections::BTreeSet;
@@ -222,10 +222,19 @@ impl Store for QuorumStore {
         })
     }
 
-    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<(), Error> {
-        let answers =
-            self.ask_all(&self.call(&scripts::REFUSE, name, &argument::Refuse { refusal })?, deadline);
-        if answers.count("noted") == 0 { Err(self.too_few(&answers)) } else { Ok(()) }
+    /// Whether the caller is to announce it: of several answers that of the master with the smallest run id
+    /// counts. So a refusal that may have to be announced waits for all of them.
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<bool, Error> {
+        let refuse = self.call(&scripts::REFUSE, name, &argument::Refuse::new(refusal))?;
+        let has_notice = refusal.notice.is_some();
+        let is_enough = |answers: &Answers| !has_notice || answers.0.iter().all(Option::is_some);
+        let answers = self.ask(&self.masters.everybody(), &refuse, deadline, STRAGGLERS_SEEN, is_enough);
+        let noted = (0..self.masters.len()).filter_map(|at| answers.of(at, "noted"));
+        let first = noted.min_by(|one, other| one.head.run_id.cmp(&other.head.run_id));
+        match first {
+            Some(answer) => Ok(answer.reply.read::<Noted>()?.announces),
+            None => Err(self.too_few(&answers)),
+        }
     }
 
     /// Each master records a refusal with the time of its own clock, so copies are recognised by

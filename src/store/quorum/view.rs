@@ -252,6 +252,7 @@ mod tests {
             fence: Fence(fence),
             since: 0,
             held: Duration::ZERO,
+            waited: Duration::ZERO,
             lease: Duration::from_secs(left),
             slot: None,
             asked: None,

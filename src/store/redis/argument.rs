@@ -4,7 +4,7 @@
 
 use crate::exit::Ended;
 use crate::lock::{Owner, Token};
-use crate::rules::{self, Ask, End, FailurePause, NewPause, Outcome, Refusal, ms};
+use crate::rules::{self, Ask, End, FailurePause, Missed, NewPause, Outcome, Refusal, Subject, ms};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -82,7 +82,33 @@ pub struct Pause<'a> {
 
 #[derive(Serialize)]
 pub struct Refuse<'a> {
-    pub refusal: &'a Refusal,
+    refusal: &'a Refusal,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    notice: Option<Notice<'a>>,
+}
+
+#[derive(Serialize)]
+struct Notice<'a> {
+    kind: Missed,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fence: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pause: Option<u64>,
+    by: &'a str,
+}
+
+impl<'a> Refuse<'a> {
+    pub fn new(refusal: &'a Refusal) -> Self {
+        let notice = refusal.notice.as_ref().map(|rules::Notice { kind, subject, by, .. }| {
+            let (fence, pause) = match subject {
+                Some(Subject::Fence(fence)) => (Some(fence.to_string()), None),
+                Some(Subject::Pause(since)) => (None, Some(*since)),
+                None => (None, None),
+            };
+            Notice { kind: *kind, fence, pause, by }
+        });
+        Self { refusal, notice }
+    }
 }
 
 #[cfg(test)]

@@ -101,6 +101,13 @@ pub struct History {
     pub success: Option<Success>,
 }
 
+/// The answer to `refuse`.
+#[derive(Deserialize)]
+pub struct Noted {
+    /// Whether the caller is to announce it.
+    pub announces: bool,
+}
+
 /// The last refusals, as they are stored.
 #[derive(Deserialize)]
 pub struct Refusals {

@@ -135,6 +135,8 @@ fn assembled(layout: &Layout, parts: &[&str]) -> String {
         ("ONCE_PER_MOST", rules::millis(ONCE_PER_MOST)),
         ("PAUSE_MOST", rules::millis(PAUSE_MOST)),
         ("HISTORY_KEPT", rules::millis(rules::HISTORY_KEPT)),
+        ("ANNOUNCED_AGAIN", rules::millis(rules::ANNOUNCED_AGAIN)),
+        ("SAME_PAUSE", rules::SAME_PAUSE),
         ("PARTS", layout.kinds.len() as u64 + 1),
     ];
     let mut text: String =

@@ -5,10 +5,10 @@ use super::random_steps::{Step, Want};
 use super::steered::Servers;
 use super::{LOCKS, PEOPLE};
 use dlock::clock::Moment;
-use dlock::lock::{Fence, Mode, Name, Names, Owner, Token};
+use dlock::lock::{Fence, Mode, Name, Names, Owner, Period, Token};
 use dlock::rules::{
-    ABSENCE, Acquired, Ask, End, FailurePause, LOG_KEPT, Lock, LockTable, NewPause, Patience, Renew, Renewal,
-    Revoke, Terms, Time, When,
+    ABSENCE, Acquired, Ask, End, FailurePause, LOG_KEPT, Lock, LockTable, NewPause, Notice, Patience,
+    Refusal, Renew, Renewal, Revoke, Terms, Time, When,
 };
 use dlock::store::Store;
 use std::time::Duration;
@@ -189,6 +189,22 @@ impl Comparison<'_> {
                     lasts.map(|lasts| NewPause { by: &who, lasts: ms(lasts), shortens: lasts % 2 == 0 });
                 let lua = self.store.pause(&name, pause, by()).unwrap();
                 assert_eq!(self.rules.pause(self.now, &name, pause), lua, "{step:?}");
+            }
+            Step::Refuse { who, lock, missed } => {
+                let name = &self.names[lock];
+                let notice = missed.map(|(kind, subject)| Notice {
+                    kind,
+                    period: Period::Day,
+                    subject,
+                    by: who.to_string(),
+                });
+                let refusal = Refusal { notice, ..Refusal::interrupted(&owner(who), None, ms(1)) };
+                let lua = self.store.refuse(name, &refusal, by()).unwrap();
+                assert_eq!(self.rules.refuse(self.now, &name.of_refusals(), &refusal), lua, "{step:?}");
+                let record = &self.rules.records[name.of_refusals().as_str()];
+                let known = self.store.refusals(name, by()).unwrap();
+                // Several masters show two refusals that are alike but for the time as one.
+                assert!(self.is_quorum() || record.refusals.iter().eq(&known), "{known:?} after {step:?}");
             }
             Step::Reborn { who, ref want } => self.people[who] = (Token::random().unwrap(), want.clone()),
             Step::Away(span) => {

@@ -2,8 +2,8 @@
 
 use super::{LOCKS, PEOPLE};
 use dlock::exit::Ended;
-use dlock::lock::Mode;
-use dlock::rules::{Outcome, Patience, Ran, When};
+use dlock::lock::{Fence, Mode};
+use dlock::rules::{Missed, Outcome, Patience, Ran, Subject, When};
 use proptest::prelude::*;
 
 /// What a client wants, for as long as it has the same token.
@@ -67,6 +67,11 @@ pub enum Step {
         lock: usize,
         lasts: Option<u64>,
     },
+    Refuse {
+        who: usize,
+        lock: usize,
+        missed: Option<(Missed, Option<Subject>)>,
+    },
 }
 
 fn wants() -> impl Strategy<Value = Want> {
@@ -128,7 +133,7 @@ pub fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<St
         4 => 1..50u64,
         4 => 50..2000u64,
         2 => prop::sample::select(vec![250u64, 500, 1600, 4000, 4999, 5000, 5001, 30_000]),
-        1 => prop::sample::select(vec![59_999u64, 60_000, 60_001, 600_000, 600_001]),
+        1 => prop::sample::select(vec![59_999u64, 60_000, 60_001, 600_000, 600_001, 3_600_000]),
     ];
     let once_per = prop_oneof![3 => Just(None), 1 => (50..9000u64).prop_map(Some), 1 => Just(Some(60_000))];
     let lasts = prop_oneof![Just(None), (1..8000u64).prop_map(Some)];
@@ -140,6 +145,13 @@ pub fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<St
         any::<u8>().prop_map(|code| Some(Ended::Code(code))),
         (1..64i32).prop_map(|signal| Some(Ended::Signal(signal))),
     ];
+    let kinds = [Missed::GaveUp, Missed::StillHeld, Missed::TooLong, Missed::OtherHour, Missed::Between];
+    let subject = prop_oneof![
+        4 => (0..2u64).prop_map(|more| Some(Subject::Fence(Fence(1_763_724_242_007_113 + more)))),
+        2 => (0..6u64).prop_map(|seconds| Some(Subject::Pause(4_000_000_000_000 + 1000 * seconds))),
+        1 => Just(None),
+    ];
+    let missed = prop::option::weighted(0.9, (prop::sample::select(kinds.to_vec()), subject));
     let step = prop_oneof![
         16 => (who.clone(), patience, ttl.clone(), min_hold, once_per, waited).prop_map(
             |(who, patience, ttl, min_hold, once_per, waited)| {
@@ -151,7 +163,9 @@ pub fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<St
             .prop_map(|(who, ran, job)| Step::Leave { who, ran, job }),
         2 => (lock.clone(), prop_oneof![Just(When::Safe), Just(When::Now)])
             .prop_map(|(lock, when)| Step::Revoke { lock, when }),
-        4 => (who, wants).prop_map(|(who, want)| Step::Reborn { who, want }),
+        4 => (who.clone(), wants).prop_map(|(who, want)| Step::Reborn { who, want }),
+        2 => (who.clone(), lock.clone(), missed)
+            .prop_map(|(who, lock, missed)| Step::Refuse { who, lock, missed }),
         12 => span.prop_map(Step::Pass),
         2 => prop_oneof![
             lock.clone().prop_map(|lock| Step::Vanish { lock }),

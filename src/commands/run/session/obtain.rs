@@ -5,12 +5,13 @@ use crate::clock::Moment;
 use crate::commands::held::{By, Held};
 use crate::commands::job_env::environment;
 use crate::commands::run::Work;
+use crate::config::run::Run;
 use crate::error::Error;
 use crate::lease::{self, Report};
 use crate::lock::Wait;
 use crate::output::busy::Tried;
 use crate::output::hold::HoldEvent;
-use crate::rules::{End, Grant, Ran, Refusal};
+use crate::rules::{Blocker, Done, End, Grant, Notice, Ran, Refusal};
 use crate::supervise::{self, Event, Limits};
 use std::time::Duration;
 
@@ -72,26 +73,16 @@ impl Session<'_> {
                 self.start(own, grant, sent)?;
                 return Ok(Some(Obtained::Lock));
             }
-            Report::Busy(ref blocker) | Report::Contended(ref blocker) => {
-                let tried = match self.run.wait {
-                    Wait::For(bound) => Tried::Waited(bound),
-                    Wait::No | Wait::Forever => Tried::Once,
-                };
-                let holder = blocker.holder.as_ref().map(|holder| (&holder.owner).into());
-                self.tell(&HoldEvent::Busy { holder, status: self.run.busy });
-                let so = format!("; {}", self.work.subject().unrun);
-                self.messages.busy(blocker, tried, &so, self.run.busy);
-                let waited = Some(self.waited()).filter(|_| self.run.wait != Wait::No);
-                own.lease.note(blocker.at, &Refusal::busy(own.lease.owner(), blocker, waited));
-                return Ok(Some(match report {
-                    Report::Busy(_) => Obtained::Busy,
-                    _ => Obtained::Contended,
-                }));
+            Report::Busy(blocker) => {
+                self.busy(own, &blocker);
+                return Ok(Some(Obtained::Busy));
+            }
+            Report::Contended(blocker) => {
+                self.busy(own, &blocker);
+                return Ok(Some(Obtained::Contended));
             }
             Report::Done(done) => {
-                self.report.is_done = true;
-                self.messages.done(&done);
-                own.lease.note(done.at, &Refusal::done(own.lease.owner(), &done, self.waited()));
+                self.done(own, &done);
                 return Ok(Some(Obtained::Done));
             }
             Report::Superseded(superseded) => {
@@ -124,6 +115,37 @@ impl Session<'_> {
             Report::Waiting(_) | Report::Asked(_) | Report::Lost { .. } => {}
         }
         Ok(None)
+    }
+
+    /// The lock was not obtained.
+    fn busy(&self, own: &Own, blocker: &Blocker) {
+        let Run { wait, once_per, busy: status, .. } = *self.run;
+        let holder = blocker.holder.as_ref().map(|holder| (&holder.owner).into());
+        self.tell(&HoldEvent::Busy { holder, status });
+        let waited = Some(self.waited()).filter(|_| wait != Wait::No);
+        let notice = once_per.and_then(|period| Notice::busy(blocker, period, waited));
+        let refusal = Refusal::busy(own.lease.owner(), blocker, waited).with(notice);
+        if own.lease.note(blocker.at, &refusal) {
+            self.messages.missed_busy(blocker, &refusal, status);
+        } else {
+            let tried = match wait {
+                Wait::For(bound) => Tried::Waited(bound),
+                Wait::No | Wait::Forever => Tried::Once,
+            };
+            self.messages.busy(blocker, tried, &format!("; {}", self.work.subject().unrun), status);
+        }
+    }
+
+    /// Another run has done the work.
+    fn done(&mut self, own: &Own, done: &Done) {
+        self.report.is_done = true;
+        let notice = self.run.once_per.and_then(|period| Notice::done(done, period));
+        let refusal = Refusal::done(own.lease.owner(), done, self.waited()).with(notice);
+        if own.lease.note(done.at, &refusal) {
+            self.messages.missed_done(done, &refusal);
+        } else {
+            self.messages.done(done);
+        }
     }
 
     /// Starts the job under a lease that was requested at `sent`.

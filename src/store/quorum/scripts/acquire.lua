@@ -3,7 +3,7 @@
 -- Argument: as that of a single server's acquire.lua, with attempt in place of the last ones.
 -- Replies: granted {fence}, a candidate · busy {ahead, seen}: `seen` is what blocks it, with the
 --        holder's token · behind {ahead}: it is free, but others have waited longer · done {at,
---        success, ago, due} · superseded {at, by} · token-ended · and for a master that does not
+--        success, ago, age, due} · superseded {at, by} · token-ended · and for a master that does not
 --        count replica · ageless · young {counts_in (ms)}.
 -- Why atomic: no other client may come between the check and the grant. The candidate is not
 -- recorded as a fence yet: only the fence of a majority is one (confirm.lua).

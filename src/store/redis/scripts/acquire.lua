@@ -5,7 +5,7 @@
 --        has asked before), has_waited (whether it has had a place in the queue), queue_max (most waiters of a lock), prefix of the locks' names. Times in
 --        ms.
 -- Replies: granted {fence, waited, slot} · waiting {ahead, next, blocker} · busy {at, queue_full (how
---        many wait, if it is refused because of that), blocker…} · done {at, success, ago, due} ·
+--        many wait, if it is refused because of that), blocker…} · done {at, success, ago, age, due} ·
 --        superseded {at, by} · token-ended. `at`: index of the lock, from 0.
 -- Why atomic: no other client may come between the check and the grant, a newcomer must not
 -- overtake, and of several locks a caller gets all or none.

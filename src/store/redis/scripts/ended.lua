@@ -94,7 +94,8 @@ local function done(locks, terms, came)
     if math.floor(came / 1000) >= last then return nil end
     local due = left(last)
     if not first or due < first.due then
-      first = { at = at - 1, success = success, ago = math.max(ms - success.since, 0), due = due }
+      local age = math.max(math.floor(came / 1000) - arrived(success), 0)
+      first = { at = at - 1, success = success, ago = math.max(ms - success.since, 0), age = age, due = due }
     end
   end
   return first

@@ -36,6 +36,8 @@
 --   dlock.heard:{tag}:L   STRING  when heartbeats arrived: JSON {last, from, back, before}
 --   dlock.done:{tag}:L    STRING  the last successful hold acquired with --once-per:
 --                                 JSON {owner, fence, since, waited, ended}
+--   dlock.said:{tag}:L    STRING  what was announced, by its kind: JSON {gave-up = {fence or
+--                                 pause, at, by}, …}
 --   dlock.pause:{tag}:L   STRING  the pause: JSON {by, since, until}, and {cause} after a failure
 --   dlock.newest:{tag}:L  STRING  the newest caller with --replace: JSON {owner, came (us), token}
 --   dlock.waiter:{tag}:L:<token>  STRING  JSON {ticket, since (us), stale_at, mode, names, owner,
@@ -451,7 +453,7 @@ local function shown(hold)
   local since = math.floor(hold.since / 1000)
   return { owner = hold.owner, fence = hold.fence, slot = hold.slot, since = since, held = math.max(ms - since, 0),
     lease = left(hold['until']), asked = hold.asked, superseded = hold.superseded, confirmed = hold.confirmed,
-    during_pause = hold.during_pause }
+    during_pause = hold.during_pause, waited = hold.waited }
 end
 
 -- These holds as they are in a reply, the oldest first; nil if there are none.

@@ -1,0 +1,108 @@
+//! What a scheduled run (`--once-per`) that ended without a success announces, also with `--quiet`: one
+//! line, by one run for all machines.
+
+use super::busy::{Asked, quoted_command, reason};
+use super::owner::{because, who};
+use super::time::{local, millis, span};
+use crate::lock::{By, Period};
+use crate::rules::{Blocker, Done, Missed, Notice, Refusal, State};
+use crate::shell::{cited, word};
+use serde::Serialize;
+use std::time::Duration;
+
+/// The fields of the message, for programs.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Fields {
+    why: Missed,
+    /// How long it had waited.
+    waited_ms: Option<u64>,
+    /// How much earlier the run arrived that has the lock, or that succeeded.
+    age_ms: Option<u64>,
+}
+
+impl Fields {
+    pub fn busy(refusal: &Refusal, blocker: &Blocker) -> Option<Self> {
+        let why = refusal.notice.as_ref()?.kind;
+        let held = blocker.holder.as_ref().map(|holder| millis(holder.held + holder.waited));
+        let age_ms = held.map(|held| held.saturating_sub(refusal.waited));
+        Some(Self { why, waited_ms: Some(refusal.waited).filter(|_| why == Missed::GaveUp), age_ms })
+    }
+
+    pub fn done(notice: &Notice, done: &Done) -> Self {
+        Self { why: notice.kind, waited_ms: None, age_ms: Some(millis(done.age)) }
+    }
+}
+
+/// The run gave up, or was refused because another one has the lock for long.
+pub fn busy(asked: &Asked, blocker: &Blocker, refusal: &Refusal) -> String {
+    let (place, key) = (asked.at(blocker.at), asked.key_of(blocker.at).as_str());
+    let command = |name: &str| cited(&format!("dlock {name} {}", word(key)));
+    let what = match &refusal.notice {
+        Some(Notice { kind: Missed::GaveUp, .. }) => {
+            format!(": waited {} and gave up", span(Duration::from_millis(refusal.waited)))
+        }
+        _ => " is busy".into(),
+    };
+    let (because_of, next) = match (&blocker.holder, &blocker.paused) {
+        (Some(holder), _) if blocker.state == State::Held => {
+            let owner = &holder.owner;
+            let now = holder.since.saturating_add(millis(holder.held));
+            let has = if owner.by == By::Run { "has been running" } else { "has held it for" };
+            (
+                format!(
+                    "; {} {has} {}{} since {}",
+                    who(owner),
+                    quoted_command(owner),
+                    because(owner),
+                    local(holder.since, now)
+                ),
+                format!("{} stops it, --max-run bounds such a run", command("release")),
+            )
+        }
+        (_, Some(pause)) if blocker.state == State::Paused => (
+            format!(
+                "; {} has paused it{} since {}",
+                who(&pause.by),
+                because(&pause.by),
+                local(pause.since, pause.until)
+            ),
+            format!("{} ends the pause", command("resume")),
+        ),
+        _ => (format!(": {}", reason(blocker, asked.mode)), format!("{} says more", command("status"))),
+    };
+    format!("{place}{what}{because_of}; this run did not happen; {next}")
+}
+
+/// The run was skipped, and probably should not have been.
+pub fn done(asked: &Asked, done: &Done, notice: &Notice) -> String {
+    let skipped = format!("{}: skipped: a run succeeded {} ago", asked.at(done.at), span(done.age));
+    if notice.kind == Missed::TooLong {
+        let (period, shorter) = (span(notice.period.whole()), shorter(done.age));
+        return format!(
+            "{skipped}; --once-per {period} is as long as the period, write --once-per {shorter}"
+        );
+    }
+    let forget = cited(&format!("dlock forget {}", word(asked.key_of(done.at).as_str())));
+    format!("{skipped}, at another hour than usual; {forget} lets it run")
+}
+
+/// What to write for runs that come at intervals of `age`: the word for that, or half of it.
+fn shorter(age: Duration) -> String {
+    let is_near = |whole: Duration| (whole / 5 * 4..=whole / 4 * 5).contains(&age);
+    let word = Period::WORDS.into_iter().find(|(_, period)| is_near(period.whole()));
+    word.map_or_else(|| span(age / 2), |(word, _)| word.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_for_an_interval() {
+        for (seconds, word) in
+            [(59, "minute"), (3_599, "hour"), (86_399, "day"), (604_000, "week"), (21_600, "3h")]
+        {
+            assert_eq!(shorter(Duration::from_secs(seconds)), word);
+        }
+    }
+}
