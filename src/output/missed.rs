@@ -5,7 +5,7 @@ use super::busy::{Asked, quoted_command, reason};
 use super::owner::{because, who};
 use super::time::{local, millis, span};
 use crate::lock::{By, Period};
-use crate::rules::{Blocker, Done, Missed, Notice, Refusal, State};
+use crate::rules::{Blocker, Cause, Done, Missed, Notice, Pause, Refusal, State};
 use crate::shell::{cited, word};
 use serde::Serialize;
 use std::time::Duration;
@@ -41,6 +41,7 @@ pub fn busy(asked: &Asked, blocker: &Blocker, refusal: &Refusal) -> String {
         Some(Notice { kind: Missed::GaveUp, .. }) => {
             format!(": waited {} and gave up", span(Duration::from_millis(refusal.waited)))
         }
+        Some(Notice { kind: Missed::Failed, .. }) => " is paused because a run failed".into(),
         _ => " is busy".into(),
     };
     let (because_of, next) = match (&blocker.holder, &blocker.paused) {
@@ -59,25 +60,27 @@ pub fn busy(asked: &Asked, blocker: &Blocker, refusal: &Refusal) -> String {
                 format!("{} stops it, --max-run bounds such a run", command("release")),
             )
         }
-        (_, Some(pause)) if blocker.state == State::Paused => (
-            format!(
-                "; {} has paused it{} since {}",
-                who(&pause.by),
-                because(&pause.by),
-                local(pause.since, pause.until)
-            ),
-            format!("{} ends the pause", command("resume")),
-        ),
+        (_, Some(Pause { by, since, until, cause })) if blocker.state == State::Paused => {
+            let (who, because, from) = (who(by), because(by), local(*since, *until));
+            let paused = match cause {
+                Cause::Operator => format!("; {who} has paused it{because} since {from}"),
+                Cause::Failure => {
+                    let until = local(*until, *since);
+                    format!("; the run of {who}{because} has paused it since {from}, until {until}")
+                }
+            };
+            (paused, format!("{} ends the pause", command("resume")))
+        }
         _ => (format!(": {}", reason(blocker, asked.mode)), format!("{} says more", command("status"))),
     };
     format!("{place}{what}{because_of}; this run did not happen; {next}")
 }
 
 /// The run was skipped, and probably should not have been.
-pub fn done(asked: &Asked, done: &Done, notice: &Notice) -> String {
+pub fn done(asked: &Asked, done: &Done, notice: &Notice, period: Period) -> String {
     let skipped = format!("{}: skipped: a run succeeded {} ago", asked.at(done.at), span(done.age));
     if notice.kind == Missed::TooLong {
-        let (period, shorter) = (span(notice.period.whole()), shorter(done.age));
+        let (period, shorter) = (span(period.whole()), shorter(done.age));
         return format!(
             "{skipped}; --once-per {period} is as long as the period, write --once-per {shorter}"
         );

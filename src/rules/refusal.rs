@@ -5,7 +5,7 @@
 //! `--quiet`. Many machines are refused for the same reason, and one of them announces it: the step
 //! that records the refusal keeps a [`Mark`] of that, and answers whether the caller is to announce it.
 
-use super::answer::{Blocker, Done, Holder, State, Superseded};
+use super::answer::{Blocker, Cause, Done, Holder, State, Superseded};
 use super::time::{Time, millis};
 use crate::lock::{By, Fence, Owner, Period, shorten};
 use serde::{Deserialize, Serialize};
@@ -49,6 +49,8 @@ pub enum Missed {
     GaveUp,
     /// An earlier run still has the lock, longer than a success would count.
     StillHeld,
+    /// The lock is paused because an earlier run failed. Also of a run without `--once-per`.
+    Failed,
     /// It was skipped almost a whole DUR after the success: DUR seems to be as long as the period.
     TooLong,
     /// It was skipped at another hour than those of its timetable.
@@ -69,8 +71,6 @@ impl Missed {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     pub kind: Missed,
-    /// The PERIOD of the run.
-    pub period: Period,
     /// Because of what it was refused, if known.
     pub subject: Option<Subject>,
     /// Names the run, in case that it asks again: the SHA-1 of its token, which is a secret. The lease
@@ -109,22 +109,24 @@ pub struct Mark {
 }
 
 impl Notice {
-    /// Of a scheduled run that did not get the lock. `waited`: how long it had asked, if it gave up.
-    pub fn busy(blocker: &Blocker, period: Period, waited: Option<Duration>) -> Option<Self> {
+    /// Of a run that did not get the lock. `once_per`: the PERIOD of a scheduled run; `waited`: how
+    /// long the run had asked, if it gave up.
+    pub fn busy(blocker: &Blocker, once_per: Option<Period>, waited: Option<Duration>) -> Option<Self> {
         let Blocker { state, holder, paused, .. } = blocker;
         let paused = paused.as_ref().filter(|_| *state == State::Paused);
         let holder = holder.as_ref();
-        let kind = match (waited, holder.filter(|holder| *state == State::Held && holder.confirmed)) {
-            (Some(_), _) => Missed::GaveUp,
-            (None, Some(Holder { owner, held, waited, .. }))
-                if owner.by == By::Run && *held + *waited > period.counts() =>
-            {
-                Missed::StillHeld
-            }
-            (None, _) => return None,
+        let is_late = |holder: &Holder, period: Period| {
+            let is_run = *state == State::Held && holder.owner.by == By::Run && holder.confirmed;
+            is_run && holder.held + holder.waited > period.counts()
+        };
+        let kind = match (once_per, waited) {
+            (Some(_), Some(_)) => Missed::GaveUp,
+            (_, None) if paused.is_some_and(|pause| pause.cause == Cause::Failure) => Missed::Failed,
+            (Some(period), None) if holder.is_some_and(|holder| is_late(holder, period)) => Missed::StillHeld,
+            _ => return None,
         };
         let paused = paused.map(|pause| Subject::Pause(pause.since));
-        Some(Self::new(kind, period, paused.or(holder.map(|holder| Subject::Fence(holder.fence)))))
+        Some(Self::new(kind, paused.or(holder.map(|holder| Subject::Fence(holder.fence)))))
     }
 
     /// Of a scheduled run that was skipped.
@@ -140,11 +142,11 @@ impl Notice {
             Period::Span(span) if (span / 5 * 4..span).contains(age) => Missed::TooLong,
             _ => return None,
         };
-        Some(Self::new(kind, period, Some(Subject::Fence(success.fence))))
+        Some(Self::new(kind, Some(Subject::Fence(success.fence))))
     }
 
-    fn new(kind: Missed, period: Period, subject: Option<Subject>) -> Self {
-        Self { kind, period, subject, by: String::new() }
+    fn new(kind: Missed, subject: Option<Subject>) -> Self {
+        Self { kind, subject, by: String::new() }
     }
 
     /// Whether the caller is to announce it, which is then recorded among the marks. A run that asks

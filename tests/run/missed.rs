@@ -4,6 +4,7 @@
 use crate::docs::schema::Definitions;
 use crate::support::dlock::{Dlock, Running};
 use crate::support::masters::Masters;
+use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use regex_lite::Regex;
 use serde_json::Value;
@@ -101,6 +102,28 @@ this run did not happen; 'dlock resume k' ends the pause";
     one_says(&run(&["-w", "0.3"]), pattern);
     none_says(&run(&["-w", "0.3"]));
     world.dlock(["pause", "-q", "k", "--reason", "freeze", "--for", "2h"]).run();
+}
+
+/// A run that failed paused the lock, and the others do not wait.
+#[test]
+fn the_first_that_is_refused_after_a_failure_says_so() {
+    let world = World::new(Backend::File);
+    let failing = ["-q", "--pause-on-failure", "1h", "--label", "report"];
+    world.run("k", &failing, "exit 3").status(3).run();
+    let run = |options: &[&str]| said(4, 75, || world.run("k", &[&["-q"], options].concat(), "true"));
+    let pattern = "dlock: k in \\S+ is paused because a run failed; the run of \\S+@\\S+ \\(pid \\d+\\) \\(failed on \\S+: exit 3\\) \
+                   has paused it since .*, until .*; this run did not happen; 'dlock resume k' ends the pause";
+    one_says(&run(&["--once-per", "day"]), pattern);
+    none_says(&run(&["--once-per", "day"]));
+    none_says(&run(&[]));
+    // Its next pause is another one.
+    world.dlock(["resume", "-q", "k"]).run();
+    wait_until("two seconds have passed", || {
+        world.run("k", &failing, "exit 3").status(3).run();
+        let told = run(&[]).len();
+        world.dlock(["resume", "-q", "k"]).run();
+        told == 1
+    });
 }
 
 /// Sets how long ago the last success arrived.

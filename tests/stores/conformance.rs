@@ -9,7 +9,7 @@ use crate::support::masters::Masters;
 use crate::support::wait::wait_until;
 use crate::support::world::World;
 use dlock::clock::Moment;
-use dlock::lock::{Fence, Mode, Owner, Period, Token};
+use dlock::lock::{Fence, Mode, Owner, Token};
 use dlock::rules::{
     Acquired, Ask, GRANTED_AT_ONCE, Left, Missed, Notice, Outcome, Patience, Refusal, Renewal, Requested,
     Revoke, Revoked, State, Subject, Terms, When,
@@ -112,7 +112,7 @@ fn one_holds_and_the_others_are_busy(stage: &Stage) {
 /// Twelve machines are refused for the same reason, and one of them announces it.
 fn one_of_a_crowd_announces_what_it_missed(stage: &Stage) {
     let refused = |kind, subject, by: &str| {
-        let notice = Some(Notice { kind, period: Period::Day, subject: Some(subject), by: by.into() });
+        let notice = Some(Notice { kind, subject: Some(subject), by: by.into() });
         let refusal = Refusal { notice, ..Refusal::interrupted(&Owner::default(), None, Duration::ZERO) };
         stage.store().refuse(&name("k"), &refusal, deadline()).expect("an answer")
     };

@@ -183,7 +183,7 @@ impl<'a> Messages<'a> {
         Event { ahead, ..event.by(by).ends(Exit::Busy(status)) }
     }
 
-    /// This scheduled run did not happen, and announces it for all machines.
+    /// This run did not happen, and announces it for all machines.
     pub fn missed_busy(&self, blocker: &Blocker, refusal: &Refusal, status: u8) {
         let event = self.busy_event(blocker, status);
         let event = Event { missed: missed::Fields::busy(refusal, blocker), ..event };
@@ -191,10 +191,10 @@ impl<'a> Messages<'a> {
     }
 
     /// This scheduled run was skipped, and announces it for all machines.
-    pub fn missed_done(&self, done: &Done, refusal: &Refusal) {
-        let Some(notice) = &refusal.notice else { return };
+    pub fn missed_done(&self, done: &Done, refusal: &Refusal, once_per: Option<Period>) {
+        let Some((notice, period)) = refusal.notice.as_ref().zip(once_per) else { return };
         let event = Event { missed: Some(missed::Fields::done(notice, done)), ..self.done_event(done) };
-        self.say(Kind::Warning, event, &missed::done(&self.asked, done, notice));
+        self.say(Kind::Warning, event, &missed::done(&self.asked, done, notice, period));
     }
 
     /// Another run has done the work.

@@ -58,8 +58,7 @@ struct Fleet {
 impl Fleet {
     fn tells(&mut self, kind: Missed, subject: Subject) -> bool {
         self.runs += 1;
-        let notice =
-            Some(Notice { kind, period: Period::Day, subject: Some(subject), by: self.runs.to_string() });
+        let notice = Some(Notice { kind, subject: Some(subject), by: self.runs.to_string() });
         let refusal = Refusal { notice, ..Refusal::interrupted(&Owner::default(), None, Duration::ZERO) };
         self.scene.table.refuse(self.scene.now, &name("k").of_refusals(), &refusal)
     }
@@ -89,7 +88,7 @@ fn one_run_tells_for_the_fleet() {
         "the clock of another master"
     );
     assert_eq!(fleet.told(Missed::GaveUp, Subject::Fence(Fence(8))), 1, "the next hold");
-    for kind in [Missed::TooLong, Missed::OtherHour] {
+    for kind in [Missed::TooLong, Missed::OtherHour, Missed::Failed] {
         assert_eq!(fleet.told(kind, hung), 1);
         fleet.scene.pass(millis(ANNOUNCED_AGAIN) * 24);
         assert_eq!(fleet.told(kind, hung), 0, "once for a success");
@@ -136,7 +135,7 @@ fn what_runs_for_longer_than_a_period_is_announced() {
     scene.waited = Duration::ZERO;
     let missed = |scene: &mut Scene, waited| match scene.acquire(2, "k", X, Patience::None) {
         Acquired::Busy(blocker) => {
-            Notice::busy(&blocker, Period::Hour, waited).map(|notice| (notice.kind, notice.subject))
+            Notice::busy(&blocker, Some(Period::Hour), waited).map(|notice| (notice.kind, notice.subject))
         }
         answer => unreachable!("{answer:?}"),
     };

@@ -5,7 +5,7 @@ use super::random_steps::{Step, Want};
 use super::steered::Servers;
 use super::{LOCKS, PEOPLE};
 use dlock::clock::Moment;
-use dlock::lock::{Fence, Mode, Name, Names, Owner, Period, Token};
+use dlock::lock::{Fence, Mode, Name, Names, Owner, Token};
 use dlock::rules::{
     ABSENCE, Acquired, Ask, End, FailurePause, LOG_KEPT, Lock, LockTable, NewPause, Notice, Patience,
     Refusal, Renew, Renewal, Revoke, Terms, Time, When,
@@ -192,12 +192,7 @@ impl Comparison<'_> {
             }
             Step::Refuse { who, lock, missed } => {
                 let name = &self.names[lock];
-                let notice = missed.map(|(kind, subject)| Notice {
-                    kind,
-                    period: Period::Day,
-                    subject,
-                    by: who.to_string(),
-                });
+                let notice = missed.map(|(kind, subject)| Notice { kind, subject, by: who.to_string() });
                 let refusal = Refusal { notice, ..Refusal::interrupted(&owner(who), None, ms(1)) };
                 let lua = self.store.refuse(name, &refusal, by()).unwrap();
                 assert_eq!(self.rules.refuse(self.now, &name.of_refusals(), &refusal), lua, "{step:?}");

@@ -145,7 +145,14 @@ pub fn steps(wants: impl Strategy<Value = Want>) -> impl Strategy<Value = Vec<St
         any::<u8>().prop_map(|code| Some(Ended::Code(code))),
         (1..64i32).prop_map(|signal| Some(Ended::Signal(signal))),
     ];
-    let kinds = [Missed::GaveUp, Missed::StillHeld, Missed::TooLong, Missed::OtherHour, Missed::Between];
+    let kinds = [
+        Missed::GaveUp,
+        Missed::StillHeld,
+        Missed::Failed,
+        Missed::TooLong,
+        Missed::OtherHour,
+        Missed::Between,
+    ];
     let subject = prop_oneof![
         4 => (0..2u64).prop_map(|more| Some(Subject::Fence(Fence(1_763_724_242_007_113 + more)))),
         2 => (0..6u64).prop_map(|seconds| Some(Subject::Pause(4_000_000_000_000 + 1000 * seconds))),

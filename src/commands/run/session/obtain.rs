@@ -123,7 +123,7 @@ impl Session<'_> {
         let holder = blocker.holder.as_ref().map(|holder| (&holder.owner).into());
         self.tell(&HoldEvent::Busy { holder, status });
         let waited = Some(self.waited()).filter(|_| wait != Wait::No);
-        let notice = once_per.and_then(|period| Notice::busy(blocker, period, waited));
+        let notice = Notice::busy(blocker, once_per, waited).filter(|_| !self.is_hold());
         let refusal = Refusal::busy(own.lease.owner(), blocker, waited).with(notice);
         if own.lease.note(blocker.at, &refusal) {
             self.messages.missed_busy(blocker, &refusal, status);
@@ -139,10 +139,11 @@ impl Session<'_> {
     /// Another run has done the work.
     fn done(&mut self, own: &Own, done: &Done) {
         self.report.is_done = true;
-        let notice = self.run.once_per.and_then(|period| Notice::done(done, period));
+        let once_per = self.run.once_per;
+        let notice = once_per.and_then(|period| Notice::done(done, period));
         let refusal = Refusal::done(own.lease.owner(), done, self.waited()).with(notice);
         if own.lease.note(done.at, &refusal) {
-            self.messages.missed_done(done, &refusal);
+            self.messages.missed_done(done, &refusal, once_per);
         } else {
             self.messages.done(done);
         }
