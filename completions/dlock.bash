@@ -484,7 +484,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__forget)
-            opts="-k -q -v -h --key --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -q -v -h --key --retire --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1386,7 +1386,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__run)
-            opts="-k -s -x -n -t -w -E -c -q -v -h --key --shared --exclusive --slots --ttl --wait --busy-exit-code --reason --label --replace --no-replace --pause-on-failure --grace --on-lost --replicas --min-hold --once-per --during-pause --max-run --max-lease --tree --report --command --nonblock --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -s -x -n -t -w -E -c -q -v -h --key --shared --exclusive --slots --ttl --wait --busy-exit-code --reason --label --replace --no-replace --pause-on-failure --grace --on-lost --replicas --min-hold --once-per --during-pause --expect --max-run --max-lease --tree --report --command --nonblock --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -1467,6 +1467,10 @@ _dlock() {
                     return 0
                     ;;
                 --once-per)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --expect)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -1571,7 +1575,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__status)
-            opts="-k -a -q -v -h --key --all --json --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-k -a -q -v -h --key --all --overdue --json --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

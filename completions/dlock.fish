@@ -56,6 +56,7 @@ warn\t'Let it run on, warn, and exit 79 when it has ended'"
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l replicas -d 'Replicas that must acknowledge each grant, renewal and release [default: 0]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l min-hold -d 'Keep the lock at least this long after it was granted' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l once-per -d 'Skip CMD, and exit 0, if a run of this minute, hour, day or week, or of the last DUR, has succeeded' -r
+complete -c dlock -n "__fish_dlock_using_subcommand run" -l expect -d 'Report KEY as overdue if no run succeeds for minute, hour, day, week, or this long' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-run -d 'Stop CMD when it has run this long, and exit 124' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l max-lease -d 'The longest lease on redis+quorum:// masters; the same on every machine [default: 5m]' -r
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l report -d 'When done, write the outcome to FILE as JSON' -r -F
@@ -138,6 +139,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand status" -l color -d 'When to
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s a -l all -d 'Show every lock that the store knows, also those that are free, with the last run and the last success'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -l overdue -d 'Show only the locks whose last success is too old, with their last run; exit 75 if there are any'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l json -d 'Print a JSON array, one object a lock'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s v -l verbose -d 'Report more'
@@ -324,6 +326,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -l retire -d 'Expect no run of KEY any more, in place of forgetting its last success'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s h -l help -d 'Print help (see more with \'--help\')'

@@ -127,7 +127,7 @@ pub enum Command {
     Hold(Box<hold::Hold>),
     /// Show the holders and waiters of locks, and for how long
     ///
-    /// Without KEY: every lock under the prefix that is held, cooling, paused or waited for.
+    /// Without KEY: every lock under the prefix that is held, cooling, paused, overdue or waited for.
     Status(Status),
     /// Show how the last runs under a lock went
     ///

@@ -286,6 +286,9 @@ pub const PAUSE_MOST: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 /// How long the store remembers a successful run, and so the longest `--once-per`.
 pub const ONCE_PER_MOST: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
+/// The longest `--expect`: a month.
+pub const EXPECT_MOST: Duration = Duration::from_secs(31 * 24 * 60 * 60);
+
 /// A PERIOD of the command line, as it was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Period {

@@ -24,6 +24,7 @@ use std::time::Duration;
 pub mod schedule;
 
 mod answer;
+mod expected;
 mod grant;
 mod once;
 mod operation;
@@ -41,7 +42,8 @@ pub use answer::{
     Acquired, Blocker, Cause, Done, Foreign, Grant, Holder, Left, LoggedEnd, Outcome, Pause, Proof, Renewal,
     Requested, Revoked, State, Success, Superseded, Waiting,
 };
-pub use operation::{Ask, End, FailurePause, NewPause, Patience, Ran, Renew, Revoke, Terms, When};
+pub use expected::Expected;
+pub use operation::{Ask, End, FailurePause, Forget, NewPause, Patience, Ran, Renew, Revoke, Terms, When};
 pub use record::{Absence, Hold, Lock, Newest, Phase, Record, Tombstone, Waiter};
 pub use refusal::{ANNOUNCED_AGAIN, Mark, Missed, Notice, REFUSALS_KEPT, Refusal, SAME_PAUSE, Subject, Why};
 pub use time::{Due, NUMBERS_END, Time, millis, ms};
@@ -82,6 +84,8 @@ pub const WATCH_KEPT: Duration = Duration::from_secs(15);
 pub const LOG_KEPT: usize = 64;
 /// How long log, fence and the record of an unfinished hold outlive their last use.
 pub const HISTORY_KEPT: Duration = Duration::from_secs(40 * 24 * 60 * 60);
+/// The same for a lock of which runs are expected: a job that has not run for a year is still overdue.
+pub const EXPECTED_KEPT: Duration = Duration::from_secs(400 * 24 * 60 * 60);
 
 /// The records that an operation may read. A lock without a record is free.
 ///
@@ -148,6 +152,10 @@ impl LockTable {
     fn apply(&mut self, now: Time, names: &Names, ask: &Ask) -> Option<Acquired> {
         if !self.may_start_anew(names, &ask.token) {
             return Some(Acquired::TokenEnded);
+        }
+        // Not with each heartbeat: two waiters that expect different things would write in turn.
+        if !names.iter().any(|name| self.record(name.as_str()).waiters.contains_key(&ask.token)) {
+            self.expect(now, names, ask.terms.expect);
         }
         let (mut work, came) = (worklist(names), self.came(now, names, ask));
         if let Some(done) = self.done(now, came, names.iter().map(Name::as_str), &ask.terms) {

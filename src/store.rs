@@ -10,7 +10,8 @@ use crate::clock::Moment;
 use crate::exit::Exit;
 use crate::lock::{Fence, Name, Names, Owner, Token};
 use crate::rules::{
-    Acquired, Ask, End, Left, LoggedEnd, NewPause, Proof, Refusal, Renew, Renewal, Requested, Revoke, Revoked,
+    Acquired, Ask, End, Forget, Left, LoggedEnd, NewPause, Proof, Refusal, Renew, Renewal, Requested, Revoke,
+    Revoked,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -99,9 +100,9 @@ pub trait Store: Send {
         listener: Listener,
     ) -> Result<Box<dyn Subscription>, Error>;
 
-    /// Lets a job run again before its [`crate::rules::Terms::once_per`] is over. Returns whether
-    /// there was a success to forget.
-    fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error>;
+    /// Lets a job run again before its [`crate::rules::Terms::once_per`] is over, or expects no run of
+    /// it any more. Returns whether there was something to forget.
+    fn forget(&mut self, name: &Name, what: Forget, deadline: Moment) -> Result<bool, Error>;
 
     /// Blocks grants of the lock for a while or, with None, allows them again. Returns whether
     /// grants were blocked before. A holder goes on.

@@ -20,6 +20,7 @@
 //! - named_files: files that a user names, and who may write where the name leads
 //! - nesting: a run inside a job that holds the same lock
 //! - missed: scheduled runs that end without a success, and say so
+//! - expected: `--expect`, and what is overdue
 //! - once_per: `--once-per`
 //! - passwords: how secrets are given, and where they must never be seen
 //! - pause_on_failure: `--pause-on-failure`
@@ -43,6 +44,7 @@ pub mod contention;
 pub mod control_group;
 pub mod cost;
 pub mod during_pause;
+pub mod expected;
 pub mod failing_server;
 pub mod first_contact;
 pub mod foreign_processes;

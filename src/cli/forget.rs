@@ -10,6 +10,9 @@ Examples:
   # Tonight's backup turned out to be empty; the next run does it again:
   dlock forget backup
 
+  # The job is no more, and is not to be reported as overdue:
+  dlock forget --retire old-report
+
 A run that is under way goes on. If it has --once-per and succeeds, that counts.
 
 A KEY with * or ? means the keys that the store knows at that moment: those in
@@ -18,7 +21,8 @@ use, and those with a history. \\* and \\? stand for the characters themselves."
 /// `dlock forget`.
 #[derive(Debug, Args)]
 #[command(override_usage = "dlock forget [OPTIONS] KEY...", after_long_help = after(AFTER, &[
-    (0, "the next 'dlock run --once-per' runs its command"),
+    (0, "the next 'dlock run --once-per' runs its command; with --retire:
+       no run is expected any more"),
     (64, "the command line makes no sense, or no key matches a pattern"),
     (74, "output could not be written"),
 ]))]
@@ -29,4 +33,10 @@ pub struct Forget {
 
     #[command(flatten)]
     pub named: Named,
+
+    /// Expect no run of KEY any more, in place of forgetting its last success
+    ///
+    /// It is then no longer reported as overdue, until a run with --expect, or --once-per day and the like, says so again.
+    #[arg(long)]
+    pub retire: bool,
 }

@@ -2,7 +2,7 @@
 
 use super::duration;
 use super::options::{How, Keep};
-use crate::lock::{ONCE_PER_MOST, Period};
+use crate::lock::{EXPECT_MOST, ONCE_PER_MOST, Period};
 use clap::{Args, ValueHint};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -111,6 +111,16 @@ pub struct Run {
     #[arg(long, help_heading = "Waiting")]
     pub during_pause: bool,
 
+    /// Report KEY as overdue if no run succeeds for minute, hour, day, week, or this long
+    ///
+    /// 'dlock status --overdue' and 'dlock metrics' report it, once the last success ended longer ago than that and a
+    /// quarter, at least 30s more. A success of any run counts, also without --once-per. --once-per minute, hour, day and
+    /// week imply it; a job of weekdays says --expect 3d. Up to 31d; 0: nothing is expected. The last run that says so
+    /// decides. It is kept for 400 days after the last use, or until 'dlock forget --retire KEY'. A nested run changes
+    /// nothing.
+    #[arg(long, value_name = "PERIOD", value_parser = expect, help_heading = "Once")]
+    pub expect: Option<Duration>,
+
     /// Stop CMD when it has run this long, and exit 124
     #[arg(long, value_name = "DUR", value_parser = duration::parse, help_heading = "Limits")]
     pub max_run: Option<Duration>,
@@ -151,13 +161,26 @@ pub struct Run {
 
 /// The value of `--once-per`.
 pub(super) fn once_per(text: &str) -> Result<Period, String> {
-    let word = Period::WORDS.into_iter().find(|(word, _)| *word == text).map(|(_, period)| period);
-    let span = || duration::parse_positive(text).map(Period::Span);
-    let period = word.map_or_else(span, Ok).map_err(|why| format!("{why}; or minute, hour, day or week"))?;
+    let period = period(text, duration::parse_positive)?;
     if period.counts() > ONCE_PER_MOST {
         return Err("a success is remembered for 30 days, not longer".into());
     }
     Ok(period)
+}
+
+/// The value of `--expect`. A word means the whole period.
+fn expect(text: &str) -> Result<Duration, String> {
+    let every = period(text, duration::parse)?.whole();
+    if every > EXPECT_MOST {
+        return Err("a run is expected at least every 31 days".into());
+    }
+    Ok(every)
+}
+
+fn period(text: &str, span: impl Fn(&str) -> Result<Duration, String>) -> Result<Period, String> {
+    let word = Period::WORDS.into_iter().find(|(word, _)| *word == text).map(|(_, period)| period);
+    let period = word.map_or_else(|| span(text).map(Period::Span), Ok);
+    period.map_err(|why| format!("{why}; or minute, hour, day or week"))
 }
 
 #[cfg(test)]
@@ -179,6 +202,17 @@ mod tests {
         }
         for text in ["daily", "days", "month", "0", "31d", ""] {
             assert!(once_per(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_expected_is_the_whole_period() {
+        for (text, seconds) in [("minute", 60), ("hour", 3600), ("day", 86_400), ("week", 604_800)] {
+            assert_eq!(expect(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        assert_eq!((expect("0"), expect("31d")), (Ok(Duration::ZERO), Ok(EXPECT_MOST)));
+        for text in ["daily", "32d", ""] {
+            assert!(expect(text).is_err(), "{text}");
         }
     }
 }

@@ -7,7 +7,7 @@ use clap::{Args, ValueHint};
 
 const STATUS_AFTER: &str = "\
 Examples:
-  # Every lock that is held, cooling, paused or waited for:
+  # Every lock that is held, cooling, paused, overdue or waited for:
   dlock status
 
   # Everything about one lock, with its waiters:
@@ -18,6 +18,9 @@ Examples:
 
   # Every lock of the last 40 days, with its last run and last success:
   dlock status --all
+
+  # What should have run and did not, with its last run; 75 if anything should:
+  dlock status --overdue nightly-report 'backup-*'
 
   # One lock, for a script:
   dlock status nightly-report --json | jq -r '.[0].state'
@@ -36,14 +39,15 @@ use, and those with a history. \\* and \\? stand for the characters themselves."
 /// `dlock status`.
 #[derive(Debug, Args)]
 #[command(after_long_help = after(STATUS_AFTER, &[
-    (0, "the store answered, whatever it said"),
+    (0, "the store answered, whatever it said; with --overdue: nothing is"),
     (74, "output could not be written"),
+    (75, "with --overdue: something is, or a KEY expects no run or is not known"),
 ]))]
 pub struct Status {
     /// The locks to show; in a pattern * stands for any text, ? for one character
     ///
-    /// One KEY is shown as a record, several as a table. Without KEY: the locks that are held, cooling, paused or waited
-    /// for. A pattern also shows free locks that have a history.
+    /// One KEY is shown as a record, several as a table. Without KEY: the locks that are held, cooling, paused,
+    /// overdue or waited for. A pattern also shows free locks that have a history.
     #[arg(value_name = "KEY", value_hint = ValueHint::Other, value_parser = Key::new)]
     pub keys: Vec<Key>,
 
@@ -53,6 +57,14 @@ pub struct Status {
     /// Show every lock that the store knows, also those that are free, with the last run and the last success
     #[arg(short, long)]
     pub all: bool,
+
+    /// Show only the locks whose last success is too old, with their last run; exit 75 if there are any
+    ///
+    /// What is expected of a lock is what the last 'dlock run' with --expect, or with --once-per minute, hour, day or week,
+    /// has said. Also 75 if a KEY is not known or expects no run, as after the store has lost its data: a monitor names its
+    /// keys.
+    #[arg(long, conflicts_with = "all")]
+    pub overdue: bool,
 
     /// Print a JSON array, one object a lock
     ///

@@ -182,6 +182,7 @@ fn ask(run: &Run, owner: Owner, token: Token, until: Until) -> Ask {
             not_replaceable: run.not_replaceable,
             pause_on_failure: run.pause_on_failure,
             during_pause: run.during_pause,
+            expect: run.expect,
         },
         waited: Duration::ZERO,
         has_waited: false,
@@ -194,9 +195,12 @@ fn inside(context: &Context, run: &Run, holds_all: bool) -> Run {
     let (min_hold, pause_on_failure, during_pause) = (Duration::ZERO, None, false);
     let mut inside = Run { min_hold, pause_on_failure, during_pause, ..run.clone() };
     inside.once_per.take_if(|_| holds_all);
+    inside.expect.take_if(|_| holds_all);
     let options = [
         ("--min-hold", inside.min_hold != run.min_hold),
         ("--once-per", inside.once_per != run.once_per),
+        // --once-per day implies it.
+        ("--expect", inside.expect != run.expect && inside.once_per == run.once_per),
         ("--pause-on-failure", inside.pause_on_failure != run.pause_on_failure),
         ("--during-pause", run.during_pause),
     ];

@@ -7,9 +7,9 @@ use crate::config::Settings;
 use crate::exit::Exit;
 use crate::output::columns::Width;
 use crate::output::record::{self, Namespace};
-use crate::output::{self, json, safe_lines, table};
+use crate::output::{self, Kind, What, json, safe_lines, table};
 use crate::rules::{LOG_KEPT, Refusal, State};
-use crate::store::{self, Store, Which};
+use crate::store::{self, Store, View, Which};
 
 /// How many of the last ends a table row shows.
 const IN_A_LINE: usize = 1;
@@ -21,7 +21,14 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     let ends = if flags.json || wanted.single().is_some() { LOG_KEPT } else { IN_A_LINE };
     let which = if flags.all { Which::Known } else { Which::Live };
     let seen = look(context, &wanted, &mut *store, which, ends);
-    let Overview { views, is_damaged, exit } = seen.map_err(|error| context.with_origin(error))?;
+    let Overview { mut views, is_damaged, mut exit } = seen.map_err(|error| context.with_origin(error))?;
+    if flags.overdue {
+        let is_lacking = report_unexpected(context, &wanted, &views);
+        views.retain(|view| view.overdue() == Some(true));
+        if exit == Exit::Ok && (is_lacking || !views.is_empty()) {
+            exit = Exit::Busy(Exit::BUSY);
+        }
+    }
     // One more request for each lock that was named.
     let refused: Vec<Option<Refusal>> = views
         .iter()
@@ -36,6 +43,7 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     let (width, colours) = (Width::of_stdout(), output::coloured(settings.color));
     let text = match (wanted.single(), views.as_slice()) {
         _ if flags.json => json::status(&views, &refused)?,
+        _ if flags.overdue => table::overdue(&views),
         (Some(_), [view]) => {
             let refused = refused.first().and_then(Option::as_ref);
             record::record(view, refused, &near, &place(settings), width, colours)
@@ -71,7 +79,26 @@ fn look(
     let mut seen = wanted.look(context, store, which, ends, "shown")?;
     seen.views.retain(|view| {
         let is_matched = which == Which::Known && view.is_used() || wanted.named.contains(&view.name);
-        is_matched || view.state != State::Free || !view.waiters.is_empty()
+        let is_overdue = view.overdue() == Some(true);
+        is_matched || is_overdue || view.state != State::Free || !view.waiters.is_empty()
     });
     Ok(seen)
+}
+
+/// Says which of the keys and patterns expect no run, so that nobody would hear of a missing one.
+/// Returns whether there are any.
+fn report_unexpected(context: &Context, wanted: &KeyOperands, views: &[View]) -> bool {
+    let expects = |view: &&View| view.expected.is_some();
+    let expecting: Vec<_> = views.iter().filter(expects).map(|view| view.name.clone()).collect();
+    let place = &context.settings.store;
+    let cure = "name what is expected: dlock run --expect, or --once-per day and the like";
+    let named = wanted.named.iter().filter(|name| !expecting.contains(name));
+    let mut unexpected: Vec<_> =
+        named.map(|name| format!("no run of {} is expected in {place}; {cure}", name.key())).collect();
+    unexpected
+        .extend(wanted.unmatched(&expecting, place).map(|none| format!("{none} and expects a run; {cure}")));
+    for text in &unexpected {
+        context.printer.say(Kind::Warning, What::Matched, text);
+    }
+    !unexpected.is_empty()
 }

@@ -55,6 +55,8 @@ pub struct Run {
     pub pause_on_failure: Option<Duration>,
     /// Whether a pause does not keep it out.
     pub during_pause: bool,
+    /// How often a run is to succeed; zero: none is expected.
+    pub expect: Option<Duration>,
     /// Whether it replaces the holder (`--replace`).
     pub replaces: bool,
     /// Whether it cannot be replaced itself (`--no-replace`).
@@ -135,6 +137,9 @@ impl Settings {
             once_per: flags.once_per,
             pause_on_failure: flags.keep.pause_on_failure,
             during_pause: flags.during_pause,
+            expect: flags
+                .expect
+                .or_else(|| flags.once_per.filter(|period| period.word().is_some()).map(Period::whole)),
             replaces: flags.keep.replace,
             not_replaceable: flags.keep.no_replace,
             reason,

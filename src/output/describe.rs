@@ -64,6 +64,19 @@ pub fn pause(view: &View) -> Option<String> {
     )
 }
 
+/// What is expected of a lock, and whether it is overdue, as a clause that reads after its name; None
+/// if nothing is.
+pub fn expected(view: &View) -> Option<String> {
+    let (expected, ms) = (view.expected?, Duration::from_millis);
+    let ago = |at: u64| span(ms(view.now.saturating_sub(at)));
+    let last = match view.stat.last_success {
+        Some(ended) => format!("the last one ended {} ago", ago(ended)),
+        None => format!("none on record, expected since {} ago", ago(expected.since)),
+    };
+    let overdue = if view.overdue() == Some(true) { "overdue: " } else { "" };
+    Some(format!("{overdue}a success each {}, {last}", span(expected.every)))
+}
+
 /// Returns a function that makes the line about waiting, for a wait that began at `since`.
 pub fn line(store: String, view: View, to_be_done: bool, since: Moment) -> impl Fn(Width) -> Said {
     let seen = Moment::now();

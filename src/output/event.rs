@@ -57,7 +57,7 @@ pub enum What {
     Revoked,
     Paused,
     Resumed,
-    /// A run with `--once-per` is due again.
+    /// A run with `--once-per` is due again, or no run is expected any more.
     Forgotten,
     /// Nothing was changed.
     Unchanged,

@@ -156,6 +156,8 @@ struct Lock<'a> {
     done: Option<Done<'a>>,
     last_refusal: Option<Refused<'a>>,
     paused: Option<Paused<'a>>,
+    expect_ms: Option<u64>,
+    overdue: Option<bool>,
 }
 
 /// A refusal.
@@ -287,6 +289,8 @@ impl<'a> Lock<'a> {
             }),
             last_refusal: None,
             paused: view.paused.as_ref().map(Paused::of),
+            expect_ms: view.expected.map(|expected| millis(expected.every)),
+            overdue: view.overdue(),
         }
     }
 }
@@ -389,6 +393,8 @@ mod tests {
                 "done",
                 "last_refusal",
                 "paused",
+                "expect_ms",
+                "overdue",
             ];
             assert!(fields.iter().all(|field| lock.get(field).is_some()), "{lock}");
             for holder in lock["holders"].as_array().into_iter().flatten() {

@@ -17,6 +17,8 @@ pub struct Sample {
     holders: u64,
     waiters: u64,
     paused: u64,
+    /// None if no run is expected.
+    overdue: Option<bool>,
 }
 
 /// The locks by the label of their key.
@@ -28,6 +30,7 @@ impl Exposition {
         // The server may have lost the record of the holder.
         let holders = if view.state == State::Held { view.holders.len().max(1) } else { 0 };
         let sample = Sample {
+            overdue: view.overdue(),
             stat: view.stat,
             holders: holders as u64,
             waiters: view.waiters.len() as u64,
@@ -87,6 +90,10 @@ impl Exposition {
         let help = "When a job last ended otherwise than by itself with status 0.";
         self.family(&mut text, "last_failure_timestamp_seconds", "gauge", help, |lock| {
             time(lock.stat.last_failure)
+        });
+        let help = "1 if the last success is older than --expect or --once-per says; absent without.";
+        self.family(&mut text, "overdue", "gauge", help, |lock| {
+            lock.overdue.map(|overdue| ("", None, u8::from(overdue).to_string())).into_iter().collect()
         });
         // Present without any lock, too: an alert finds out by it that there is a page.
         head(&mut text, "keys", "gauge", "Locks on this page.");

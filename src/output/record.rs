@@ -6,7 +6,7 @@ use super::history::why;
 use super::owner::{because, cell};
 use super::table::{colour, last};
 use super::time::{about, local, once_per, span};
-use super::{Coloured, escaped};
+use super::{Coloured, describe, escaped};
 use crate::lock::{By, Mode, Owner};
 use crate::rules::{Holder, LastSuccess, Refusal, State};
 use crate::store::View;
@@ -35,7 +35,7 @@ impl Namespace {
     /// The text if there is no lock to show; `patterns` are those asked for, if any.
     pub fn empty(&self, patterns: &[&str]) -> String {
         let text = match patterns {
-            [] => format!("no lock is held, cooling, paused or waited for, {}", self.as_text()),
+            [] => format!("no lock is held, cooling, paused, overdue or waited for, {}", self.as_text()),
             patterns => format!("no key that matches {} is known, {}", patterns.join(" or "), self.as_text()),
         };
         escaped(&text).into_owned() + "\n"
@@ -136,6 +136,9 @@ fn past(lines: &mut Lines, view: &View, refused: Option<&Refusal>) {
         if let Some(by) = &end.by {
             lines.add(2, "ended by", &format!("{}{}", cell(by), because(by)));
         }
+    }
+    if let Some(expected) = describe::expected(view) {
+        lines.add(0, "expected", &expected);
     }
     let ago = |at: u64| span(Duration::from_millis(view.now.saturating_sub(at)));
     match view.last_success() {

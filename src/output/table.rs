@@ -67,6 +67,19 @@ pub fn all(views: &[View], width: Width, coloured: Coloured) -> String {
     table(views, rows, width, coloured)
 }
 
+/// A line for each lock that is overdue, with its last run.
+pub fn overdue(views: &[View]) -> String {
+    let line = |view: &View| {
+        let run = view.log.first().map_or_else(
+            || "no run on record".into(),
+            |end| format!("last run {}, by {}", last(end, view.now), owner::who(&end.owner)),
+        );
+        let (key, what) = (view.name.key(), describe::expected(view).unwrap_or_default());
+        escaped(&format!("{key} is {what}; {run}")).into_owned() + "\n"
+    };
+    views.iter().map(line).collect()
+}
+
 /// Lines for the pauses that the table has no room for, with actor and reason.
 fn pauses(views: &[View], table: &str, width: Width) -> String {
     let Width::Columns(columns) = width else { return String::new() };
@@ -248,7 +261,9 @@ fn row(view: &View, holder: Option<&Holder>, width: Width) -> Cells {
         (Some(Holder { owner, .. }), Some(paused)) => {
             format!("{}{}; {paused}", owner.command, because(owner))
         }
-        (None, paused) => paused.unwrap_or_else(dash),
+        (None, Some(paused)) => paused,
+        (None, None) if view.overdue() == Some(true) => describe::expected(view).unwrap_or_default(),
+        (None, None) => dash(),
     };
     [
         escaped(view.name.key()).into_owned(),

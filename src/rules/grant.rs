@@ -60,6 +60,7 @@ impl LockTable {
     }
 
     pub(super) fn confirm(&mut self, now: Time, names: &Names, ask: &Ask) -> Grant {
+        self.expect(now, names, ask.terms.expect);
         let mut grant = Grant { fence: Fence(0), waited: Duration::ZERO, slot: None };
         for name in names {
             let record = self.record(name.as_str());

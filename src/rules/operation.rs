@@ -65,6 +65,9 @@ pub struct Terms {
     /// Grant also while the lock is paused.
     #[serde(skip_serializing_if = "is_not")]
     pub during_pause: bool,
+    /// How often a run is to succeed; zero: no run is expected any more.
+    #[serde(with = "ms", skip_serializing_if = "Option::is_none")]
+    pub expect: Option<Duration>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -141,6 +144,16 @@ impl Ran {
             Self::No => None,
         }
     }
+}
+
+/// What `forget` forgets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Forget {
+    /// The success that `--once-per` counts from.
+    Success,
+    /// What is expected of the lock.
+    Expected,
 }
 
 /// A pause that begins now.

@@ -14,6 +14,7 @@
 //!   have to read the whole queue.
 
 use super::answer::{LoggedEnd, Pause, Success};
+use super::expected::Expected;
 use super::operation::{Ask, Terms, is_not};
 use super::refusal::{Mark, Missed, Refusal};
 use super::stat::{Stat, count};
@@ -50,6 +51,9 @@ pub struct Record {
     /// The last successful hold that was acquired with [`Terms::once_per`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub success: Option<Success>,
+    /// How often a run is to succeed, if a run has said so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected: Option<Expected>,
     /// The pause, if the lock is paused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paused: Option<Pause>,

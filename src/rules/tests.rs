@@ -6,6 +6,7 @@ use super::*;
 use crate::lock::{Key, Mode, Owner};
 
 mod ends;
+mod expected;
 mod explored;
 mod histories;
 mod modes;

@@ -1,5 +1,6 @@
 //! What a record shows: the view for `status`, and what blocks a caller. Changes no record.
 
+use super::Expected;
 use super::answer::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success};
 use super::operation::Terms;
 use super::record::{Hold, Lock, Phase, Record};
@@ -36,6 +37,8 @@ pub struct View {
     /// The last successful hold that was acquired with `--once-per`, if it was granted within
     /// [`ONCE_PER_MOST`].
     pub success: Option<Success>,
+    /// How often a run is to succeed, if a run has said so.
+    pub expected: Option<Expected>,
 }
 
 /// How long a run usually takes: the median of the last runs that ended by themselves. None if they
@@ -157,6 +160,11 @@ pub struct Waiter {
 }
 
 impl View {
+    /// Whether a run should have succeeded by now; None if nothing is expected.
+    pub fn overdue(&self) -> Option<bool> {
+        Some(self.expected?.is_overdue(self.now, self.stat.last_success))
+    }
+
     /// Whether there is anything to show. If not, the lock was not used in the last 40 days.
     pub fn is_used(&self) -> bool {
         self.state != State::Free || self.is_known()
@@ -165,7 +173,10 @@ impl View {
     /// Whether the lock was used by anything but a pause.
     pub fn is_known(&self) -> bool {
         let is_taken = !matches!(self.state, State::Free | State::Paused);
-        let is_known = self.fence.is_some() || !self.waiters.is_empty() || !self.log.is_empty();
+        let is_known = self.fence.is_some()
+            || self.expected.is_some()
+            || !self.waiters.is_empty()
+            || !self.log.is_empty();
         is_taken || is_known || self.stat != Stat::default()
     }
 }
@@ -206,6 +217,7 @@ impl Record {
             log: record.log.into(),
             stat: record.stat,
             paused: record.paused,
+            expected: record.expected,
             success: record
                 .success
                 .filter(|success| now.millis().saturating_sub(success.since) <= millis(ONCE_PER_MOST)),

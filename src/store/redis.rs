@@ -22,7 +22,8 @@ use crate::clock::Moment;
 use crate::lock::{Fence, Name, Names, Owner, Replicas, Token};
 use crate::rules;
 use crate::rules::{
-    Acquired, Ask, End, Left, LoggedEnd, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked,
+    Acquired, Ask, End, Forget, Left, LoggedEnd, NewPause, Proof, Refusal, Renewal, Requested, Revoke,
+    Revoked,
 };
 use crate::store;
 use call::Caller;
@@ -227,9 +228,9 @@ impl Store for RedisStore {
         Ok(Box::new(Subscription::new(self.caller.route.last_master.clone(), beyond, lists)))
     }
 
-    fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {
+    fn forget(&mut self, name: &Name, what: Forget, deadline: Moment) -> Result<bool, Error> {
         self.caller
-            .run(&script::FORGET, std::slice::from_ref(name), &argument::Nothing {}, deadline)?
+            .run(&script::FORGET, std::slice::from_ref(name), &argument::Forget { what }, deadline)?
             .is("forgotten")
     }
 

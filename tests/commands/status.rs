@@ -46,6 +46,8 @@ fn a_held_lock_with_waiters(backend: Backend) {
             "done",
             "last_refusal",
             "paused",
+            "expect_ms",
+            "overdue",
         ],
     );
     assert_eq!(status["key"], "k");

@@ -141,7 +141,7 @@ fn each_panel_of_the_dashboard_has_data() {
 /// Makes one lock with a holder and a waiter, one each that is paused, cooling and free, and one
 /// with each kind of end.
 fn locks_in_every_state(world: &World) -> [Running; 2] {
-    world.run("free", &["--once-per", "1h"], "true").run();
+    world.run("free", &["--once-per", "1h", "--expect", "day"], "true").run();
     world.run("free", &["-q", "--once-per", "1h"], "true").run();
     world.run("free", &[], "exit 3").status(3).run();
     world.run("failed", &[], "exit 3").status(3).run();

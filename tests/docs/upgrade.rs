@@ -131,7 +131,7 @@ fn written() -> String {
     acquire("revoked", &[]);
     world.dlock(["release", "revoked", "--force", "-y"]).any_stderr().run();
     world.run("idle", &[], "true").run();
-    world.run("idle", &[], "exit 3").status(3).run();
+    world.run("idle", &["--expect", "day"], "exit 3").status(3).run();
     world.dlock(["pause", "paused", "--for", "24h", "--reason", "a reason"]).any_stderr().run();
     let looks = LOCKS.map(|lock| [shown(&world, "status", lock), shown(&world, "history", lock)]);
     let header = json!({"written_ms": now_ms(), "token": token.trim(), "shown": looks});

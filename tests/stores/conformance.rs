@@ -11,8 +11,8 @@ use crate::support::world::World;
 use dlock::clock::Moment;
 use dlock::lock::{Fence, Mode, Owner, Token};
 use dlock::rules::{
-    Acquired, Ask, GRANTED_AT_ONCE, Left, Missed, Notice, Outcome, Patience, Refusal, Renewal, Requested,
-    Revoke, Revoked, State, Subject, Terms, When,
+    Acquired, Ask, Forget, GRANTED_AT_ONCE, Left, Missed, Notice, Outcome, Patience, Refusal, Renewal,
+    Requested, Revoke, Revoked, State, Subject, Terms, When,
 };
 use dlock::store::Listener;
 use stage::{Person, Stage, deadline, name};
@@ -69,6 +69,7 @@ on_all!(
     the_newest_replaces_the_others,
     recorded_locks_are_listed,
     one_of_a_crowd_announces_what_it_missed,
+    what_is_expected_is_kept_with_the_lock,
 );
 
 on_all!(with a queue:
@@ -262,6 +263,36 @@ fn recorded_locks_are_listed(stage: &Stage) {
     }
     assert_eq!(stage.found("conform:"), [name("a"), name("b")]);
     assert_eq!(stage.found("other:"), []);
+}
+
+fn what_is_expected_is_kept_with_the_lock(stage: &Stage) {
+    let expecting = |hours: u64| {
+        let expect = Some(Duration::from_secs(hours * 3600));
+        Person { terms: Terms { expect, ..Terms::default() }, ..stage.one() }
+    };
+    let seen = || stage.store().inspect(&name("k"), deadline()).expect("a view");
+    let hours = || seen().expected.map(|expected| expected.every.as_secs() / 3600);
+    let mut one = expecting(1);
+    one.holds();
+    assert_eq!((hours(), seen().overdue()), (Some(1), Some(false)));
+    // Refused, on the record of a holder that need not read before it renews.
+    assert_eq!(one.renews(), Renewal::Renewed);
+    expecting(2).is_busy();
+    assert_eq!(hours(), Some(2));
+    assert_eq!((one.renews(), one.renews()), (Renewal::Renewed, Renewal::Renewed));
+    assert_eq!(one.leaves(), RELEASED);
+    let mut usual = stage.one();
+    usual.holds();
+    assert_eq!(usual.leaves(), RELEASED);
+    assert_eq!(hours(), Some(2));
+    let mut last = expecting(0);
+    last.holds();
+    assert_eq!((last.leaves(), seen().expected, seen().overdue()), (RELEASED, None, None));
+    let mut next = expecting(3);
+    next.holds();
+    assert_eq!(next.leaves(), RELEASED);
+    let retire = || stage.store().forget(&name("k"), Forget::Expected, deadline()).expect("an answer");
+    assert_eq!((retire(), seen().expected, retire()), (true, None, false));
 }
 
 /// Several clients read the same record at the same time. One of them may write it.

@@ -33,6 +33,7 @@ on_every_database!(
     a_full_disk_refuses_locks_and_ends_no_job,
     deleted_rows_are_a_lost_lock,
     every_connection_ends_politely,
+    a_row_of_which_runs_are_expected_is_old_320_days_later,
 );
 
 /// A world with a server of its own.
@@ -43,6 +44,28 @@ fn own_server(kind: Kind) -> (World, Server) {
 /// The same for many clients, with a log of its statements.
 fn large_server(kind: Kind) -> (World, Server) {
     World::with_server(|home| Server::start(kind, home, kind.for_many()), Server::url)
+}
+
+/// Rows that count as unused for 80 days are removed, by earlier builds, too.
+fn a_row_of_which_runs_are_expected_is_old_320_days_later(kind: Kind) {
+    let world = kind.world();
+    let now = match kind {
+        #[cfg(feature = "mysql")]
+        Kind::Mysql => "UNIX_TIMESTAMP() * 1000",
+        #[cfg(feature = "postgres")]
+        Kind::Postgres => "extract(epoch FROM now()) * 1000",
+    };
+    let later = || {
+        let days = format!("SELECT ROUND((MAX(used) - {now}) / 86400000) FROM dlock_locks");
+        kind.ask(&world, &days).parse::<i64>().expect("days")
+    };
+    world.run("k", &[], "true").run();
+    assert_eq!(later(), 0);
+    world.run("k", &["--once-per", "day"], "true").run();
+    world.run("k", &[], "true").run();
+    assert_eq!(later(), 320);
+    world.dlock(["forget", "--retire", "k"]).run();
+    assert_eq!(later(), 0);
 }
 
 /// Every command works for the user in the URL.

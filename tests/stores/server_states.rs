@@ -93,10 +93,12 @@ fn memory_pressure_ends_no_job() {
     let job = "trap 'echo disturbed >> log' TERM; echo up >> log; while [ ! -e go ]; do sleep 0.1; done";
     let holder = world.run("k", &["-t", "6s"], job).any_stderr().spawn();
     world.wait_for_log("up");
-    let waiter = world.run("k", &["-w", "-t", "6s"], "echo waited >> log; sleep 7").any_stderr().spawn();
+    let expecting = &["-w", "-t", "6s", "--expect", "day"];
+    let waiter = world.run("k", expecting, "echo waited >> log; sleep 7").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     world.redis().ask::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     unavailable(&world, "memory");
+    world.run("new", &["--expect", "day"], "true").status(69).any_stderr().run();
     for _ in 0..5 {
         world.redis().after_renewal("dlock:k");
     }

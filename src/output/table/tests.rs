@@ -36,6 +36,7 @@ pub(in crate::output) fn views() -> Result<Vec<View>, String> {
             stat: Stat::default(),
             success: None,
             paused: None,
+            expected: None,
         })
     };
     let holder = Holder {

@@ -6,7 +6,8 @@ use super::{Net, Reply, Step, What, lock};
 use crate::clock::{self, Moment};
 use crate::lock::{Fence, Name, Names, Owner, Token};
 use crate::rules::{
-    Acquired, Ask, End, Grant, Left, NewPause, Proof, Refusal, Renew, Renewal, Requested, Revoke, Revoked,
+    Acquired, Ask, End, Forget, Grant, Left, NewPause, Proof, Refusal, Renew, Renewal, Requested, Revoke,
+    Revoked,
 };
 use crate::store::{Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use std::sync::{Arc, Mutex};
@@ -126,7 +127,7 @@ impl Store for SimStore {
         Ok(Vec::new())
     }
 
-    fn forget(&mut self, _: &Name, _: Moment) -> Result<bool, Error> {
+    fn forget(&mut self, _: &Name, _: Forget, _: Moment) -> Result<bool, Error> {
         Ok(false)
     }
 

@@ -60,6 +60,9 @@ pub fn each_number(record: &mut Record, mut each: impl FnMut(&mut u64, Number)) 
         each(&mut pause.since, Millis);
         each(&mut pause.until, Millis);
     }
+    if let Some(expected) = &mut record.expected {
+        each(&mut expected.since, Millis);
+    }
     if let Some(success) = &mut record.success {
         each(&mut success.fence.0, Other);
         each(&mut success.since, Millis);

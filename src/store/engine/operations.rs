@@ -7,8 +7,8 @@ use super::{Engine, LIST_REQUESTS, WATCHES_MAX, Watched, is_held};
 use crate::clock::Moment;
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
 use crate::rules::{
-    Acquired, Ask, End, LOG_KEPT, Left, LockTable, LoggedEnd, NewPause, Patience, Proof, Refusal, Renew,
-    Renewal, Requested, Revoke, Revoked, Time,
+    Acquired, Ask, End, Forget, LOG_KEPT, Left, LockTable, LoggedEnd, NewPause, Patience, Proof, Refusal,
+    Renew, Renewal, Requested, Revoke, Revoked, Time,
 };
 use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
 use std::cell::Cell;
@@ -160,9 +160,10 @@ impl<C: Coordinator> Store for Engine<C> {
         self.coordinator.listen_as_holder(names, &self.coordinator.stored(token), until)
     }
 
-    fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {
-        self.transact(&name.clone().into(), None, None, None, deadline, |transaction| {
-            transaction.table.forget_success(transaction.now, name)
+    fn forget(&mut self, name: &Name, what: Forget, deadline: Moment) -> Result<bool, Error> {
+        self.transact(&name.clone().into(), None, None, None, deadline, |transaction| match what {
+            Forget::Success => transaction.table.forget_success(transaction.now, name),
+            Forget::Expected => transaction.table.retire(name),
         })
     }
 
@@ -260,9 +261,16 @@ fn acquire<C: Coordinator>(
     if life == OwnLiveness::Seen {
         transaction.track(token, ask.ttl);
     }
+    let expected = |transaction: &Transaction<'_, C>| {
+        let of = |name: &Name| transaction.table.records.get(name.as_str())?.expected;
+        names.iter().map(of).collect::<Vec<_>>()
+    };
+    let before = expected(transaction);
     let answer = transaction.table.acquire(transaction.now, names, ask);
     // If no record names the caller, only the count of refusals would change.
-    let is_refused = !is_known && matches!(answer, Acquired::Busy(_) | Acquired::Done(_));
+    let is_refused = !is_known
+        && matches!(answer, Acquired::Busy(_) | Acquired::Done(_))
+        && expected(transaction) == before;
     transaction.may_abort = transaction.is_crowded && is_refused;
     let to_watch = match answer {
         Acquired::Waiting(_) => transaction.watch_targets(token, WATCHES_MAX),

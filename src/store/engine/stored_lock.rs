@@ -8,7 +8,7 @@
 
 use super::bounds;
 use crate::lock::Token;
-use crate::rules::{HISTORY_KEPT, Hold, LoggedEnd, Phase, Record, Time, Waiter, millis};
+use crate::rules::{Hold, LoggedEnd, Phase, Record, Time, Waiter, millis};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -153,12 +153,12 @@ impl StoredLock {
         }
     }
 
-    /// Forgets the whole record if the lock is vacant and `used`, the time of its last use, is more
-    /// than [`HISTORY_KEPT`] ago.
+    /// Forgets the whole record if the lock is vacant and `used`, the time of its last use, is longer ago
+    /// than its [history is kept](Record::history_kept).
     pub fn forget_history(&mut self, used: u64, now: Time) {
         if self.record.is_vacant(now)
             && self.record.waiters.is_empty()
-            && now.millis().saturating_sub(used) > millis(HISTORY_KEPT)
+            && now.millis().saturating_sub(used) > millis(self.record.history_kept())
         {
             *self = Self { version: self.version, ..Self::absent(&self.name) };
         }

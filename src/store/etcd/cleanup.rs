@@ -4,7 +4,7 @@ use super::Keys;
 use super::messages::{Act, Compare, Span, Txn};
 use crate::clock::Moment;
 use crate::lock::Token;
-use crate::rules::{HISTORY_KEPT, Time, millis};
+use crate::rules::{Time, millis};
 use crate::store::Error;
 use crate::store::engine::stored_lock::StoredLock;
 
@@ -12,8 +12,8 @@ use crate::store::engine::stored_lock::StoredLock;
 const CLEANED_UP: usize = 64;
 
 impl Keys {
-    /// Deletes records that have been unused for twice [`HISTORY_KEPT`], with their waiters, which
-    /// have no session left. Each run starts at a random record, so that each record gets its turn.
+    /// Deletes records that have been unused for so long that they are to be
+    /// [removed](crate::rules::Record::removed_after), with their waiters, which have no session left. Each run starts at a random record, so that each record gets its turn.
     pub(super) fn remove_old(&mut self, deadline: Moment) -> Result<(), Error> {
         let layout = self.layout();
         let mut keys = self.all_records(deadline)?;
@@ -23,9 +23,8 @@ impl Keys {
         let (read, now) =
             self.client.read(keys.into_iter().map(|key| Span::one(key).whole()).collect(), deadline)?;
         for pair in read.ranges().flatten() {
-            let used = last_used_if_vacant(&pair.value.0, now).unwrap_or(u64::MAX);
             let Some(name) = layout.name_of(&pair.key) else { continue };
-            if now.millis().saturating_sub(used) > 2 * millis(HISTORY_KEPT) {
+            if is_old(&pair.value.0, now) {
                 let compare = vec![
                     Compare::unchanged(pair.key.clone(), pair.mod_revision.0),
                     Compare::nothing(layout.sessions(&name)),
@@ -38,40 +37,47 @@ impl Keys {
     }
 }
 
-/// Time of a record's last use, in milliseconds since 1970. None if the lock would be in use even
-/// without its holders. The caller must check that no session is left: a renewal does not write the
-/// record, so the record of a held lock can look old.
-fn last_used_if_vacant(value: &[u8], now: Time) -> Option<u64> {
-    let (StoredLock { mut record, .. }, used) = StoredLock::parse(value, 0).ok()?;
+/// Whether a record is to be removed: it is old, and the lock would not be in use without its holders.
+/// The caller must check that no session is left: a renewal does not write the record, so the record
+/// of a held lock can look old.
+fn is_old(value: &[u8], now: Time) -> bool {
+    let Ok((StoredLock { mut record, .. }, used)) = StoredLock::parse(value, 0) else { return false };
     record.judge(now, |_, _| None);
     let holders: Vec<Token> = record.holds.keys().cloned().collect();
     // A min-hold outlives its holder's session.
     holders.iter().for_each(|holder| record.reap(now, holder));
-    record.is_vacant(now).then_some(used)
+    record.is_vacant(now) && now.millis().saturating_sub(used) > millis(record.removed_after())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{Due, Lock, Record};
+    use crate::rules::{Due, Expected, Lock, Record};
     use crate::store::engine::stored_lock::Change;
     use anyhow::{Result, ensure};
+    use std::time::Duration;
+
+    const DAY: u64 = 24 * 60 * 60 * 1000;
 
     #[test]
     fn a_record_in_use_is_not_old() -> Result<()> {
-        let body = |lock| -> Result<Vec<u8>> {
-            let after =
-                StoredLock { record: Record { lock, ..Record::default() }, ..StoredLock::absent("k") };
+        let body = |lock, expected| -> Result<Vec<u8>> {
+            let record = Record { lock, expected, ..Record::default() };
+            let after = StoredLock { record, ..StoredLock::absent("k") };
             let mut change = Change { before: Record::default(), after, is_changed: true };
             Ok(change.parts(Time(5_000))?.body)
         };
+        let is_old = |body: &[u8], days| is_old(body, Time(days * DAY * 1000));
+        let free = body(Lock::Free, None)?;
+        ensure!(!is_old(&free, 79) && is_old(&free, 81));
         let held = Lock::Exclusive { token: Token::random()?, until: Due(9) };
-        ensure!(last_used_if_vacant(&body(Lock::Free)?, Time(7_000)) == Some(5));
-        ensure!(last_used_if_vacant(&body(held)?, Time(10_000)).is_none());
-        let kept = |until| Lock::Cooling { until: Due(until) };
-        ensure!(last_used_if_vacant(&body(kept(9))?, Time(10_000)) == Some(5));
-        ensure!(last_used_if_vacant(&body(kept(11))?, Time(10_000)).is_none());
-        ensure!(last_used_if_vacant(b"not a record", Time(10_000)).is_none());
+        ensure!(!is_old(&body(held, None)?, 81));
+        let cooling = |days| body(Lock::Cooling { until: Due(days * DAY) }, None);
+        ensure!(is_old(&cooling(80)?, 81) && !is_old(&cooling(82)?, 81));
+        ensure!(!is_old(b"not a record", 81));
+        let expected = Some(Expected { every: Duration::from_secs(60), since: 5 });
+        let expecting = body(Lock::Free, expected)?;
+        ensure!(!is_old(&expecting, 81) && !is_old(&expecting, 399) && is_old(&expecting, 401));
         Ok(())
     }
 }

@@ -8,7 +8,8 @@ use crate::clock::Moment;
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use crate::rules;
 use crate::rules::{
-    Acquired, Ask, End, Left, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked, State, schedule,
+    Acquired, Ask, End, Forget, Left, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked, State,
+    schedule,
 };
 use crate::store::net::interrupt;
 use crate::store::redis::reply::{Noted, Refusals};
@@ -156,8 +157,8 @@ impl Store for QuorumStore {
     }
 
     /// Every master must forget, because one that remembers the success is enough to skip a run.
-    fn forget(&mut self, name: &Name, deadline: Moment) -> Result<bool, Error> {
-        let answers = self.ask_all(&self.call(&scripts::FORGET, name, &argument::Nothing {})?, deadline);
+    fn forget(&mut self, name: &Name, what: Forget, deadline: Moment) -> Result<bool, Error> {
+        let answers = self.ask_all(&self.call(&scripts::FORGET, name, &argument::Forget { what })?, deadline);
         let forgotten = answers.count("forgotten");
         if forgotten + answers.count("nothing") < self.masters.len() {
             return Err(self.too_few(&answers).map(|text| {
@@ -265,7 +266,7 @@ impl Store for QuorumStore {
         let now = answers.now();
         let (mut seen, mut fences) = (Vec::new(), Vec::new());
         let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
-        let mut successes = Vec::new();
+        let (mut successes, mut expected) = (Vec::new(), Vec::new());
         for at in 0..self.masters.len() {
             let Some(Answer { head, reply }) = answers.of(at, "seen") else { continue };
             let clock = Clock::of(head.now, now);
@@ -274,6 +275,7 @@ impl Store for QuorumStore {
             stats.push(clock.of_stat(history.stat()));
             seen.push((at, one.timed_by(clock)));
             fences.extend(history.fence);
+            expected.push((history.fence, history.expected.map(|expected| clock.of_expected(expected))));
             successes.extend(history.success.map(|success| clock.of_success(success)));
             whys.push(unfit.and_then(|why| self.masters.why_unfit(at, &why, head.counts_in)));
         }
@@ -309,6 +311,11 @@ impl Store for QuorumStore {
             stat: view::join_stats(stats),
             paused,
             success: successes.into_iter().max_by_key(|success| success.fence),
+            // What the master says that saw the last grant.
+            expected: expected
+                .into_iter()
+                .max_by_key(|(fence, one)| (*fence, one.is_some()))
+                .and_then(|(_, one)| one),
         })
     }
 

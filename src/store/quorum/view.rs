@@ -3,7 +3,7 @@
 
 use crate::lock::{Fence, Mode};
 use crate::rules::stat::{Histogram, Stat};
-use crate::rules::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success, ms};
+use crate::rules::{Blocker, Expected, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success, ms};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -93,6 +93,12 @@ impl Clock {
         self.set(&mut success.since);
         self.set(&mut success.ended);
         success
+    }
+
+    /// The same for the time of an expectation.
+    pub const fn of_expected(self, mut expected: Expected) -> Expected {
+        self.set(&mut expected.since);
+        expected
     }
 
     /// The same for the times among the totals.

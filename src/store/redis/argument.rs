@@ -75,6 +75,11 @@ pub struct Request<'a> {
 }
 
 #[derive(Serialize)]
+pub struct Forget {
+    pub what: rules::Forget,
+}
+
+#[derive(Serialize)]
 pub struct Pause<'a> {
     #[serde(flatten)]
     pub pause: Option<NewPause<'a>>,

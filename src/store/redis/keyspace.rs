@@ -32,8 +32,8 @@ impl RedisStore {
     ) -> Result<BTreeSet<Name>, Error> {
         // A lock that was never granted may be waited for, or be paused.
         let mut kinds = match which {
-            Which::Known => vec!["fence", "queue", "quorum", "pause"],
-            Which::Live => vec!["hold", "queue", "quorum", "pause"],
+            Which::Known => vec!["fence", "queue", "quorum", "pause", "expect"],
+            Which::Live => vec!["hold", "queue", "quorum", "pause", "expect"],
             Which::Recent => vec!["hold", "queue", "quorum", "pause", "spent"],
         };
         if prefix.is_empty() && which != Which::Known {

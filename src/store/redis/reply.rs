@@ -5,8 +5,8 @@
 use crate::lock::{Fence, Mode, Name};
 use crate::rules::stat::{Histogram, Stat};
 use crate::rules::{
-    Foreign, Holder, LOG_KEPT, LoggedEnd, NUMBERS_END, Outcome, Pause, REFUSALS_KEPT, Refusal, State,
-    Success, ms,
+    Expected, Foreign, Holder, LOG_KEPT, LoggedEnd, NUMBERS_END, Outcome, Pause, REFUSALS_KEPT, Refusal,
+    State, Success, ms,
 };
 use crate::store::net::failure::plain;
 use crate::store::{Error, View, Waiter};
@@ -99,6 +99,7 @@ pub struct History {
     #[serde(default)]
     stat: BTreeMap<String, String>,
     pub success: Option<Success>,
+    pub expected: Option<Expected>,
 }
 
 /// The answer to `refuse`.
@@ -119,8 +120,23 @@ impl Seen {
     pub fn view(self, name: &Name, now: u64) -> View {
         let (log, stat) = (self.history.log(), self.history.stat());
         let Self { state, mode, foreign, holders, left, waiters, paused, history } = self;
-        let (name, fence, success) = (name.clone(), history.fence, history.success);
-        View { name, now, state, mode, holders, left, foreign, fence, waiters, log, stat, paused, success }
+        let (name, History { fence, success, expected, .. }) = (name.clone(), history);
+        View {
+            name,
+            now,
+            state,
+            mode,
+            holders,
+            left,
+            foreign,
+            fence,
+            waiters,
+            log,
+            stat,
+            paused,
+            success,
+            expected,
+        }
     }
 }
 

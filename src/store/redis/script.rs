@@ -137,6 +137,7 @@ fn assembled(layout: &Layout, parts: &[&str]) -> String {
         ("HISTORY_KEPT", rules::millis(rules::HISTORY_KEPT)),
         ("ANNOUNCED_AGAIN", rules::millis(rules::ANNOUNCED_AGAIN)),
         ("SAME_PAUSE", rules::SAME_PAUSE),
+        ("EXPECTED_KEPT", rules::millis(rules::EXPECTED_KEPT)),
         ("PARTS", layout.kinds.len() as u64 + 1),
     ];
     let mut text: String =

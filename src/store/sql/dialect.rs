@@ -5,6 +5,7 @@
 use super::link::{Answer, Link};
 use crate::clock::Moment;
 use crate::lock::Token;
+use crate::rules::{HISTORY_KEPT, millis};
 use crate::store::Error;
 use crate::store::engine::coordinator::Batch;
 use crate::store::engine::stored_lock::{Parts, StoredLock};
@@ -31,8 +32,6 @@ pub struct Write {
     pub reserves: bool,
     /// If set, writes only while the server's clock, in microseconds since 1970, is one of these.
     pub within: Option<RangeInclusive<u64>>,
-    /// The time of the write, in milliseconds since 1970.
-    pub used: u64,
     pub locks: Vec<NewLock>,
     /// Tokens to notify.
     pub woken: Vec<Token>,
@@ -43,6 +42,9 @@ pub struct Write {
 pub struct NewLock {
     pub name: String,
     pub version: u64,
+    /// When the lock counts as last used, in milliseconds since 1970: at the time of the write; in the
+    /// future if it is to be kept for longer than others. An earlier dlock keeps it as long, too.
+    pub used: u64,
     /// Whether `status` should list the lock.
     pub is_kept: bool,
     pub parts: Parts,
@@ -52,8 +54,8 @@ impl Write {
     /// The write that takes the locks of a batch to their new state, and the locks as it leaves
     /// them.
     pub fn of(batch: Batch<'_>) -> Result<(Self, Vec<StoredLock>), serde_json::Error> {
-        let (used, woken) = (batch.now.millis(), batch.woken.to_vec());
-        let (mut write, mut left) = (Self { used, woken, ..Self::default() }, Vec::new());
+        let woken = batch.woken.to_vec();
+        let (mut write, mut left) = (Self { woken, ..Self::default() }, Vec::new());
         for mut change in batch.changes {
             let (name, version) = (change.after.name.clone(), change.after.version);
             // By the clock, so that a server that has lost writes does not give a version twice.
@@ -64,8 +66,10 @@ impl Write {
                 change.after.tracked.clear();
                 let parts = change.parts(batch.now)?;
                 let is_kept = !change.after.is_empty();
+                let longer = change.after.record.removed_after() - 2 * HISTORY_KEPT;
+                let used = batch.now.millis().saturating_add(millis(longer));
                 change.after.version = next;
-                write.locks.push(NewLock { name, version: next, is_kept, parts });
+                write.locks.push(NewLock { name, version: next, used, is_kept, parts });
             }
             left.push(change.after);
         }

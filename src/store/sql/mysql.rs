@@ -137,8 +137,8 @@ impl Dialect for Mysql {
             format!("kind = 0 AND name = {name} AND id = x'' AND version = {version}{open}")
         });
         let read = read.collect::<Vec<_>>().join(" OR ");
-        if let Some(NewLock { version, is_kept, parts, .. }) = write.sole() {
-            let (used, body) = (write.used, self.body(&parts.body));
+        if let Some(NewLock { version, used, is_kept, parts, .. }) = write.sole() {
+            let body = self.body(&parts.body);
             return format!(
                 "UPDATE {TABLE} SET version = {version}, used = {used}, reserved = 0, kept = {is_kept}, body = {body} WHERE {read}"
             );
@@ -274,7 +274,7 @@ impl Mysql {
     fn rows(&self, write: &Write) -> Vec<String> {
         let mut rows = Vec::new();
         for lock in &write.locks {
-            let (used, kept, name) = (write.used, u8::from(lock.is_kept), self.bytes(lock.name.as_bytes()));
+            let (used, kept, name) = (lock.used, u8::from(lock.is_kept), self.bytes(lock.name.as_bytes()));
             let body = self.body(&lock.parts.body);
             rows.push(format!("SELECT 0, {name}, x'', {}, {used}, 0, {kept}, NULL, {body}", lock.version));
             let mut add = |kind: u8, id: &str, numbers: String, body: &[u8]| {

@@ -97,7 +97,7 @@ impl Dialect for Postgres {
         });
         let read = read.collect::<Vec<_>>().join(" OR ");
         if let Some(lock) = write.sole() {
-            return format!("UPDATE ONLY dlock_locks SET {} WHERE {read}", self.values(lock, write.used));
+            return format!("UPDATE ONLY dlock_locks SET {} WHERE {read}", self.values(lock));
         }
         let mut parts = vec![
             format!(
@@ -109,7 +109,7 @@ impl Dialect for Postgres {
             ),
         ];
         for (at, lock) in write.locks.iter().enumerate() {
-            parts.extend(self.write_lock(at, lock, write.used));
+            parts.extend(self.write_lock(at, lock));
         }
         let channels = join(write.woken.iter().map(|token| format!("('{}')", channel(token))));
         let told = match channels.as_str() {
@@ -223,9 +223,9 @@ impl Dialect for Postgres {
 
 impl Postgres {
     /// The parts of a write that write one lock.
-    fn write_lock(&self, at: usize, lock: &NewLock, used: u64) -> Vec<String> {
+    fn write_lock(&self, at: usize, lock: &NewLock) -> Vec<String> {
         let Parts { waiters, gone, ends, .. } = &lock.parts;
-        let (name, values) = (self.bytes(lock.name.as_bytes()), self.values(lock, used));
+        let (name, values) = (self.bytes(lock.name.as_bytes()), self.values(lock));
         let mut parts =
             vec![format!("b{at} AS (UPDATE ONLY dlock_locks SET {values} FROM go WHERE name = {name})")];
         if !gone.is_empty() {
@@ -262,8 +262,8 @@ impl Postgres {
     }
 
     /// The new values of a lock's own row.
-    fn values(&self, lock: &NewLock, used: u64) -> String {
-        let NewLock { version, is_kept, parts, .. } = lock;
+    fn values(&self, lock: &NewLock) -> String {
+        let NewLock { version, used, is_kept, parts, .. } = lock;
         let body = self.bytes(&parts.body);
         format!("version = {version}, used = {used}, reserved = 0, kept = {is_kept}, body = {body}")
     }

@@ -96,8 +96,13 @@ impl Tables {
         let list = self.dialect.bytes(name.as_bytes());
         let write = Write {
             read: vec![(name.clone(), version)],
-            used: read.now.millis(),
-            locks: vec![NewLock { name, version: version + 1, is_kept: false, parts }],
+            locks: vec![NewLock {
+                name,
+                version: version + 1,
+                used: read.now.millis(),
+                is_kept: false,
+                parts,
+            }],
             woken: vec![token.clone()],
             ..Write::default()
         };

@@ -128,7 +128,10 @@ fn an_empty_answer_names_the_store_and_the_prefix(backend: Backend) {
             place.trim_end()
         )
     );
-    assert_eq!(said(&["status"]), format!("no lock is held, cooling, paused or waited for, {place}\n"));
+    assert_eq!(
+        said(&["status"]),
+        format!("no lock is held, cooling, paused, overdue or waited for, {place}\n")
+    );
     let elsewhere = said(&["status", "--prefix", "other:"]);
     assert!(elsewhere.contains("under the prefix other:"), "{elsewhere}");
     let bare = said(&["status", "k", "--prefix", ""]);

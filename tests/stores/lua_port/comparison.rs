@@ -7,7 +7,7 @@ use super::{LOCKS, PEOPLE};
 use dlock::clock::Moment;
 use dlock::lock::{Fence, Mode, Name, Names, Owner, Token};
 use dlock::rules::{
-    ABSENCE, Acquired, Ask, End, FailurePause, LOG_KEPT, Lock, LockTable, NewPause, Notice, Patience,
+    ABSENCE, Acquired, Ask, End, FailurePause, Forget, LOG_KEPT, Lock, LockTable, NewPause, Notice, Patience,
     Refusal, Renew, Renewal, Revoke, Terms, Time, When,
 };
 use dlock::store::Store;
@@ -38,6 +38,11 @@ fn owner(who: usize) -> Owner {
         ttl: Some(Duration::from_millis(1500)),
         ..Owner::default()
     }
+}
+
+/// What a run expects: nothing, the end of that, an hour, two. It needs no dimension of its own.
+fn expected(ttl: u64) -> Option<Duration> {
+    (ttl % 4).checked_sub(1).map(|hours| Duration::from_secs(hours * 3600))
 }
 
 fn by() -> Moment {
@@ -107,6 +112,7 @@ impl Comparison<'_> {
                     self.store = self.servers.store(self.rules.queue_max);
                 }
                 let (token, mode, names) = self.person(who);
+                let expect = expected(ttl);
                 let (ttl, min_hold) = (ms(ttl), ms(min_hold));
                 let patience = if self.is_quorum() { Patience::None } else { patience };
                 let Want { replaces, not_replaceable, pause_on_failure, during_pause, .. } =
@@ -114,7 +120,8 @@ impl Comparison<'_> {
                 // A master of a quorum does not decide alone that a run has failed.
                 let pause_on_failure = pause_on_failure.filter(|_| !self.is_quorum()).map(ms);
                 let once_per = once_per.map(ms);
-                let terms = Terms { once_per, replaces, not_replaceable, pause_on_failure, during_pause };
+                let terms =
+                    Terms { once_per, replaces, not_replaceable, pause_on_failure, during_pause, expect };
                 // Waiters of a quorum measure their waiting time themselves.
                 let waited = if self.is_quorum() { Duration::ZERO } else { ms(waited) };
                 let ask = Ask {
@@ -180,8 +187,12 @@ impl Comparison<'_> {
             }
             Step::Forget { lock } => {
                 let name = self.names[lock].clone();
-                let lua = self.store.forget(&name, by()).unwrap();
+                let lua = self.store.forget(&name, Forget::Success, by()).unwrap();
                 assert_eq!(self.rules.forget_success(self.now, &name), lua, "{step:?}");
+                if self.now.0.is_multiple_of(3) {
+                    let lua = self.store.forget(&name, Forget::Expected, by()).unwrap();
+                    assert_eq!(self.rules.retire(&name), lua, "{step:?}");
+                }
             }
             Step::Pause { lock, lasts } => {
                 let (name, who) = (self.names[lock].clone(), owner(96));

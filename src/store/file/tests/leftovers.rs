@@ -1,7 +1,7 @@
 //! Tests that nothing is left behind: files of the dead, drafts, and tokens that were given back.
 
 use super::*;
-use crate::rules::{HEARTBEAT, HISTORY_KEPT, SILENCE, TICKET_KEPT};
+use crate::rules::{EXPECTED_KEPT, HEARTBEAT, HISTORY_KEPT, SILENCE, TICKET_KEPT};
 use crate::store::file::cleanup::CLEANS_UP_EVERY;
 use std::time::SystemTime;
 
@@ -50,6 +50,29 @@ fn nothing_leaks() -> Result<()> {
     let mut later = place.store()?;
     set_ahead(HISTORY_KEPT + CLEANS_UP_EVERY);
     assert!(later.all("dlock:")?.is_empty());
+    assert_eq!(place.files()?, ["swept"]);
+    Ok(())
+}
+
+/// A job that has been dead for 41 days is still overdue.
+#[test]
+fn a_lock_of_which_runs_are_expected_is_kept_for_longer() -> Result<()> {
+    let place = Place::new()?;
+    let mut process = place.process()?;
+    let terms = Terms { expect: Some(Duration::from_secs(24 * 60 * 60)), ..Terms::default() };
+    let ask = Ask { terms, ..process.ask(Patience::None) };
+    assert!(matches!(process.store.acquire(&process.names, &ask, by())?, Acquired::Granted(_)));
+    process.leave()?;
+    for (kept, overdue) in [(HISTORY_KEPT, Some(true)), (2 * HISTORY_KEPT, Some(true)), (EXPECTED_KEPT, None)]
+    {
+        let age = kept + CLEANS_UP_EVERY;
+        let record = File::options().write(true).open(place.path(FileRole::Record)?)?;
+        record.set_modified(SystemTime::now() - age)?;
+        set_ahead(age);
+        let mut later = place.store()?;
+        assert_eq!(later.all("dlock:")?.is_empty(), overdue.is_none());
+        assert_eq!(later.inspect(&name()?, by())?.overdue(), overdue);
+    }
     assert_eq!(place.files()?, ["swept"]);
     Ok(())
 }

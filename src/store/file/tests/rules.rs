@@ -3,7 +3,7 @@
 //! can be seen, must be that of the rules.
 
 use super::*;
-use crate::rules::{ABSENCE, Due, LockTable, NewPause, Requested, Time, Waiting};
+use crate::rules::{ABSENCE, Due, Forget, LockTable, NewPause, Requested, Time, Waiting};
 use crate::store::engine::stored_lock::drop_old_tombstones;
 use proptest::sample::subsequence;
 use std::mem::discriminant;
@@ -143,8 +143,9 @@ impl<'a> Sides<'a> {
                 let Want { replaces, not_replaceable, .. } = self.wants[who];
                 let process = &mut self.people[who];
                 let owner = Owner { pid: u32::try_from(who)?, ..Owner::default() };
-                let terms =
-                    Terms { once_per: once_per.map(ms), replaces, not_replaceable, ..Terms::default() };
+                let expect = (ttl % 4).checked_sub(1).map(|hours| Duration::from_secs(hours * 3600));
+                let once_per = once_per.map(ms);
+                let terms = Terms { once_per, replaces, not_replaceable, expect, ..Terms::default() };
                 let (ttl, min_hold, waited) = (ms(ttl), ms(min_hold), ms(waited));
                 let ask = Ask { ttl, min_hold, owner, terms, waited, ..process.ask(patience) };
                 let answer = process.store.acquire(&process.names, &ask, by())?;
@@ -203,8 +204,10 @@ impl<'a> Sides<'a> {
             }
             Event::Forget { key } => {
                 let name = named(KEYS[key])?;
-                let (answer, rules) =
-                    (self.store()?.forget(&name, by())?, self.rules.forget_success(now, &name));
+                let (answer, rules) = (
+                    self.store()?.forget(&name, Forget::Success, by())?,
+                    self.rules.forget_success(now, &name),
+                );
                 ensure!(answer == rules, "{answer:?}, {rules:?}");
             }
             Event::Pause { key, lasts } => {

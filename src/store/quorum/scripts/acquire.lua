@@ -18,6 +18,8 @@ expire(lock)
 local passes = arg.terms.during_pause or not pause_of(lock)
 local ahead, is_mine, is_free = 0, is_held_by(lock, token), lock.kind == 'free' and passes
 if not is_mine then
+  -- Once, not with each request of a waiter.
+  if waited == 0 then expect({ lock }, arg.terms.expect) end
   local was = done({ lock }, arg.terms, came)
   if was then
     tally(lock, { done = 1 })

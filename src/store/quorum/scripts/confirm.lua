@@ -12,6 +12,7 @@ local why = uncounted()
 if why then return why end
 if not is_held_by(lock, token) then return answer('not-held') end
 remember_fence(lock, fence)
+expect({ lock }, arg.terms.expect)
 forget_turn(lock, token, '#free')
 local hold = hold_of(lock, token)
 -- On a connection of its own, what an earlier attempt has sent may arrive last.

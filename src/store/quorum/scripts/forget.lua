@@ -1,8 +1,9 @@
--- forget.lua: forgets the success that --once-per counts from, on this master.
--- Argument: nothing.
+-- forget.lua: forgets the success that --once-per counts from, or what is expected of the lock, on this
+-- master.
+-- Argument: what ('success' or 'expected').
 -- Replies: forgotten · nothing: there was none.
 
 write_first()
 local lock = named()[1]
 expire(lock)
-return answer(redis.call('DEL', key_of('done', lock)) == 1 and 'forgotten' or 'nothing')
+return answer(forget(lock, arg.what))

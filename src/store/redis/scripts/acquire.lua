@@ -1,7 +1,7 @@
 -- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (rules:
 -- LockTable::acquire).
 -- Argument: token, ttl, min_hold, owner, mode, patience ('none' or 'queue'), terms {once_per,
---        replaces, not_replaceable, pause_on_failure, during_pause}, waited (how long it has asked), connection (to wake), again (whether it
+--        replaces, not_replaceable, pause_on_failure, during_pause, expect}, waited (how long it has asked), connection (to wake), again (whether it
 --        has asked before), has_waited (whether it has had a place in the queue), queue_max (most waiters of a lock), prefix of the locks' names. Times in
 --        ms.
 -- Replies: granted {fence, waited, slot} · waiting {ahead, next, blocker} · busy {at, queue_full (how
@@ -240,6 +240,7 @@ local came = math.max(us - arg.waited * 1000, 0)
 
 -- Without waiters the way through the queue would lead to the same grant, with twice the commands.
 if alone then
+  expect(locks, terms.expect)
   local skipped = skip_if_done(locks, came)
   if skipped then return skipped end
   local hold = { slot = slot_for(locks, mode), ['until'] = ms + arg.ttl, cool = cool_from(us), confirmed = true,
@@ -263,6 +264,8 @@ if not held_everywhere(locks, token) then
   end
   local work, ticket, since = worklist(locks), place_of(locks)
   came = tonumber(since) or came
+  -- Not with each heartbeat: two waiters that expect different things would write in turn.
+  if not ticket then expect(locks, terms.expect) end
   local skipped = skip_if_done(locks, came)
   if skipped then return skipped end
   local full = arg.patience == 'queue' and not ticket and not arg.has_waited and full_queue(locks, work)
@@ -302,6 +305,7 @@ elseif mode ~= 'exclusive' then
 end
 if held_everywhere(locks, token) then
   local hold
+  expect(locks, terms.expect)
   for _, lock in ipairs(locks) do
     redis.call('ZREM', lock.QUEUE, token)
     redis.call('DEL', waiter_key(lock, token))

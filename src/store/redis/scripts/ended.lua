@@ -21,11 +21,37 @@ local function bucket(span_ms)
   return int(#BOUNDS)
 end
 
+local function keep_history(lock, span)
+  for _, key in ipairs({ lock.STAT, lock.FENCE, key_of('log', lock) }) do redis.call('PEXPIRE', key, span) end
+end
+
 -- Adds to the totals. If their key has another type, nothing is counted; nothing else depends on
 -- them.
 local function tally(lock, counts)
   for field, n in pairs(counts) do redis.pcall('HINCRBY', lock.STAT, field, int(n)) end
   redis.call('PEXPIRE', lock.STAT, HISTORY_KEPT)
+  -- Then what shows its last run is kept as long.
+  if redis.call('PEXPIRE', key_of('expect', lock), EXPECTED_KEPT) == 1 then keep_history(lock, EXPECTED_KEPT) end
+end
+
+-- How often a run is to succeed, and since when one has said so; nil if none has.
+local function expected_of(lock)
+  local e = object_at(key_of('expect', lock)) or {}
+  local every, since = ms_in(e.every), ms_in(e.since)
+  return every and since and { every = every, since = since } or nil
+end
+
+-- Records what a run expects, if that differs; 0 ends it (rules: LockTable::expect). A server that is
+-- out of memory goes on without it, and decides at the write that follows.
+local function expect(locks, every)
+  for _, lock in ipairs(every and locks or {}) do
+    local key, was = key_of('expect', lock), expected_of(lock)
+    if every == 0 then
+      redis.call('DEL', key)
+    elseif not was or was.every ~= every then
+      redis.pcall('SET', key, cjson.encode({ every = every, since = was and was.since or ms }), 'PX', EXPECTED_KEPT)
+    end
+  end
 end
 
 -- Marks the grant as confirmed. It counts, and wakes watchers, from now on.
@@ -64,6 +90,14 @@ local function success_of(lock)
   local since, ended = ms_in(s.since), ms_in(s.ended)
   if not (s.owner and number_in(s.fence) and since and ended) then return nil end
   return { owner = s.owner, fence = s.fence, since = since, waited = ms_in(s.waited) or 0, ended = ended }
+end
+
+-- Forgets the last success, or what is expected of the lock: then its history is kept as long as that
+-- of others. Returns 'forgotten', or 'nothing' if there was none.
+local function forget(lock, what)
+  if what == 'expected' then keep_history(lock, HISTORY_KEPT) end
+  local kind = what == 'expected' and 'expect' or 'done'
+  return redis.call('DEL', key_of(kind, lock)) == 1 and 'forgotten' or 'nothing'
 end
 
 -- When the run of a success arrived.

@@ -4,7 +4,7 @@
 -- Argument: ends (how many of the last ends to return; with 0 also not the last success).
 -- Reply: a list of JSON texts: seen, then a text for each of the locks in the order of the request,
 --        only as many as a short script can read, at least one: {state, mode, left, foreign, fence,
---        holders, waiters, log (JSON texts), stat, success, paused}.
+--        holders, waiters, log (JSON texts), stat, success, expected, paused}.
 -- Why atomic: holders, queue and log of a lock are of one moment.
 
 -- Limit for one script, because other clients wait meanwhile: 64 locks, each as much as 16 holds,
@@ -17,7 +17,7 @@ local function seen(lock)
   if many and recorded > 0 and not due then lock.kind, lock['until'], many = 'free', nil, false end
 
   local view = { state = lock.kind, fence = number_in(redis.call('GET', lock.FENCE)), log = list(log), stat = stat,
-    success = arg.ends > 0 and success_of(lock) or nil }
+    success = arg.ends > 0 and success_of(lock) or nil, expected = expected_of(lock) }
   local until_ms = lock['until']
   if lock.kind == 'exclusive' then
     view.state = #live > 0 and 'held' or 'cooling'

@@ -4,7 +4,7 @@
 --
 -- Constants of src/rules.rs stand before it (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT,
 -- TICKET_KEPT, SPENT_KEPT, PREFERENCE, GRANTED_AT_ONCE, FOREIGN_LOOK, WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST,
--- PAUSE_MOST, HISTORY_KEPT, times in ms; BOUNDS), and the differences between the two arrangements
+-- PAUSE_MOST, HISTORY_KEPT, EXPECTED_KEPT, times in ms; BOUNDS), and the differences between the two arrangements
 -- (src/store/redis/script.rs). RECORD is the kind of key in which a hold is recorded: each
 -- arrangement has its own, so that neither takes the other's holds for its own. PARTS is the number
 -- of keys declared for each lock. With EXCLUSIVE_ONLY, shared locks and slots count as foreign.
@@ -36,6 +36,7 @@
 --   dlock.heard:{tag}:L   STRING  when heartbeats arrived: JSON {last, from, back, before}
 --   dlock.done:{tag}:L    STRING  the last successful hold acquired with --once-per:
 --                                 JSON {owner, fence, since, waited, ended}
+--   dlock.expect:{tag}:L  STRING  how often a run is to succeed: JSON {every, since (first named)}
 --   dlock.said:{tag}:L    STRING  what was announced, by its kind: JSON {gave-up = {fence or
 --                                 pause, at, by}, …}
 --   dlock.pause:{tag}:L   STRING  the pause: JSON {by, since, until}, and {cause} after a failure
