@@ -271,6 +271,8 @@ fn every_example_in_the_help_is_understood() {
     symlink(BINARY, world.path("bin/dlock")).expect("a link");
     // A key that the patterns of the examples match.
     world.run("deploy-web", &[], "true").run();
+    // `wait --done` would wait for it.
+    world.run("export", &[], "true").run();
     for command in dlock::cli::Cli::command().get_subcommands() {
         let name = command.get_name();
         let help = world.dlock([name, "--help"]).any_stdout().run().stdout;
