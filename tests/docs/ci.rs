@@ -30,10 +30,12 @@ enum Runner {
     Jenkins,
     /// `bash -e -c` with a trap. Signals the process group.
     Buildkite,
+    /// A shell at the end of a pipe, in a container that is killed.
+    Woodpecker,
     /// The words are the first process of a container.
     Kubernetes,
 }
-use Runner::{Buildkite, GitHub, GitHubContainer, GitLab, GitLabDocker, Jenkins, Kubernetes};
+use Runner::{Buildkite, GitHub, GitHubContainer, GitLab, GitLabDocker, Jenkins, Kubernetes, Woodpecker};
 
 /// The text between two marks.
 fn between(text: &'static str, from: &str, to: &str) -> &'static str {
@@ -52,7 +54,7 @@ impl Runner {
             GitHub | GitHubContainer => {
                 lines(between(PAGE, "run: |\n          ./b", "```"), "").replacen("uild", "./build", 1)
             }
-            GitLab | GitLabDocker => lines(between(PAGE, "  script:\n", "```"), "- "),
+            GitLab | GitLabDocker | Woodpecker => lines(between(PAGE, "  script:\n", "```"), "- "),
             Jenkins => lines(between(PAGE, "sh '''", "'''"), ""),
             Buildkite => between(PAGE, "- command: ", "\n").to_owned(),
             Kubernetes => between(PAGE, "command: [/usr/bin/", "]").replace(", ", " "),
@@ -69,6 +71,7 @@ impl Runner {
             }
             GitLab => words(&["bash", "step"]),
             GitLabDocker => words(&[CONTAINER, &["bash"]].concat()),
+            Woodpecker => words(&[CONTAINER, &["sh", "-c", "cat step | sh -e"]].concat()),
             Jenkins => words(&["sh", "-c", JENKINS]),
             Buildkite => words(&["bash", "-e", "-c", &format!("trap 'kill -- $$' INT TERM QUIT; {step}")]),
             Kubernetes => words(CONTAINER).into_iter().chain(step.split(' ').map(str::to_owned)).collect(),
@@ -87,7 +90,7 @@ impl Runner {
     }
 
     fn is_container(self) -> bool {
-        matches!(self, GitHubContainer | GitLabDocker | Kubernetes)
+        matches!(self, GitHubContainer | GitLabDocker | Woodpecker | Kubernetes)
     }
 }
 
@@ -187,7 +190,7 @@ impl Job {
                 wait_until("the step ends", is_over);
                 proc::signal(first, Signal::KILL);
             }
-            GitHubContainer => proc::signal(self.first(), Signal::KILL),
+            GitHubContainer | Woodpecker => proc::signal(self.first(), Signal::KILL),
         }
     }
 
@@ -269,7 +272,7 @@ fn on_its_runner(runner: Runner) {
     world.wait_for_waiters(KEY, 1);
     job.cancel(&world, || world.waiters(KEY) == 0);
     job.fails();
-    if runner != GitHubContainer {
+    if !matches!(runner, GitHubContainer | Woodpecker) {
         wait_until("it has left the queue", || world.waiters(KEY) == 0);
     }
     let next = world.run(KEY, &["-w"], "echo next >> log").any_stderr().spawn();
@@ -324,6 +327,11 @@ fn the_step_of_jenkins() {
 #[test]
 fn the_step_of_buildkite() {
     on_its_runner(Buildkite);
+}
+
+#[test]
+fn the_step_of_woodpecker() {
+    on_its_runner(Woodpecker);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::support::masters::steered_clock;
 use crate::support::redis::Redis;
 use crate::support::world::World;
 use std::io::Write as _;
-use std::process::Child;
+use std::process::{Child, Stdio};
 
 /// The command of the crontab line with this key.
 fn crontab_command(key: &str) -> &'static str {
@@ -38,25 +38,125 @@ fn a_late_second_machine_does_not_run_it_again_and_the_next_night_does() {
         cron_job(),
     ];
     for recipe in recipes {
-        let mut world = World::without_redis();
-        let clock = world.path("clock");
-        let step = |hour: i64| {
-            let file = std::fs::File::options().write(true).create(true).truncate(false).open(&clock);
-            file.expect("a clock").write_all(&(hour * 3_600_000_000).to_ne_bytes()).expect("a step");
-        };
-        step(0);
-        let environment =
-            vec![("LD_PRELOAD", steered_clock().into()), ("STEERED_STEPS", clock.clone().into())];
-        let server = Redis::start_within(&world.path(""), &[], environment);
-        world.use_store(server.url());
-        world.script("report", "#!/bin/sh\necho report >> log\n");
+        let (world, _server) = steered_world();
         let night = || status_of(on_a_machine(&world, &recipe));
         assert_eq!(night(), Some(0), "{recipe}");
-        step(2);
+        set_hour(&world, 2);
         assert_eq!((night(), world.log().len()), (Some(0), 1), "two hours later: {recipe}");
-        step(23 - hours(&recipe, "-w").unwrap_or(0));
+        set_hour(&world, 23 - hours(&recipe, "-w").unwrap_or(0));
         assert_eq!((night(), world.log().len()), (Some(0), 2), "the next night: {recipe}");
     }
+}
+
+/// A world with a server whose clock [`set_hour`] sets, and with a report.
+fn steered_world() -> (World, Redis) {
+    let mut world = World::without_redis();
+    set_hour(&world, 0);
+    let environment =
+        vec![("LD_PRELOAD", steered_clock().into()), ("STEERED_STEPS", world.path("clock").into())];
+    let server = Redis::start_within(&world.path(""), &[], environment);
+    world.use_store(server.url());
+    world.script("report", "#!/bin/sh\necho report >> log\n");
+    (world, server)
+}
+
+fn set_hour(world: &World, hour: i64) {
+    let file = std::fs::File::options().write(true).create(true).truncate(false).open(world.path("clock"));
+    file.expect("a clock").write_all(&(hour * 3_600_000_000).to_ne_bytes()).expect("a step");
+}
+
+/// The README's lines, as printed: the check at 16:00 runs the report, and the night runs it all the
+/// same, once.
+#[test]
+fn the_check_of_the_readme_does_not_count() {
+    let readme = include_str!("../../../README.md");
+    let block = |language: &str| {
+        let (_, rest) = readme.split_once(&format!("```{language}\n")).expect("a block");
+        rest.split_once("```").expect("its end").0
+    };
+    let night = block("crontab").splitn(6, char::is_whitespace).nth(5).expect("a command").trim();
+    assert!(night.contains(" --max-run "), "{night}");
+    let (world, _server) = steered_world();
+    let play = |lines: &str| status_of(on_a_machine(&world, lines));
+    for (hour, lines, runs) in [
+        (3, night, 1),
+        (16, block("sh"), 2),
+        (27, night, 3),
+        // Another machine, two hours later.
+        (29, night, 3),
+    ] {
+        set_hour(&world, hour);
+        assert_eq!((play(lines), world.log().len()), (Some(0), runs), "{hour}: {lines}");
+    }
+    assert!(block("sh").starts_with("dlock doctor\n"));
+}
+
+/// The line for each period runs its job once.
+#[test]
+fn there_is_a_line_for_each_period() {
+    let world = World::with_redis(&[]);
+    for (key, period) in [("poll", "minute"), ("sync", "hour"), ("backup", "day"), ("check-archive", "week")]
+    {
+        let line = crontab_command(key);
+        assert!(line.contains(&format!(" --once-per {period} ")), "{line}");
+        world.script(key, &format!("#!/bin/sh\necho {key} >> log\n"));
+        assert_eq!([0, 1].map(|_| status_of(on_a_machine(&world, line))), [Some(0); 2]);
+        assert_eq!(world.lines(key), 1);
+    }
+}
+
+/// What cron mails of each of so many machines: what the line prints.
+fn mails(world: &World, line: &str, machines: usize) -> Vec<String> {
+    let start = |_| {
+        let mut machine = on_a_machine(world, line);
+        machine.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a shell")
+    };
+    let machines = (0..machines).map(start).collect::<Vec<_>>();
+    let printed = machines.into_iter().map(|machine| machine.wait_with_output().expect("a child"));
+    let texts =
+        printed.map(|output| String::from_utf8([output.stdout, output.stderr].concat()).expect("text"));
+    texts.filter(|text| !text.is_empty()).collect()
+}
+
+#[test]
+fn the_table_of_mails_is_right() {
+    let line = crontab_command("nightly-report");
+    let night = |report: &str, line: &str| {
+        let world = World::with_redis(&[]);
+        world.script("report", &format!("#!/bin/sh\n{report}\n"));
+        mails(&world, line, 3)
+    };
+    let nothing: [&str; 0] = [];
+    assert_eq!(night("", line), nothing);
+    assert_eq!(night("echo done", line), ["done\n"]);
+    assert_eq!(night("echo broken; exit 3", line), ["broken\n"; 3]);
+    let hangs = night("exec sleep 1000", &line.replace("--max-run 3h", "--max-run 1s"));
+    assert_eq!(hangs.len(), 3, "{hangs:?}");
+    let mut world = World::without_redis();
+    world.use_store("redis://127.0.0.1:1".into());
+    let away = mails(&world, &line.replace("-w 4h", "-w 1s"), 3);
+    assert_eq!(away.len(), 3, "{away:?}");
+    let one_line = |text: &String| text.starts_with("dlock: ") && text.lines().count() == 1;
+    assert!(hangs.iter().chain(&away).all(one_line), "{hangs:?} {away:?}");
+}
+
+/// The script in cron.daily is quiet, and no error for run-parts, where another machine runs it or has
+/// run it.
+#[test]
+fn a_script_in_cron_daily_is_quiet() {
+    let world = World::with_redis(&[]);
+    let script =
+        blocks("sh").into_iter().find(|block| block.contains("# /etc/cron.daily/")).expect("a script");
+    world.script("report", "#!/bin/sh\necho report >> log\nuntil [ -e go ]; do sleep 0.1; done\n");
+    let line = script.lines().last().expect("a line");
+    let mut first = on_a_machine(&world, line).spawn().expect("a shell");
+    world.wait_for_log("report");
+    let again = || (mails(&world, line, 1).len(), status_of(on_a_machine(&world, line)));
+    assert_eq!(again(), (0, Some(0)));
+    world.write("go", "");
+    assert!(first.wait().expect("a child").success());
+    assert_eq!(again(), (0, Some(0)));
+    assert_eq!(world.log(), ["report"]);
 }
 
 /// A list of words of a manifest, as a command line.
