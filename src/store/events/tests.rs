@@ -237,7 +237,7 @@ fn holds_missing_in_the_log_are_reported() {
     assert_eq!(reported(&cooling, &view(9000, 10).log(&[(10, 1020, Outcome::Expired)])), []);
     // More holds have ended since than the log keeps.
     let many: Vec<_> = (100..164).rev().map(|fence| (fence, fence, Outcome::Released)).collect();
-    let later = reported(&held, &view(200, 163).log(&many));
+    let later = reported(&held, &view(200, 163).log(&many).grants(64));
     assert_eq!(later.len(), 2 * 64 + 1);
     assert_eq!(later.last(), Some(&(EventKind::Ended, Some(10), 200)));
 }
