@@ -400,7 +400,7 @@ _dlock() {
             return 0
             ;;
         dlock__subcmd__doctor)
-            opts="-t -q -v -h --strict --ttl --json --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
+            opts="-t -q -v -h --strict --ttl --sql --json --store --prefix --config --username --password-file --password-command --connect-timeout --op-timeout --quiet --verbose --log-format --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -380,6 +380,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l color -d 'When to
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l strict -d 'Exit 1 if there is a warning'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l sql -d 'Print the SQL that creates the tables of this store, for an administrator; asks no server'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l json -d 'Print a JSON array, one object a line'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s v -l verbose -d 'Report more'

@@ -3,6 +3,7 @@
 //! it cannot find out, it prints none.
 
 use super::context::Context;
+use super::doctor::identity;
 use crate::cli::complete::{CommandLine, Partial, Question, Shell};
 use crate::clock::Moment;
 use crate::config::url::Location;
@@ -67,7 +68,7 @@ fn keys_of(line: &CommandLine, deadline: Moment) -> Option<Vec<String>> {
     let names = store.find(&context.settings.prefix, Which::Recent).ok()?.names;
     let mut keys: Vec<String> = names.iter().map(|name| name.key().to_owned()).collect();
     // A key that is escaped on the screen could not be typed back from it.
-    keys.retain(|key| escaped(key) == *key);
+    keys.retain(|key| escaped(key) == *key && *key != identity::KEY);
     Some(keys)
 }
 

@@ -5,6 +5,7 @@ use super::context::Context;
 use crate::cli::doctor::Doctor;
 use crate::config::url::Host;
 use crate::config::{Sensitivity, Settings, Source};
+use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::columns::Width;
 use crate::output::doctor::{Finding, Verdict, text};
@@ -13,10 +14,17 @@ use crate::sys::named_file;
 use judge::judge;
 use std::os::unix::fs::MetadataExt as _;
 
+pub mod identity;
 mod judge;
 
 pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
     let settings = &context.settings;
+    if flags.sql {
+        let none = || Error::Usage(format!("{} has no tables to create", settings.store));
+        return output::print(&context.made()?.sql().ok_or_else(none)?)
+            .map(|()| Exit::Ok)
+            .map_err(Into::into);
+    }
     let by = judge::Criteria {
         store: settings.store.to_string(),
         named: match settings.store.source {
@@ -31,11 +39,23 @@ pub fn doctor(context: &Context, flags: &Doctor) -> anyhow::Result<Exit> {
         password_from: settings.password_from.clone(),
         clear: clear(settings),
     };
-    let findings = judge(&context.made()?.probe(context), &by);
+    let survey = context.made()?.probe(context);
+    let mut findings = judge(&survey, &by);
+    let identity = identity::identity(context, &survey);
+    let mut place = match &*settings.prefix {
+        "" => "no prefix".into(),
+        prefix => format!("prefix {prefix}"),
+    };
+    if let Some(identity) = identity {
+        place.push_str(&format!(", identity {identity}"));
+        let found = format!("{identity}: the same on every machine that means this store and prefix");
+        findings
+            .insert(1, Finding { node: None, check: "identity", verdict: Verdict::Ok, found, advice: None });
+    }
     let report = if flags.json {
         json::pretty(&findings)?
     } else {
-        text(&findings, Width::of_stdout(), coloured(settings.color))
+        text(&findings, &place, Width::of_stdout(), coloured(settings.color))
     };
     output::print(&report)?;
     Ok(exit(&findings, flags))

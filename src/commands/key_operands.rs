@@ -2,6 +2,7 @@
 //! knows now and whose key matches. Commands that take a lock take no patterns.
 
 use super::context::Context;
+use super::doctor::identity;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lock::{Key, Name, Pattern};
@@ -53,6 +54,7 @@ impl KeyOperands {
             return Ok(Found::default());
         }
         let mut found = store.find(&self.prefix, which)?;
+        found.names.retain(|name| name.key() != identity::KEY);
         if !self.patterns.is_empty() {
             found.names.retain(|name| self.patterns.iter().any(|pattern| pattern.matches(name.key())));
         }

@@ -61,6 +61,11 @@ pub trait Made {
     /// Opens it to hold locks.
     fn open(self: Box<Self>, context: &Context, hold: HoldRequirements) -> Result<Box<dyn Store>, Error>;
 
+    /// The SQL that creates its tables, if it has any.
+    fn sql(&self) -> Option<String> {
+        None
+    }
+
     /// Asks every part of it for what `doctor` judges.
     fn probe(self: Box<Self>, context: &Context) -> Survey;
 }
@@ -86,6 +91,16 @@ impl Context {
             replicas: Replicas::None,
             max_lease: self.settings.max_lease(),
         })
+    }
+
+    /// The store, or each of the independent masters by itself.
+    pub fn open_each(&self) -> Result<Vec<Box<dyn Store>>, Error> {
+        let Location::Quorum { nodes, db, .. } = &self.settings.store.place else {
+            return Ok(vec![self.open()?]);
+        };
+        let hold = HoldRequirements { replicas: Replicas::None, max_lease: self.settings.max_lease() };
+        let open = |host| -> Result<_, Error> { Box::new(self.redis(address(host), *db)?).open(self, hold) };
+        nodes.iter().map(open).collect()
     }
 
     /// An observer of locks in this store. `foreign` is how often it reads a lock that dlock did

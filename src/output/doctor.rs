@@ -40,8 +40,9 @@ impl Verdict {
     }
 }
 
-/// The verdict on the whole store: the number of faults and warnings, and what that means.
-fn summary(findings: &[Finding], width: Width, coloured: Coloured) -> String {
+/// The verdict on the whole store: the number of faults and warnings, and what that means; and which
+/// locks there are meant.
+fn summary(findings: &[Finding], place: &str, width: Width, coloured: Coloured) -> String {
     let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
     let (faults, warnings) = (count(Verdict::Bad), count(Verdict::Warn));
     let some = |count: usize, what: &str| match count {
@@ -60,7 +61,7 @@ fn summary(findings: &[Finding], width: Width, coloured: Coloured) -> String {
             "this store is not fit to hold locks; read the lines that begin with bad",
         ),
     };
-    let whole = format!("{counts}: {meaning}");
+    let whole = format!("{counts}: {meaning}; {}", escaped(place));
     let lines = match width {
         Width::Endless => vec![whole],
         Width::Columns(columns) => broken(&whole, columns.max(20)),
@@ -68,11 +69,12 @@ fn summary(findings: &[Finding], width: Width, coloured: Coloured) -> String {
     lines.join("\n").replacen(&counts, &coloured.paint(&counts, Some(verdict.shown().1)), 1) + "\n"
 }
 
-/// The findings as text. Those of one node follow its name.
-pub fn text(findings: &[Finding], width: Width, coloured: Coloured) -> String {
+/// The findings as text. Those of one node follow its name. `place` names the prefix and the identity
+/// of the store.
+pub fn text(findings: &[Finding], place: &str, width: Width, coloured: Coloured) -> String {
     let checks = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let indent = "warn".len() + 2 + checks + 2;
-    let mut text = summary(findings, width, coloured);
+    let mut text = summary(findings, place, width, coloured);
     text.push('\n');
     let mut node = None;
     for finding in findings {
@@ -120,7 +122,7 @@ mod tests {
             finding(Some("h:1"), Verdict::Warn, &"many words ".repeat(12), Some("do\u{1b}this")),
             finding(Some("h:1"), Verdict::Bad, "x", Some("y")),
         ];
-        let text_at = |width, coloured| text(&findings, width, coloured);
+        let text_at = |width, coloured| text(&findings, "prefix p:", width, coloured);
         let narrow = text_at(Width::Columns(60), Coloured::No);
         println!("{narrow}");
         assert!(narrow.lines().all(|line| line.chars().count() <= 60), "{narrow}");
@@ -142,7 +144,7 @@ mod tests {
                 advice: None,
             };
             let findings: Vec<_> = verdicts.iter().map(finding).collect();
-            let text = text(&findings, Width::Endless, Coloured::No);
+            let text = text(&findings, "", Width::Endless, Coloured::No);
             text.split(':').next().map(str::to_owned).unwrap_or_default()
         };
         let (ok, warn, bad) = (Verdict::Ok, Verdict::Warn, Verdict::Bad);

@@ -62,6 +62,11 @@ use waiting::POLL;
 pub type SqlStore = Engine<Tables>;
 
 impl SqlStore {
+    /// The statements that create the tables.
+    pub fn tables(&self) -> &'static [&'static str] {
+        self.coordinator.dialect.tables()
+    }
+
     /// A store in MySQL or MariaDB. Connects at the first use.
     #[cfg(feature = "mysql")]
     pub fn mysql(target: Target) -> Self {
@@ -129,13 +134,12 @@ impl Tables {
             Err(Failure::NoTables(_)) => {}
             answer => return answer,
         }
-        let tables = self.dialect.tables().join("; ");
         let each: Vec<_> = self.dialect.tables().iter().map(ToString::to_string).collect();
         match self.ask(&each, Again::Yes, deadline) {
             Ok(_) => self.ask(statements, Again::Yes, deadline),
             Err(Failure::Refused(Error::Denied(why)) | Failure::NoTables(Error::Denied(why))) => {
                 Err(Failure::Refused(Error::Denied(format!(
-                    "{why}; the tables of dlock are missing or hidden from this user, who may not make them: have an administrator run {tables} and grant this user the rights that docs/stores.md names"
+                    "{why}; the tables of dlock are missing or hidden from this user, who may not make them: have an administrator run what 'dlock doctor --sql' prints, and grant this user the rights that docs/stores.md names"
                 ))))
             }
             Err(failure) => Err(failure),

@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-on_every_store!(a_fit_store, nothing_is_left_behind,);
+on_every_store!(a_fit_store, nothing_is_left_behind, the_first_line_says_which_locks_are_meant);
 
 /// Options with which no round trip is too slow, even on a busy machine.
 const PATIENT: [&str; 4] = ["--op-timeout", "40s", "--ttl", "24h"];
@@ -47,7 +47,7 @@ fn verdict<'f>(findings: &'f [(String, String, Value)], check: &str) -> &'f str 
 /// The checks of a server that keeps locks on disk and wakes waiters.
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "etcd"))]
 const WAKING: &[&str] =
-    &["store", "round trip", "version", "role", "clock", "persistence", "rights", "wake-up"];
+    &["store", "identity", "round trip", "version", "role", "clock", "persistence", "rights", "wake-up"];
 
 fn a_fit_store(backend: Backend) {
     #[cfg_attr(
@@ -74,6 +74,7 @@ fn a_fit_store(backend: Backend) {
     let expected: &[&str] = match backend {
         Backend::Redis => &[
             "store",
+            "identity",
             "round trip",
             "version",
             "role",
@@ -84,7 +85,7 @@ fn a_fit_store(backend: Backend) {
             "clock",
             "rights",
         ],
-        Backend::File => &["store", "file system", "mode", "file locks", "FIFOs", "clock"],
+        Backend::File => &["store", "identity", "file system", "mode", "file locks", "FIFOs", "clock"],
         #[cfg(feature = "mysql")]
         Backend::Mysql => WAKING,
         #[cfg(feature = "postgres")]
@@ -92,12 +93,40 @@ fn a_fit_store(backend: Backend) {
         #[cfg(feature = "etcd")]
         Backend::Etcd => WAKING,
         #[cfg(feature = "zookeeper")]
-        Backend::ZooKeeper => &["store", "server", "round trip", "clock", "rights"],
+        Backend::ZooKeeper => &["store", "identity", "server", "round trip", "clock", "rights"],
     };
     assert_eq!(found.iter().map(|(check, ..)| check).collect::<Vec<_>>(), expected);
     for (_, verdict, finding) in &found {
         assert_eq!((verdict.as_str(), &finding["advice"]), ("ok", &Value::Null), "{finding}");
     }
+}
+
+/// The identity is the same on every machine that means this store.
+fn the_first_line_says_which_locks_are_meant(backend: Backend) {
+    let world = World::new(backend);
+    world.run("k", &[], "true").run();
+    let first = |world: &World, options: &[&str]| {
+        let text = world.dlock(["doctor"]).args(PATIENT).args(options).any_stdout().run().stdout;
+        text.lines().next().expect("a line").to_owned()
+    };
+    let line = first(&world, &[]);
+    let (_, identity) = line.split_once("; prefix dlock:, identity ").unwrap_or_else(|| panic!("{line}"));
+    assert!(identity.len() == 8 && identity.bytes().all(|byte| byte.is_ascii_hexdigit()), "{line}");
+    assert_eq!(first(&world, &[]), line);
+    let other = World::new(backend);
+    other.run("k", &[], "true").run();
+    assert!(!first(&other, &[]).contains(identity));
+}
+
+#[test]
+fn a_quorum_has_the_identities_of_its_masters() {
+    let masters = Masters::aged(3);
+    let first = || masters.dlock(&["doctor"]).any_stdout().any_stderr().spawn().output().stdout;
+    let identity =
+        first().lines().next().and_then(|line| line.split(", identity ").nth(1)).map(str::to_owned);
+    let identity = identity.expect("an identity");
+    assert_eq!(identity.split('+').filter(|part| part.len() == 8).count(), 3, "{identity}");
+    assert!(first().contains(&identity));
 }
 
 fn nothing_is_left_behind(backend: Backend) {
@@ -115,7 +144,12 @@ fn nothing_is_left_behind(backend: Backend) {
         Backend::ZooKeeper => ZooKeeper::shared().below(&world).len(),
     };
     world.dlock(["doctor"]).args(PATIENT).any_stdout().run();
-    assert_eq!(count(), 0);
+    let identity = count();
+    world.dlock(["doctor"]).args(PATIENT).any_stdout().run();
+    assert_eq!(count(), identity);
+    // What is there keeps the identity, and is shown by no command that was not asked for it.
+    assert_eq!(world.dlock(["status", "-a", "--json"]).any_stdout().run().stdout, "[]\n");
+    assert!(!world.dlock(["metrics"]).any_stdout().run().stdout.contains("identity"));
     // `doctor` does not create a missing directory.
     let missing = format!("file:{}", world.path("missing").display());
     let found = findings(world.dlock(["doctor", "--json", "--store", &missing]));
@@ -180,7 +214,9 @@ fn rights() {
             "{advice:?}"
         );
     }
-    assert_eq!(world.redis().keys(), [""; 0]);
+    let mut left = world.redis().keys();
+    left.retain(|key| !key.contains("dlock:dlock.identity"));
+    assert_eq!(left, [""; 0]);
 }
 
 #[test]

@@ -38,7 +38,40 @@ impl Made for SqlStore {
         Ok(self)
     }
 
+    fn sql(&self) -> Option<String> {
+        Some(self.tables().iter().map(|statement| in_lines(statement)).collect())
+    }
+
     fn probe(self: Box<Self>, context: &Context) -> Survey {
         Survey::Database((*self).probe(context.deadline()))
+    }
+}
+
+/// A statement with each of its columns on a line.
+fn in_lines(statement: &str) -> String {
+    let (mut text, mut depth) = (String::new(), 0);
+    for word in statement.split_inclusive([' ', '(', ')']) {
+        let is_list = depth == 1;
+        depth += usize::from(word.ends_with('('));
+        depth = depth.saturating_sub(usize::from(word.ends_with(')')));
+        text.push_str(if is_list && word.ends_with(", ") { word.trim_end() } else { word });
+        if is_list && word.ends_with(", ") || !is_list && depth == 1 && word.ends_with('(') {
+            text.push_str("\n    ");
+        }
+    }
+    text + ";\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_lines;
+
+    #[test]
+    fn each_column_has_a_line() {
+        let text = in_lines("CREATE TABLE t (a int, b text, PRIMARY KEY (a, b)) WITH (f = 5)");
+        assert_eq!(
+            text,
+            "CREATE TABLE t (\n    a int,\n    b text,\n    PRIMARY KEY (a, b)) WITH (\n    f = 5);\n"
+        );
     }
 }

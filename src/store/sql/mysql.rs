@@ -343,8 +343,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
             denied(format!("{store} does not let this user in from here: {text}"))
         }
         1044 => denied(format!(
-            "{store} does not let this user into the database: {text}; have an administrator run {} there and grant this user the rights that docs/stores.md names",
-            TABLES[0]
+            "{store} does not let this user into the database: {text}; have an administrator run what 'dlock doctor --sql' prints there, and grant this user the rights that docs/stores.md names"
         )),
         1143 | 1227 | 1370 => denied(format!("{store} denies this user a right that dlock needs: {text}")),
         1290 if !text.contains("read") => unfit(format!("{store} does not allow what dlock needs: {text}")),

@@ -1,0 +1,98 @@
+//! The identity of a store: a random text in it, the same on every machine whose settings mean the
+//! same store and prefix. It is the label of a hold of a lock of dlock's own. `doctor` leaves such a
+//! hold if there is none, and once a day, so that the record is kept. It creates no table, directory
+//! or node.
+
+use crate::commands::context::Context;
+use crate::commands::owner::owner;
+use crate::lock::{Key, Mode, Names, Token};
+use crate::rules::{Acquired, Ask, End, Patience, Ran, Terms, millis};
+use crate::store::probe::{Survey, Tried};
+use crate::store::{Error, Store, View};
+use std::time::Duration;
+
+/// The key of the lock, under the prefix. Commands without KEY leave it out.
+pub const KEY: &str = "dlock.identity";
+
+/// Time after which the record is written again.
+const AGAIN_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
+const TTL: Duration = Duration::from_secs(5);
+/// Digits of the identity of a server.
+const DIGITS: usize = 8;
+
+/// The identity of the store; of independent masters, that of each. None if it has none, and none
+/// may be written.
+pub fn identity(context: &Context, survey: &Survey) -> Option<String> {
+    if !has_place(survey) {
+        return None;
+    }
+    let names: Names = context.name(&Key::new(KEY).ok()?).ok()?.into();
+    let parts: Vec<Option<String>> = context
+        .open_each()
+        .ok()?
+        .into_iter()
+        .map(|mut store| of_server(context, &mut *store, &names).ok().flatten())
+        .collect();
+    let is_known = parts.iter().any(Option::is_some);
+    let shown = parts.into_iter().map(|part| part.unwrap_or_else(|| "?".into()));
+    is_known.then(|| shown.collect::<Vec<_>>().join("+"))
+}
+
+/// Whether dlock's data is there already, or needs no place of its own.
+fn has_place(survey: &Survey) -> bool {
+    match survey {
+        Survey::Servers { nodes, .. } | Survey::Masters(nodes) => nodes.iter().any(|node| node.facts.is_ok()),
+        Survey::Directory(directory) => matches!(directory.found, Some(Ok(_))),
+        Survey::Database(database) => {
+            database.as_ref().is_ok_and(|database| database.tried == Ok(Tried::Done))
+        }
+        Survey::Ensemble(ensemble) => matches!(ensemble.tried, Ok(Some(_))),
+    }
+}
+
+fn of_server(context: &Context, store: &mut dyn Store, names: &Names) -> Result<Option<String>, Error> {
+    let random = Token::random().map_err(|error| Error::Unavailable(error.to_string()))?;
+    let known = |view: &View| view.log.first().map(|end| end.owner.command.clone());
+    let view = store.inspect(names.first(), context.deadline())?;
+    let found = known(&view);
+    let is_recent =
+        view.log.first().is_some_and(|end| view.now < end.ended.saturating_add(millis(AGAIN_AFTER)));
+    if is_recent {
+        return Ok(found);
+    }
+    let label = found.clone().unwrap_or_else(|| random.secret().chars().take(DIGITS).collect());
+    // A user who may only read sees what is there.
+    let written = write(context, store, names, &random, label, found.is_none());
+    match found {
+        Some(found) => Ok(Some(found)),
+        None => written.and_then(|()| Ok(known(&store.inspect(names.first(), context.deadline())?))),
+    }
+}
+
+/// Leaves the end of a hold with this label. If `is_first`, another doctor may have been faster.
+fn write(
+    context: &Context,
+    store: &mut dyn Store,
+    names: &Names,
+    token: &Token,
+    label: String,
+    is_first: bool,
+) -> Result<(), Error> {
+    store.prepare(token)?;
+    let ask = Ask {
+        token: token.clone(),
+        mode: Mode::Exclusive,
+        ttl: TTL,
+        min_hold: Duration::ZERO,
+        owner: owner(label, None),
+        patience: Patience::None,
+        terms: Terms::default(),
+        waited: Duration::ZERO,
+        has_waited: false,
+    };
+    let Acquired::Granted(grant) = store.acquire(names, &ask, context.deadline())? else { return Ok(()) };
+    let is_needed = !is_first || store.inspect(names.first(), context.deadline())?.log.is_empty();
+    let ran = if is_needed { Ran::Yes } else { Ran::No };
+    let end = End { ran, job: None, once_per: false, fence: Some(grant.fence), pause: None };
+    store.leave(names, token, &end, context.deadline()).map(drop)
+}
