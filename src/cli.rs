@@ -88,10 +88,29 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// The commands by what they are for, as the help lists them.
+const GROUPS: [(&str, &[&str]); 5] = [
+    ("Jobs", &["run", "hold"]),
+    ("Look", &["status", "history", "watch", "doctor", "metrics"]),
+    ("Act", &["release", "pause", "resume", "forget"]),
+    ("Scripts", &["acquire", "renew", "check", "wait"]),
+    ("Shell", &["completions"]),
+];
+
 impl Cli {
     /// The parser.
     pub fn command() -> clap::Command {
-        Top::command().mut_subcommands(Common::augment_args)
+        let command = Top::command().mut_subcommands(Common::augment_args);
+        let line = |name: &&str| {
+            let about = command.find_subcommand(name).and_then(clap::Command::get_about);
+            format!("  {name:<11}  {}\n", about.map(ToString::to_string).unwrap_or_default())
+        };
+        let groups = GROUPS
+            .map(|(heading, names)| format!("{heading}:\n{}\n", names.iter().map(line).collect::<String>()));
+        let commands = groups.concat();
+        command.help_template(format!(
+            "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{commands}Options:\n{{options}}{{after-help}}"
+        ))
     }
 
     /// Parses a command line; the first argument is the program's name. A valid `run` is parsed by
@@ -233,4 +252,19 @@ pub enum Shell {
     Zsh,
     /// fish
     Fish,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_command_is_in_one_group() {
+        let mut listed: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+        let top = Cli::command();
+        let mut known: Vec<&str> = top.get_subcommands().map(clap::Command::get_name).collect();
+        listed.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(listed, known);
+    }
 }

@@ -26,7 +26,14 @@ pub struct How {
     pub shared: bool,
 
     /// One holder at a time [default]
-    #[arg(short = 'x', long, short_alias = 'e', conflicts_with = "slots", help_heading = "Lock")]
+    #[arg(
+        short = 'x',
+        long,
+        short_alias = 'e',
+        conflicts_with = "slots",
+        help_heading = "Lock",
+        hide_short_help = true
+    )]
     pub exclusive: bool,
 
     /// Up to N holders at a time, 1 to 1000, each with a slot number of its own
@@ -67,7 +74,7 @@ pub struct How {
     ///
     /// Without it dlock stores the first 200 bytes of a command line: that of CMD, of the process of 'hold --pid', or of
     /// the process that started dlock. Everybody with access to the store can read them.
-    #[arg(long, value_name = "TEXT", value_parser = note, help_heading = "Reporting")]
+    #[arg(long, value_name = "TEXT", value_parser = note, help_heading = "Reporting", hide_short_help = true)]
     pub label: Option<String>,
 }
 
@@ -86,7 +93,7 @@ pub struct Keep {
     /// Once the lock is held, do not let a run with --replace end the hold
     ///
     /// If all runs use it together with --replace, the running job ends by itself, and then the newest waiter runs.
-    #[arg(long, help_heading = "Waiting")]
+    #[arg(long, help_heading = "Waiting", hide_short_help = true)]
     pub no_replace: bool,
 
     /// If this run fails, let nobody have the lock for DUR
@@ -116,7 +123,7 @@ pub struct Keep {
     /// A number, or `all`: every replica that the store knows, at least one. If too few acknowledge a grant, the lock
     /// is given back and dlock exits 69; if too few acknowledge a renewal, it has failed. A failover then loses the lock
     /// less often; see docs/stores.md.
-    #[arg(long, value_name = "N|all", value_parser = Replicas::parse, help_heading = "Lock")]
+    #[arg(long, value_name = "N|all", value_parser = Replicas::parse, help_heading = "Lock", hide_short_help = true)]
     pub replicas: Option<Replicas>,
 }
 
@@ -144,7 +151,7 @@ pub struct Common {
     pub config: Option<OsString>,
 
     /// The user to log in to the store as (or DLOCK_USERNAME)
-    #[arg(long, value_name = "USER")]
+    #[arg(long, value_name = "USER", hide_short_help = true)]
     pub username: Option<OsString>,
 
     /// Read the store's password from FILE (or DLOCK_PASSWORD_FILE; DLOCK_PASSWORD is the password itself)
@@ -158,15 +165,15 @@ pub struct Common {
     /// It is run again before each connection, for tokens that expire (RDS, ElastiCache, Vault). It is killed if it runs
     /// longer than --connect-timeout, and not run again within a second of a failure. What it prints on stderr is
     /// dropped.
-    #[arg(long, value_name = "COMMAND", value_hint = ValueHint::CommandString)]
+    #[arg(long, value_name = "COMMAND", value_hint = ValueHint::CommandString, hide_short_help = true)]
     pub password_command: Option<OsString>,
 
     /// How long connecting may take (or DLOCK_CONNECT_TIMEOUT) [default: 2s]
-    #[arg(long, value_name = "DUR", value_parser = duration::parse_positive)]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse_positive, hide_short_help = true)]
     pub connect_timeout: Option<Duration>,
 
     /// How long an answer may take (or DLOCK_OP_TIMEOUT) [default: 1s]
-    #[arg(long, value_name = "DUR", value_parser = duration::parse_positive)]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse_positive, hide_short_help = true)]
     pub op_timeout: Option<Duration>,
 
     /// Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported
@@ -178,7 +185,7 @@ pub struct Common {
     pub verbose: bool,
 
     /// The format of messages on stderr (or DLOCK_LOG_FORMAT) [default: text]
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, value_name = "FORMAT", hide_short_help = true)]
     pub log_format: Option<LogFormat>,
 
     /// When to use colours; NO_COLOR in the environment means never [default: auto]

@@ -29,8 +29,8 @@ Examples:
   dlock run -k index -s -w -- ./search
   dlock run -k index -w -- ./rebuild
 
-  # Three at a time over all machines, each on a shard of its own:
-  dlock run -k import -n 3 -w -c './import --shard \"$DLOCK_SLOT\"'
+  # Three at a time over all machines:
+  dlock run -k import -n 3 -w -- ./import
 
   # Two locks or none:
   dlock run -k stock -k orders -w -- ./settle
@@ -129,7 +129,7 @@ pub struct Run {
     ///
     /// A longer --ttl or --min-hold is refused. A master that restarted is not counted until it has been up for this
     /// long, because it may have forgotten a lock that is still held. Other stores ignore this option.
-    #[arg(long, value_name = "DUR", value_parser = duration::parse_positive, help_heading = "Lock")]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse_positive, help_heading = "Lock", hide_short_help = true)]
     pub max_lease: Option<Duration>,
 
     /// Keep the lock until every process of the job has ended, not CMD alone

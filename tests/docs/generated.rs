@@ -172,7 +172,9 @@ const ROOM: usize = 80 - 7;
 /// sections.
 fn page(command: &Command, name: &str) -> Result<String, Box<dyn std::error::Error>> {
     let plain = |bytes: Vec<u8>| String::from_utf8(bytes);
-    let man = Man::new(command.clone().display_name(name.to_owned()))
+    // The page has the help of options that -h leaves out.
+    let whole = command.clone().mut_args(|arg| arg.hide_short_help(false));
+    let man = Man::new(whole.display_name(name.to_owned()))
         .title(name.to_uppercase())
         .date("")
         .source(concat!("dlock ", env!("CARGO_PKG_VERSION")))
