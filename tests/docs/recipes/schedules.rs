@@ -3,8 +3,11 @@
 use super::{blocks, on_a_machine, status_of};
 use crate::support::masters::steered_clock;
 use crate::support::redis::Redis;
+use crate::support::wait::wait_until;
 use crate::support::world::World;
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Stdio};
 
 /// The command of the crontab line with this key.
@@ -242,4 +245,36 @@ fn a_cron_job_in_two_clusters_runs_in_one() {
         assert_eq!(cluster.wait().expect("a child").code(), Some(0));
     }
     assert_eq!(world.log(), ["report"]);
+}
+
+/// Each shard succeeds once, although one fails at first and one machine dies with a shard.
+#[test]
+fn each_part_of_a_job_is_done_once() {
+    let script = blocks("sh").into_iter().find(|block| block.contains("import.$shard")).expect("a script");
+    for machines in [5, 2] {
+        let world = World::with_redis(&[]);
+        world.script(
+            "import",
+            "#!/bin/sh\nif [ -n \"$DOOMED\" ]; then echo $2 > stuck; exec sleep 300; fi\n\
+             if [ $2 = 3 ] && mkdir tried; then exit 1; fi\necho $2 >> log\n",
+        );
+        world.script("import-all", script);
+        let start = |doomed: &str| {
+            let mut machine = on_a_machine(&world, "exec ./import-all");
+            machine.env("DOOMED", doomed).process_group(0).spawn().expect("a shell")
+        };
+        let mut doomed = start("yes");
+        wait_until("it has a shard", || world.path("stuck").exists());
+        let others: Vec<Child> = (1..machines).map(|_| start("")).collect();
+        wait_until("the others have done the rest", || world.log().len() >= 6);
+        let group = Pid::from_raw(i32::try_from(doomed.id()).expect("a process id")).expect("a process id");
+        kill_process_group(group, Signal::KILL).expect("it runs");
+        doomed.wait().expect("a child");
+        for mut other in others {
+            assert_eq!(other.wait().expect("a child").code(), Some(0));
+        }
+        let mut done = world.log();
+        done.sort();
+        assert_eq!(done, ["0", "1", "2", "3", "4", "5", "6", "7"], "{machines} machines");
+    }
 }
