@@ -134,9 +134,6 @@ impl Layout {
         if is_apart {
             (widths[KEY], widths[HOLDER]) = (0, 0);
         }
-        if rows[1..].iter().all(|row| ["", NOTHING].contains(&&*row[WAITING])) {
-            widths[WAITING] = 0;
-        }
         let room = columns.saturating_sub(if is_apart { INDENT } else { 0 });
         let whole_command = widths[COMMAND];
         widths[COMMAND] = whole_command.min(COMMAND_LEAST);
@@ -196,8 +193,12 @@ fn natural_widths(rows: &[Cells], longest_key: usize) -> [usize; HEAD.len()] {
             }
         }
     }
-    if rows[1..].iter().all(|row| ["", NOTHING, EXCLUSIVE].contains(&&*row[MODE])) {
-        widths[MODE] = 0;
+    // A column of which no row has anything is not shown, in a pipe neither.
+    for column in OMITTED {
+        let usual = if column == MODE { EXCLUSIVE } else { NOTHING };
+        if rows[1..].iter().all(|row| ["", NOTHING, usual].contains(&&*row[column])) {
+            widths[column] = 0;
+        }
     }
     widths
 }
