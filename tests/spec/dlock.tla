@@ -176,7 +176,7 @@ Order == [][\A r, p \in Runs :                                                  
         \A i \in Places(s.q, p) : \E k \in Places(s.q, r) : k < i]_vars
 Bound == s.fence <= Grants
 Brief == Bound /\ \A r \in Runs : j[r] # "alive" /\ "renew" \notin sent[r]   \* for models of the queue alone
-Same == Permutations(Runs)
+Same == Permutations(Runs \ NoWait)
 \* What must be reachable, or the model shows nothing.
 NoHandOver == ~\E r, p \in Runs : d[r] = "good" /\ j[p] = "alive"
 =============================================================================
