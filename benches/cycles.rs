@@ -59,6 +59,7 @@ fn cycle(store: &mut RedisStore, key: usize, then: Then) -> Done<bool> {
             reason: None,
             by: By::Run,
             ttl: None,
+            once_per: None,
         },
         patience: if then == Then::Queue { Patience::Queue } else { Patience::None },
         terms: Terms::default(),

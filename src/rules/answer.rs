@@ -2,7 +2,6 @@
 //! commands and the output read them. Times are on the store's clock, in milliseconds since 1970
 //! unless stated otherwise. The scripts of Redis answer with the same fields, as JSON.
 
-use super::operation::is_not;
 use super::time::{millis, ms};
 use crate::exit::Ended;
 use crate::lock::{Fence, Mode, Owner, owner_or_unknown};
@@ -473,4 +472,9 @@ impl Outcome {
     pub fn of_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|outcome| outcome.word() == word)
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(super) const fn is_not(flag: &bool) -> bool {
+    !*flag
 }

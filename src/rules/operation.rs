@@ -1,7 +1,7 @@
 //! The arguments of the operations on a lock, for the lock rules, the stores and the commands. The
 //! scripts of Redis get them as JSON.
 
-use super::answer::Outcome;
+use super::answer::{Outcome, is_not};
 use super::time::ms;
 use crate::exit::Ended;
 use crate::lock::{Fence, Mode, Owner, Token};
@@ -68,11 +68,6 @@ pub struct Terms {
     /// How often a run is to succeed; zero: no run is expected any more.
     #[serde(with = "ms", skip_serializing_if = "Option::is_none")]
     pub expect: Option<Duration>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-pub(super) const fn is_not(flag: &bool) -> bool {
-    !*flag
 }
 
 impl Terms {

@@ -13,9 +13,9 @@
 //!   head, and the waiters behind it count it. To find it earlier, each heartbeat on Redis would
 //!   have to read the whole queue.
 
-use super::answer::{LoggedEnd, Pause, Success};
+use super::answer::{LoggedEnd, Pause, Success, is_not};
 use super::expected::Expected;
-use super::operation::{Ask, Terms, is_not};
+use super::operation::{Ask, Terms};
 use super::refusal::{Mark, Missed, Refusal};
 use super::stat::{Stat, count};
 use super::time::{Due, Time, millis, ms};

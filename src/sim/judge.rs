@@ -124,14 +124,15 @@ impl Judge {
         if let Some((token, names, said)) = by {
             self.check_answer(after, token, said, now);
             self.check_ticks(before, after, (token, names, said), now);
-            if said == Said::Released && !self.has_succeeded(token) {
+            let has_run = self.jobs.iter().any(|job| job.token == *token);
+            if said == Said::Released && has_run && !self.has_succeeded(token) {
                 self.failed(before, token, time);
             }
             self.check_other_holds(before, after, token, (time, now));
             self.heard.insert(token.clone(), now);
             // A renewal need not suspend stale waiters: waiters send requests of their own.
             if matches!(said, Said::Granted(_) | Said::Refused | Said::Done) {
-                self.check_stale_waiters(after, names, now);
+                self.check_stale_waiters(after, token, names, now);
             }
         }
         for (name, record) in &after.records {
@@ -221,10 +222,15 @@ impl Judge {
         }
     }
 
-    /// Checks that after a request no waiter in its queues has been silent for long.
-    fn check_stale_waiters(&mut self, after: &LockTable, names: &Names, now: Nanos) {
+    /// Checks that after a waiter's request none of those before it has been silent for long. A
+    /// waiter that nobody waits behind delays nobody.
+    fn check_stale_waiters(&mut self, after: &LockTable, token: &Token, names: &Names, now: Nanos) {
         let queues = names.iter().filter_map(|name| after.records.get(name.as_str()));
-        let waiting = queues.flat_map(|record| &record.queue).filter_map(|(_, token)| self.heard.get(token));
+        let before = queues.flat_map(|record| {
+            let place = record.queue.iter().position(|(_, other)| other == token);
+            record.queue.iter().take(place.unwrap_or_default())
+        });
+        let waiting = before.filter_map(|(_, token)| self.heard.get(token));
         // After a clock was set back, all of them count as recent again.
         let is_silent = |heard: Nanos| {
             let away =

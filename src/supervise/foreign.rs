@@ -120,7 +120,7 @@ impl Foreign {
     pub(super) fn has_new_child(&self, source: Source) -> bool {
         let is_known = |pid: &i32| self.known.iter().any(|known| known.pid == *pid);
         source == Source::Lists
-            && !source.children_but(self.target.pid(), &self.left_out).iter().all(|pid| is_known(pid))
+            && !source.children_but(self.target.pid(), &self.left_out).iter().all(is_known)
     }
 
     /// Adds what is left of the session or group that the target led.
