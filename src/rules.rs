@@ -65,6 +65,9 @@ pub const RARER_HEARTBEAT: Duration = Duration::from_millis(2200);
 pub const ABSENCE: Duration = Duration::from_millis(2 * HEARTBEAT.as_millis() as u64);
 /// How long a waiter's ticket is retained after its last heartbeat.
 pub const TICKET_KEPT: Duration = Duration::from_secs(60);
+/// If a later request says that its run arrived earlier than recorded by more than this, it is right:
+/// the first request has waited for the store. Less is the way to the store, and the drift of clocks.
+pub const ARRIVAL_SLACK: Duration = Duration::from_secs(1);
 /// How long a released token is remembered, and refused (I4).
 pub const SPENT_KEPT: Duration = Duration::from_secs(600);
 /// Most waiters of one lock that one operation grants, so that a store can write the result. When
@@ -127,6 +130,9 @@ impl LockTable {
         }
         self.expire(now, names);
         if self.holds_all(names, &ask.token) {
+            if let Some(skipped) = self.date_back(now, names, ask) {
+                return skipped;
+            }
             self.grant_next(now, worklist(names));
         } else if let Some(refused) = self.apply(now, names, ask) {
             return refused;
@@ -158,13 +164,8 @@ impl LockTable {
             self.expect(now, names, ask.terms.expect);
         }
         let (mut work, came) = (worklist(names), self.came(now, names, ask));
-        if let Some(done) = self.done(now, came, names.iter().map(Name::as_str), &ask.terms) {
-            for name in names {
-                self.record(name.as_str()).remove_waiter(&ask.token);
-            }
-            stat::count(&mut self.record(names.as_slice()[done.at].as_str()).stat.done);
-            self.grant_next(now, work);
-            return Some(Acquired::Done(done));
+        if let Some(skipped) = self.skip_if_done(now, names, ask, came) {
+            return Some(skipped);
         }
         if ask.patience == Patience::Queue
             && !ask.has_waited

@@ -66,8 +66,15 @@ pub trait Store: Send {
     /// Releases what the token has: the hold, or the place in the queue.
     fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error>;
 
-    /// Whether the token holds all of these locks, and how. Changes nothing.
-    fn prove(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<Option<Proof>, Error>;
+    /// Whether the token holds all of these locks, and how. Changes nothing. `fence` is that of the grant,
+    /// if the caller knows it: the answer for a store whose record of it was evicted.
+    fn prove(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        fence: Option<Fence>,
+        deadline: Moment,
+    ) -> Result<Option<Proof>, Error>;
 
     /// Asks the holder with this fence to end its job and release the lock. Its next renewal
     /// answers [`Renewal::Asked`], and its [`Subscription`] wakes it for that.

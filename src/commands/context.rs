@@ -81,7 +81,12 @@ impl Context {
     /// Asks the store about a hold that is claimed; `None` if it is no longer held.
     pub fn verify(&self, store: &mut dyn Store, held: &Held) -> Result<Option<Proof>, Error> {
         let unknown = || format!("it is unknown whether {} is still held", listed(&held.keys));
-        let proof = store.prove(&held.names().map_err(Error::Usage)?, &held.token, self.deadline());
+        let proof = store.prove(
+            &held.names().map_err(Error::Usage)?,
+            &held.token,
+            held.known_fence(),
+            self.deadline(),
+        );
         let proof = proof.map_err(|error| self.unsure(error, &unknown()))?;
         Ok(proof.filter(|proof| held.is_proved_by(proof)))
     }
@@ -104,7 +109,9 @@ impl Context {
                 return Ok(None);
             }
         }
-        Ok(store.prove(names, &held.token, self.deadline())?.filter(|proof| held.is_proved_by(proof)))
+        Ok(store
+            .prove(names, &held.token, held.known_fence(), self.deadline())?
+            .filter(|proof| held.is_proved_by(proof)))
     }
 
     /// The holds that this process has of a lock, innermost first, as the store confirms them. A

@@ -48,7 +48,7 @@ fn renew_once(claim: &HoldRef, ttl: Option<Ttl>) -> Result<(), Error> {
             ttl.get()
         }
         None => {
-            let proof = store.prove(names, token, context.deadline()).map_err(unsure)?;
+            let proof = store.prove(names, token, held.known_fence(), context.deadline()).map_err(unsure)?;
             let acquired = claim.held.ttl().map_or(TTL, Ttl::get);
             acquired.max(proof.map(|proof| proof.lease).unwrap_or_default())
         }
@@ -81,7 +81,7 @@ fn renew_once(claim: &HoldRef, ttl: Option<Ttl>) -> Result<(), Error> {
 
 /// Who asked for the hold back, if the store says so.
 fn asker(store: &mut dyn Store, HoldRef { context, names, held }: &HoldRef) -> Option<Owner> {
-    let proof = store.prove(names, &held.token, context.deadline()).ok()??;
+    let proof = store.prove(names, &held.token, held.known_fence(), context.deadline()).ok()??;
     let views: Vec<View> =
         names.iter().map_while(|name| store.inspect(name, context.deadline()).ok()).collect();
     Fate::of(&views, proof.fence).by().cloned()

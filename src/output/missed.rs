@@ -38,14 +38,14 @@ pub fn busy(asked: &Asked, blocker: &Blocker, refusal: &Refusal) -> String {
     let (place, key) = (asked.at(blocker.at), asked.key_of(blocker.at).as_str());
     let command = |name: &str| cited(&format!("dlock {name} {}", word(key)));
     let what = match &refusal.notice {
-        Some(Notice { kind: Missed::GaveUp, .. }) => {
+        Some(Notice { kind: Missed::GaveUp, .. }) if blocker.queue_full.is_none() => {
             format!(": waited {} and gave up", span(Duration::from_millis(refusal.waited)))
         }
         Some(Notice { kind: Missed::Failed, .. }) => " is paused because a run failed".into(),
         _ => " is busy".into(),
     };
     let (because_of, next) = match (&blocker.holder, &blocker.paused) {
-        (Some(holder), _) if blocker.state == State::Held => {
+        (Some(holder), _) if blocker.state == State::Held && blocker.queue_full.is_none() => {
             let owner = &holder.owner;
             let now = holder.since.saturating_add(millis(holder.held));
             let has = if owner.by == By::Run { "has been running" } else { "has held it for" };

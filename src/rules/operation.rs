@@ -2,7 +2,7 @@
 //! scripts of Redis get them as JSON.
 
 use super::answer::{Outcome, is_not};
-use super::time::ms;
+use super::time::{Time, millis, ms};
 use crate::exit::Ended;
 use crate::lock::{Fence, Mode, Owner, Token};
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,13 @@ pub struct Ask {
     /// even a full queue accepts it again.
     #[serde(skip_serializing_if = "is_not")]
     pub has_waited: bool,
+}
+
+impl Ask {
+    /// When the caller arrived, by its own clock.
+    pub(super) fn came(&self, now: Time) -> Time {
+        Time(now.0.saturating_sub(millis(self.waited).saturating_mul(1000)))
+    }
 }
 
 /// The arguments of `renew`.

@@ -3,8 +3,8 @@
 
 use super::record::Granted;
 use super::{
-    Ask, Due, FOREIGN_LOOK, GRANTED_AT_ONCE, HEARTBEAT, Lock, LockTable, PREFERENCE, SILENCE, TICKET_KEPT,
-    Terms, Time, Waiter, millis,
+    ARRIVAL_SLACK, Ask, Due, FOREIGN_LOOK, GRANTED_AT_ONCE, HEARTBEAT, Lock, LockTable, PREFERENCE, SILENCE,
+    TICKET_KEPT, Terms, Time, Waiter, millis,
 };
 use crate::lock::{Name, Names, Token};
 use std::collections::{BTreeMap, VecDeque};
@@ -13,6 +13,11 @@ use std::time::Duration;
 /// The ticket of a waiter that goes before those without `--during-pause`.
 pub(super) const fn preferred(ticket: u64) -> u64 {
     ticket.saturating_sub(PREFERENCE)
+}
+
+/// Whether a run that says that it arrived then arrived before the recorded time.
+pub(super) fn is_much_earlier(came: Time, recorded_ms: u64) -> bool {
+    came.millis().saturating_add(millis(ARRIVAL_SLACK)) < recorded_ms
 }
 
 impl LockTable {
@@ -43,33 +48,33 @@ impl LockTable {
         })
     }
 
-    /// When the caller arrived, according to its place in a queue. Its own clock counts only what came
-    /// before that, because it may stand still. Without a place: as long ago as it says that it has
-    /// waited.
+    /// When the caller arrived, according to its place in a queue, because its own clock may stand
+    /// still. As long ago as it says that it has waited, if it has no place, or if that is much earlier:
+    /// the request that got the place has waited for the store.
     pub(super) fn came(&mut self, now: Time, names: &Names, ask: &Ask) -> Time {
         let waiting = |name: &Name| Some(self.record(name.as_str()).waiters.get(&ask.token)?.since);
-        let waited = millis(ask.waited).saturating_mul(1000);
-        names.iter().find_map(waiting).unwrap_or(Time(now.0.saturating_sub(waited)))
+        let came = ask.came(now);
+        names.iter().find_map(waiting).filter(|since| !is_much_earlier(came, since.millis())).unwrap_or(came)
     }
 
     /// Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.
     pub(super) fn record_heartbeat(&mut self, now: Time, names: &Names, ask: &Ask, came: Time) {
-        let known = names.iter().find_map(|name| {
-            self.record(name.as_str()).waiters.get(&ask.token).map(|waiter| (waiter.ticket, waiter.since))
-        });
-        let (ticket, since) = known.unwrap_or_else(|| {
+        let known = names
+            .iter()
+            .find_map(|name| self.record(name.as_str()).waiters.get(&ask.token).map(|waiter| waiter.ticket));
+        let ticket = known.unwrap_or_else(|| {
             let last = names
                 .iter()
                 .filter_map(|name| self.record(name.as_str()).queue.last().map(|(ticket, _)| *ticket));
             let after_the_last = last.max().map_or(0, |ticket| ticket.saturating_add(1));
-            (now.0.max(after_the_last), came)
+            now.0.max(after_the_last)
         });
         let is_preferred = self.is_preferred(&ask.terms, names.iter().map(Name::as_str));
-        let ticket = if is_preferred && ticket >= since.0 { preferred(ticket) } else { ticket };
+        let ticket = if is_preferred && ticket >= came.0 { preferred(ticket) } else { ticket };
         for name in names {
             let waiter = Waiter {
                 ticket,
-                since,
+                since: came,
                 stale_at: Due::after(now, SILENCE),
                 forget: Due::after(now, TICKET_KEPT),
                 mode: ask.mode,

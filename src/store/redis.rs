@@ -187,9 +187,15 @@ impl Store for RedisStore {
             .read()
     }
 
-    fn prove(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<Option<Proof>, Error> {
-        let reply =
-            self.caller.run(&script::PROVE, names.as_slice(), &argument::OfToken { token }, deadline)?;
+    fn prove(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        fence: Option<Fence>,
+        deadline: Moment,
+    ) -> Result<Option<Proof>, Error> {
+        let argument = argument::Prove::new(token, fence);
+        let reply = self.caller.run(&script::PROVE, names.as_slice(), &argument, deadline)?;
         if reply.is("not-held")? { Ok(None) } else { reply.read().map(Some) }
     }
 

@@ -172,6 +172,25 @@ fn a_stand_by_does_not_repeat_a_job_that_took_longer_than_the_period(backend: Ba
     assert_eq!(world.log(), ["held", "ran"]);
 }
 
+/// The first request of a run waits in the server's buffer for longer than the period. The run has
+/// given it up, and says later how long it has waited.
+#[test]
+fn a_run_that_waited_for_the_server_does_not_repeat_the_one_before() {
+    let world = World::new(Backend::Redis);
+    let once =
+        |script: &str| world.run("k", &["--once-per", "2s", "-w", "60s", "--op-timeout", "300ms"], script);
+    once("echo ran >> log").any_stderr().run();
+    world.redis().pause();
+    let mut late = once("echo again >> log").any_stderr().spawn();
+    wait_until("its first request is given up", || {
+        late.messages().contains("trying again") || late.has_ended()
+    });
+    thread::sleep(Duration::from_secs(2));
+    world.redis().resume();
+    late.finish();
+    assert_eq!(world.log(), ["ran"]);
+}
+
 /// Each of them has asked the masters before the grant of the one that runs.
 #[test]
 fn a_quorum_does_not_repeat_what_a_stand_by_waited_for() {

@@ -158,8 +158,11 @@ fn a_request_reaches_the_holder() {
     masters.at_mut(0).kill();
     assert_eq!(store.request(name, grant.fence, &Owner::default(), by()), Ok(Requested::Asked));
     assert_eq!(store.inspect(name, by()).unwrap().holders[0].asked, Some(Owner::default()));
-    assert_eq!(store.prove(&names, &ask.token, by()).unwrap().map(|proof| proof.fence), Some(grant.fence));
-    assert_eq!(store.prove(&names, &Token::random().unwrap(), by()), Ok(None));
+    assert_eq!(
+        store.prove(&names, &ask.token, None, by()).unwrap().map(|proof| proof.fence),
+        Some(grant.fence)
+    );
+    assert_eq!(store.prove(&names, &Token::random().unwrap(), None, by()), Ok(None));
     assert_eq!(
         store.renew(&names, &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
         Ok(Renewal::Asked)

@@ -1,6 +1,7 @@
 //! A server that answers but cannot serve: the message says so, and a job under a lock is not
 //! stopped for it.
 
+use crate::support::dlock::BINARY;
 use crate::support::proc;
 use crate::support::proxy::Proxy;
 use crate::support::wait::{wait_for, wait_until};
@@ -178,6 +179,26 @@ fn an_evicted_record_ends_no_hold() {
     holder.finish();
     assert_eq!(world.log(), ["up"]);
     assert_eq!(world.state("k"), "free");
+}
+
+/// Until the next renewal the store knows no fence of the hold, or an older one: the caller's counts.
+#[test]
+fn a_hold_whose_record_was_evicted_is_still_held() {
+    let world = World::new(Backend::Redis);
+    let check = format!(
+        "echo up >> log; until [ -e evicted ]; do sleep 0.1; done; {BINARY} check && echo held >> log"
+    );
+    let run = world
+        .dlock(["run", "-k", "k", "-k", "l", "-t", "10m", "--", "sh", "-c", &check])
+        .any_stderr()
+        .spawn();
+    world.wait_for_log("up");
+    for key in ["dlock.hold:{dlock:k}:dlock:k", "dlock.fence:{dlock:k}:dlock:k"] {
+        assert_eq!(world.redis().ask::<i64>(&["DEL", key]), 1);
+    }
+    world.write("evicted", "");
+    run.finish();
+    assert_eq!(world.log(), ["up", "held"]);
 }
 
 /// A server that has forgotten the scripts gets them again.

@@ -209,6 +209,35 @@ fn the_arrival_of_a_success_does_not_go_back() {
     assert_eq!(success(&mut scene, "a"), second.map(|(fence, _)| (fence, 2_000)));
 }
 
+/// The store stands still for longer than the period, with the first request of a run in its buffer.
+#[test]
+fn a_request_that_waited_for_the_store_arrived_when_it_was_sent() {
+    let mut day = Day::new(HOUR / 2);
+    day.runs(1, 0, 0);
+    day.ends(1, 1, &SUCCESS);
+    // The request says that it has not waited, and nobody hears the answer. The next request says more.
+    day.runs(2, 40 * MINUTE, 40 * MINUTE);
+    day.skips(2, MINUTE, 40 * MINUTE + 1);
+    assert_eq!(day.scene.seen("k").state, State::Free);
+    day.runs(3, HOUR, HOUR);
+    day.ends(3, HOUR + 1, &FAILURE);
+    // Nothing was done: it runs, and does not count for the next hour.
+    let mut day = Day::new(HOUR / 2);
+    let waited = |day: &mut Day, waited| {
+        day.scene.waited = Duration::from_millis(waited);
+        match day.scene.acquire(1, "k", X, Patience::None) {
+            Acquired::Granted(grant) => millis(grant.waited),
+            answer => unreachable!("{answer:?}"),
+        }
+    };
+    day.runs(1, 40 * MINUTE, 40 * MINUTE);
+    for said in [40 * MINUTE, 500, 0, 40 * MINUTE + 900] {
+        assert_eq!(waited(&mut day, said), 40 * MINUTE, "{said}");
+    }
+    day.ends(1, 50 * MINUTE, &SUCCESS);
+    day.runs(2, HOUR, HOUR);
+}
+
 #[test]
 fn a_place_in_the_queue_tells_when_a_run_arrived() {
     let mut scene = Scene::new();

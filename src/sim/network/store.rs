@@ -107,7 +107,7 @@ impl Store for SimStore {
         Err(Error::Unavailable(format!("nobody looks at {} in a fleet", name.as_str())))
     }
 
-    fn prove(&mut self, _: &Names, _: &Token, _: Moment) -> Result<Option<Proof>, Error> {
+    fn prove(&mut self, _: &Names, _: &Token, _: Option<Fence>, _: Moment) -> Result<Option<Proof>, Error> {
         Ok(None)
     }
 

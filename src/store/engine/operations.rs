@@ -117,7 +117,13 @@ impl<C: Coordinator> Store for Engine<C> {
         Ok(left)
     }
 
-    fn prove(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<Option<Proof>, Error> {
+    fn prove(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        _: Option<Fence>,
+        deadline: Moment,
+    ) -> Result<Option<Proof>, Error> {
         let token = &self.coordinator.stored(token);
         let (locks, now) = self.read(names, Some(token), deadline)?;
         let records = locks.into_iter().map(|lock| (lock.name, lock.record));

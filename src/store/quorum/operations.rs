@@ -125,7 +125,13 @@ impl Store for QuorumStore {
     }
 
     /// One master after the other, without a thread: this may be called before the process forks.
-    fn prove(&mut self, names: &Names, token: &Token, deadline: Moment) -> Result<Option<Proof>, Error> {
+    fn prove(
+        &mut self,
+        names: &Names,
+        token: &Token,
+        _: Option<Fence>,
+        deadline: Moment,
+    ) -> Result<Option<Proof>, Error> {
         if names.as_slice().len() > 1 {
             return Ok(None);
         }

@@ -3,7 +3,7 @@
 //! not false in Lua.
 
 use crate::exit::Ended;
-use crate::lock::{Owner, Token};
+use crate::lock::{Fence, Owner, Token};
 use crate::rules::{self, Ask, End, FailurePause, Missed, NewPause, Outcome, Refusal, Subject, ms};
 use serde::Serialize;
 use std::time::Duration;
@@ -11,10 +11,23 @@ use std::time::Duration;
 #[derive(Serialize)]
 pub struct Nothing {}
 
-/// Of `prove` and `watch`.
+/// Of `watch`, and of `prove` on a master of a quorum.
 #[derive(Serialize)]
 pub struct OfToken<'a> {
     pub token: &'a Token,
+}
+
+#[derive(Serialize)]
+pub struct Prove<'a> {
+    token: &'a Token,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fence: Option<String>,
+}
+
+impl<'a> Prove<'a> {
+    pub fn new(token: &'a Token, fence: Option<Fence>) -> Self {
+        Self { token, fence: fence.map(|fence| fence.to_string()) }
+    }
 }
 
 #[derive(Serialize)]

@@ -135,6 +135,7 @@ fn assembled(layout: &Layout, parts: &[&str]) -> String {
         ("ONCE_PER_MOST", rules::millis(ONCE_PER_MOST)),
         ("PAUSE_MOST", rules::millis(PAUSE_MOST)),
         ("HISTORY_KEPT", rules::millis(rules::HISTORY_KEPT)),
+        ("ARRIVAL_SLACK", rules::millis(rules::ARRIVAL_SLACK)),
         ("ANNOUNCED_AGAIN", rules::millis(rules::ANNOUNCED_AGAIN)),
         ("SAME_PAUSE", rules::SAME_PAUSE),
         ("EXPECTED_KEPT", rules::millis(rules::EXPECTED_KEPT)),

@@ -219,7 +219,7 @@ impl Person {
     }
 
     pub fn proves(&mut self) -> Option<Fence> {
-        let proof = self.store.prove(&self.names, &self.token, deadline()).expect("an answer");
+        let proof = self.store.prove(&self.names, &self.token, None, deadline()).expect("an answer");
         proof.map(|proof| proof.fence)
     }
 }

@@ -261,7 +261,7 @@ impl Comparison<'_> {
         }
         self.looked = (self.looked + 1) % PEOPLE;
         let (token, _, names) = self.person(self.looked);
-        let lua = self.store.prove(&names, &token, by()).unwrap();
+        let lua = self.store.prove(&names, &token, None, by()).unwrap();
         assert_eq!(self.rules.prove(self.now, &names, &token), lua, "{} after {step:?}", self.looked);
     }
 

@@ -115,7 +115,10 @@ fn a_hold_has_one_fence() {
     let hold = fields.to_string();
     masters.at(2).ask::<i64>(&["HSET", record, ask.token.secret(), &hold]);
     let mut other = store_within(&masters.ports(), LONG, Duration::from_secs(2));
-    assert_eq!(other.prove(&names, &ask.token, by()).unwrap().map(|proof| proof.fence), Some(grant.fence));
+    assert_eq!(
+        other.prove(&names, &ask.token, None, by()).unwrap().map(|proof| proof.fence),
+        Some(grant.fence)
+    );
     assert_eq!(
         other.renew(&names, &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
         Ok(Renewal::Renewed)

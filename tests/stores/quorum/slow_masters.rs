@@ -34,7 +34,7 @@ fn silent_masters_do_not_lengthen_an_operation() {
                 store.acquire(&names(), &ask, by()).err(),
                 store.renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()).err(),
                 store.leave(&names(), &ask.token, &NOT_RUN, by()).err(),
-                store.prove(&names(), &ask.token, by()).err(),
+                store.prove(&names(), &ask.token, None, by()).err(),
                 store.inspect(names().first(), by()).err(),
             ];
             drop(said.send(errors));

@@ -44,7 +44,7 @@ fn a_grant_that_is_cut_off_makes_no_holder() -> Result<()> {
         let place = Place::new()?;
         let mut killed = exclusive(&place, &["a", "b", "c"])?;
         assert!(killed.is_killed_at(record, |killed| killed.acquire(Patience::None).map(drop))?);
-        assert_eq!(place.store()?.prove(&killed.names, &killed.token, by())?, None);
+        assert_eq!(place.store()?.prove(&killed.names, &killed.token, None, by())?, None);
         killed.die();
         ensure_all_can_be_taken(&place, &["c", "a", "b"])?;
     }

@@ -20,7 +20,7 @@ fn a_renewal_writes_no_record_and_is_seen_by_all() -> Result<()> {
         let mut store = place.store()?;
         let view = store.inspect(&name()?, by())?;
         assert!(view.holders[0].lease > TTL - Duration::from_secs(1), "{view:?}");
-        let proof = store.prove(&holder.names, &holder.token, by())?.context("it holds it")?;
+        let proof = store.prove(&holder.names, &holder.token, None, by())?.context("it holds it")?;
         assert!(proof.lease > TTL - Duration::from_secs(1));
     }
     assert_eq!(record(&place)?, before);

@@ -167,9 +167,9 @@ fn locks_are_taken_and_released_together() -> Result<()> {
         let view = place.view(key)?;
         assert_eq!((view.state, view.fence.map(|fence| fence.0)), (State::Held, Some(fence)));
     }
-    let proof = both.store.prove(&both.names, &both.token, by())?.context("it holds both")?;
+    let proof = both.store.prove(&both.names, &both.token, None, by())?.context("it holds both")?;
     assert_eq!((proof.mode, proof.fence.0), (Mode::Exclusive, fence));
-    assert_eq!(both.store.prove(&named("c")?.into(), &both.token, by())?, None);
+    assert_eq!(both.store.prove(&named("c")?.into(), &both.token, None, by())?, None);
     assert_eq!(both.renew()?, Renewal::Renewed);
     assert_eq!(both.leave()?, Left::Released { cooling: Duration::ZERO });
     a.served()?;
@@ -185,9 +185,9 @@ fn a_dead_holder_has_no_proof_and_nothing_is_written() -> Result<()> {
     both.granted()?;
     let (names, token) = (both.names.clone(), both.token.clone());
     let before = std::fs::read(place.path_of("a", FileRole::Record)?)?;
-    assert!(place.store()?.prove(&names, &token, by())?.is_some());
+    assert!(place.store()?.prove(&names, &token, None, by())?.is_some());
     both.die();
-    assert_eq!(place.store()?.prove(&names, &token, by())?, None);
+    assert_eq!(place.store()?.prove(&names, &token, None, by())?, None);
     assert_eq!(std::fs::read(place.path_of("a", FileRole::Record)?)?, before);
     Ok(())
 }

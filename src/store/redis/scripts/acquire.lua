@@ -57,18 +57,18 @@ local function first_of(lock, passes)
 end
 
 -- Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.
-local function record_heartbeat(locks, came, ticket, since)
+local function record_heartbeat(locks, came, ticket)
   if not ticket then
     local last = us
     for _, lock in ipairs(locks) do
       local behind = redis.call('ZREVRANGE', lock.QUEUE, 0, 0, 'WITHSCORES')[2]
       if behind then last = math.max(last, behind + 1) end
     end
-    ticket, since = int(last), int(came)
+    ticket = int(last)
     for _, lock in ipairs(locks) do lock.changed = true end
   end
-  if is_preferred(locks) and tonumber(ticket) >= tonumber(since) then ticket = int(math.max(ticket - PREFERENCE, 0)) end
-  local waiter = cjson.encode({ ticket = ticket, since = since, stale_at = ms + SILENCE, mode = mode, names = worklist(locks),
+  if is_preferred(locks) and tonumber(ticket) >= came then ticket = int(math.max(ticket - PREFERENCE, 0)) end
+  local waiter = cjson.encode({ ticket = ticket, since = int(came), stale_at = ms + SILENCE, mode = mode, names = worklist(locks),
     owner = owner, terms = terms, connection = arg.connection })
   for _, lock in ipairs(locks) do
     write_absence(lock, ms)
@@ -163,6 +163,26 @@ local function skip_if_done(locks, came)
   for _, lock in ipairs(news) do wake_head(lock) end
   tell()
   return answer('done', was)
+end
+
+-- The caller holds the locks, and asks because it has no answer yet: the run may have arrived before
+-- the request that was granted (rules: LockTable::date_back).
+local function date_back(locks, came)
+  local came_ms, is_earlier = math.floor(came / 1000), false
+  local function gone(hold) return math.floor(hold.since / 1000) - came_ms end
+  for _, lock in ipairs(locks) do
+    local hold = hold_of(lock, token)
+    is_earlier = is_earlier or hold.waited + ARRIVAL_SLACK < gone(hold)
+  end
+  if not is_earlier then return nil end
+  if done(locks, terms, came) then
+    for _, lock in ipairs(locks) do drop_hold(lock, token) end
+    return skip_if_done(locks, came)
+  end
+  for _, lock in ipairs(locks) do
+    local hold = hold_of(lock, token)
+    hold.waited = math.max(hold.waited, gone(hold))
+  end
 end
 
 local function mark_superseded(lock, whom)
@@ -263,7 +283,8 @@ if not held_everywhere(locks, token) then
     if recorded(lock, token) then drop_hold(lock, token) end
   end
   local work, ticket, since = worklist(locks), place_of(locks)
-  came = tonumber(since) or came
+  since = tonumber(since)
+  if since and math.floor(came / 1000) + ARRIVAL_SLACK >= math.floor(since / 1000) then came = since end
   -- Not with each heartbeat: two waiters that expect different things would write in turn.
   if not ticket then expect(locks, terms.expect) end
   local skipped = skip_if_done(locks, came)
@@ -277,7 +298,7 @@ if not held_everywhere(locks, token) then
   end
   local superseded = terms.replaces and supersede(locks, came, work, news)
   if not superseded and arg.patience == 'queue' then
-    record_heartbeat(locks, came, ticket, since)
+    record_heartbeat(locks, came, ticket)
     suspend_stale_before(locks, work)
   end
   grant_next(work, token)
@@ -299,19 +320,26 @@ if not held_everywhere(locks, token) then
   end
   if terms.replaces and not held_everywhere(locks, token) then replace(locks, came) end
   for _, lock in ipairs(news) do wake_head(lock) end
-elseif mode ~= 'exclusive' then
+else
+  local skipped = date_back(locks, came)
+  if skipped then return skipped end
   -- The operation before may have stopped at GRANTED_AT_ONCE.
-  grant_next(worklist(locks), token)
+  if mode ~= 'exclusive' then grant_next(worklist(locks), token) end
 end
 if held_everywhere(locks, token) then
-  local hold
+  local hold, fence = nil, '0'
+  -- The record of one lock may have been evicted, and its fence be a later one.
+  for _, lock in ipairs(locks) do
+    local own = hold_of(lock, token).fence
+    if number_in(own) > number_in(fence) then fence = own end
+  end
   expect(locks, terms.expect)
   for _, lock in ipairs(locks) do
     redis.call('ZREM', lock.QUEUE, token)
     redis.call('DEL', waiter_key(lock, token))
     hold = hold_of(lock, token)
     if not hold.confirmed then confirm(lock, hold) end
-    hold.owner, hold['until'] = owner, ms + arg.ttl
+    hold.fence, hold.owner, hold['until'] = fence, owner, ms + arg.ttl
     if arg.min_hold > 0 then hold.cool = cool_from(hold.since) end
     save(lock, token, hold)
   end

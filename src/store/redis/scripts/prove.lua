@@ -1,6 +1,6 @@
 -- prove.lua: whether and how the token holds all of these locks (rules: LockTable::prove). Writes
 -- nothing.
--- Argument: token.
+-- Argument: token, fence (of the grant, if the caller knows it: the answer if the record was evicted).
 -- Replies: held {mode, slot, fence, lease, asked (who asked it to end)} · not-held.
 -- Why atomic: several locks are held all at one moment, or not.
 
