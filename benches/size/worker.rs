@@ -138,6 +138,7 @@ impl Worker {
                 reason: None,
                 by: By::Run,
                 ttl: Some(self.ttl.get()),
+                once_per: None,
             },
             patience: until.patience(),
             terms: Terms::default(),

@@ -19,8 +19,8 @@ Examples:
 
 A pause always has an end, so one that is forgotten does not stop the nightly
 job for good. A second pause of a lock takes the place of the first; it ends
-earlier than that only with --for. A job that runs under the lock may still run
-'dlock run' of the same key inside.
+earlier than that only with --for or --until. A job that runs under the lock may
+still run 'dlock run' of the same key inside.
 
 A KEY with * or ? means the keys that the store knows at that moment: those in
 use, and those with a history. \\* and \\? stand for the characters themselves.

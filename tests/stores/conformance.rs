@@ -11,7 +11,7 @@ use crate::support::world::World;
 use dlock::clock::Moment;
 use dlock::lock::{Fence, Mode, Owner, Token};
 use dlock::rules::{
-    Acquired, Ask, Forget, GRANTED_AT_ONCE, Left, Missed, Notice, Outcome, Patience, Refusal, Renewal,
+    Acquired, Ask, Cause, Forget, GRANTED_AT_ONCE, Left, Missed, Notice, Outcome, Patience, Refusal, Renewal,
     Requested, Revoke, Revoked, State, Subject, Terms, When,
 };
 use dlock::store::Listener;
@@ -67,6 +67,7 @@ on_all!(
     a_min_hold_outlasts_its_holder,
     an_operator_asks_and_takes,
     the_newest_replaces_the_others,
+    a_failure_pauses_the_lock_for_all_but_an_urgent_run,
     recorded_locks_are_listed,
     one_of_a_crowd_announces_what_it_missed,
     what_is_expected_is_kept_with_the_lock,
@@ -148,6 +149,26 @@ fn a_request_sent_twice_is_done_once(stage: &Stage) {
     assert_eq!(one.leaves(), Left::Already);
     assert_eq!(one.tries(), Acquired::TokenEnded);
     assert_eq!(stage.store().inspect(&name("k"), deadline()).expect("a view").state, State::Free);
+}
+
+fn a_failure_pauses_the_lock_for_all_but_an_urgent_run(stage: &Stage) {
+    let mut one = stage.one();
+    one.holds();
+    assert_eq!(one.fails("exit 1"), RELEASED);
+    let view = stage.store().inspect(&name("k"), deadline()).expect("a view");
+    let paused = view.paused.expect("a pause");
+    assert_eq!((view.state, paused.cause), (State::Paused, Cause::Failure));
+    assert_eq!((paused.by.host.as_str(), paused.by.reason.as_deref()), ("here", Some("exit 1")));
+    stage.one().is_busy();
+    let mut urgent = stage.one();
+    urgent.terms.during_pause = true;
+    urgent.holds();
+    let held = stage.store().inspect(&name("k"), deadline()).expect("a view");
+    assert!(held.holders[0].during_pause && held.paused.is_some());
+    assert_eq!(urgent.leaves(), RELEASED);
+    assert!(stage.store().pause(&name("k"), None, deadline()).expect("an answer"));
+    assert_eq!(one.fails("exit 1"), Left::Already, "the release arrives again");
+    stage.one().holds();
 }
 
 fn an_unknown_token_changes_nothing(stage: &Stage) {

@@ -18,7 +18,7 @@ use crate::support::zookeeper::ZooKeeper;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
 use dlock::lock::{Fence, Key, Mode, Name, Names, Owner, Token};
-use dlock::rules::{Acquired, Ask, End, Left, Patience, Ran, Renew, Renewal, Terms};
+use dlock::rules::{Acquired, Ask, End, FailurePause, Left, Patience, Ran, Renew, Renewal, Terms};
 #[cfg(feature = "etcd")]
 use dlock::store::etcd::EtcdStore;
 use dlock::store::file::FileStore;
@@ -216,6 +216,12 @@ impl Person {
 
     pub fn leaves_under(&mut self, fence: Option<Fence>) -> Left {
         self.store.leave(&self.names, &self.token, &End { fence, ..ended() }, deadline()).expect("an answer")
+    }
+
+    /// Gives back the hold of a run that failed, with `--pause-on-failure`.
+    pub fn fails(&mut self, reason: &str) -> Left {
+        let pause = Some(FailurePause { lasts: Duration::from_secs(3600), reason: reason.into() });
+        self.store.leave(&self.names, &self.token, &End { pause, ..ended() }, deadline()).expect("an answer")
     }
 
     pub fn proves(&mut self) -> Option<Fence> {
