@@ -57,7 +57,7 @@ pub struct Pause {
     /// Until when, in place of --for: a moment such as 03:00 or '2026-11-28 03:00'
     ///
     /// In this machine's zone; 03:00 is the next three o'clock. dlock prints which moment it understood.
-    #[arg(long, value_name = "WHEN", value_parser = point::parse, conflicts_with = "lasts")]
+    #[arg(long, value_name = "WHEN", value_parser = point::parse_end, conflicts_with = "lasts")]
     pub until: Option<Point>,
 
     /// Why; shown by status, and to a run that is refused

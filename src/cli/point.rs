@@ -43,6 +43,18 @@ pub fn parse(text: &str) -> Result<Point, String> {
     }
 }
 
+/// Parses the end of a pause. `03.00` and `18` may be meant as times of day, and bare seconds, which
+/// they would be otherwise, are of no use here.
+pub fn parse_end(text: &str) -> Result<Point, String> {
+    if text.chars().all(|letter| letter.is_ascii_digit() || letter == '.') {
+        return Err("write 03:00 for a time of day, and 3s or 18h for a span".into());
+    }
+    match parse(text)? {
+        Point::Span(_) => duration::parse_pause(text).map(Point::Span),
+        point => Ok(point),
+    }
+}
+
 impl Point {
     /// The last such moment at `now`, both in milliseconds since 1970; None if it is to come.
     pub fn last(self, now: u64) -> Option<u64> {

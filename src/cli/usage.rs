@@ -310,14 +310,16 @@ pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&
     let begin =
         |end: &str| unique(known.iter().copied().filter(|name| name.starts_with(&format!("{word}{end}"))));
     let letters = word.chars().count();
-    let slips = |name: &str| strsim::damerau_levenshtein(name, word);
-    let slipped = || known.iter().copied().min_by_key(|name| slips(name));
+    let most = (letters / 4).max(1);
+    let slipped = || {
+        let alike = known.iter().filter(|name| name.chars().count().abs_diff(letters) <= most);
+        let slips = alike.map(|name| (strsim::damerau_levenshtein(name, word), *name));
+        slips.filter(|(slips, _)| *slips <= most).min_by_key(|(slips, _)| *slips)
+    };
     match letters {
         0 | 1 => None,
         2 => begin("-").or_else(|| begin("")),
-        _ => begin("-")
-            .or_else(|| begin(""))
-            .or_else(|| slipped().filter(|name| slips(name) <= (letters / 4).max(1))),
+        _ => begin("-").or_else(|| begin("")).or_else(|| slipped().map(|(_, name)| name)),
     }
 }
 

@@ -63,7 +63,7 @@ fn keys_of(line: &CommandLine, deadline: Moment) -> Option<Vec<String>> {
         // Opening the store would make the directory.
         return None;
     }
-    let context = Context { printer: Printer::new(&settings), settings };
+    let context = Context::with(settings.clone(), Printer::new(&settings));
     let mut store = context.open().ok()?;
     let names = store.find(&context.settings.prefix, Which::Recent).ok()?.names;
     let mut keys: Vec<String> = names.iter().map(|name| name.key().to_owned()).collect();

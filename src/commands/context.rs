@@ -13,8 +13,10 @@ use crate::lock::{Key, Name, Names};
 use crate::output::busy::listed;
 use crate::output::{Kind, Printer, What};
 use crate::rules::Proof;
+use crate::shell::quoted;
 use crate::store::net::interrupt;
 use crate::store::{self, Store, View};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// The settings and the printer of a command.
@@ -22,6 +24,8 @@ use std::time::Duration;
 pub struct Context {
     pub settings: Settings,
     pub printer: Printer,
+    /// The locks to suggest, once they were asked for.
+    known: OnceLock<Vec<Name>>,
 }
 
 impl Context {
@@ -35,12 +39,16 @@ impl Context {
         for remark in &settings.remarks {
             printer.say(Kind::Detail, What::Setting, remark);
         }
-        Ok(Self { settings, printer })
+        Ok(Self::with(settings, printer))
+    }
+
+    pub const fn with(settings: Settings, printer: Printer) -> Self {
+        Self { settings, printer, known: OnceLock::new() }
     }
 
     /// The context of the same command for the store of these settings.
     pub fn at(&self, settings: Settings) -> Self {
-        Self { printer: self.printer.clone().at(&settings), settings }
+        Self::with(settings.clone(), self.printer.clone().at(&settings))
     }
 
     /// Warns that no setting names the store in which something is about to be locked, and how to
@@ -138,9 +146,11 @@ impl Context {
     /// The known key that is nearest to that of an unknown lock, as a clause to follow another one.
     pub fn suggestion(&self, store: &mut dyn Store, view: &View) -> String {
         // A store that is slow or forbids the search gives none.
-        let known = store.glimpse(&self.settings.prefix).unwrap_or_default();
+        let known = self.known.get_or_init(|| store.glimpse(&self.settings.prefix).unwrap_or_default());
         let others = known.iter().map(Name::key).filter(|key| *key != view.name.key());
-        nearest(view.name.key(), others).map(|near| format!("; did you mean '{near}'?")).unwrap_or_default()
+        nearest(view.name.key(), others)
+            .map(|near| format!("; did you mean {}?", quoted(near)))
+            .unwrap_or_default()
     }
 
     /// Adds to a store error which setting named the store; to one about the password, where the

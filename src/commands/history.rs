@@ -18,7 +18,7 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     let moment =
         flags.since.filter(|since| !matches!(since, Point::Span(_))).map(|since| since.last(time::now()));
     match moment {
-        Some(None) => return Err(Error::Usage("--since: this moment is to come".into()).into()),
+        Some(None) => return Err(Error::Usage("--since is in the future".into()).into()),
         Some(Some(at)) => {
             context.printer.say(Kind::Note, What::Setting, &format!("since {}", time::moment(at)))
         }
@@ -32,7 +32,7 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     let asked = views.iter().filter(|_| flags.refused);
     let refusals = asked.map(|view| store.refusals(&view.name, context.deadline()));
     let refusals = refusals.collect::<Result<_, _>>().map_err(origin)?;
-    let all = chosen(&views, refusals, flags);
+    let all = chosen(&views, refusals, flags, moment.flatten());
     let ends = all.iter().filter_map(|(key, told)| match told {
         HistoryEntry::End(end, until) => Some((key.clone(), (end.clone(), until.is_some()))),
         HistoryEntry::Refusal(_) => None,
@@ -71,15 +71,21 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// The selected ends and refusals, newest first, each with its key.
-fn chosen(views: &[View], refusals: Vec<Vec<Refusal>>, flags: &History) -> Vec<(String, HistoryEntry)> {
+/// The selected ends and refusals, newest first, each with its key. `moment` is what `--since` means
+/// on this machine, if that is not a span.
+fn chosen(
+    views: &[View],
+    refusals: Vec<Vec<Refusal>>,
+    flags: &History,
+    moment: Option<u64>,
+) -> Vec<(String, HistoryEntry)> {
     let mut refusals = refusals.into_iter();
     let of_one = |view: &View| {
         let (key, now) = (view.name.key().to_owned(), view.now);
         let ends = view.log.iter().filter(|end| !flags.failed || end.is_failure());
         let ends = ends.map(|end| HistoryEntry::End(end.clone(), view.counts_until(end)));
         let refused = refusals.next().unwrap_or_default().into_iter().map(HistoryEntry::Refusal);
-        let since = flags.since.map(|since| since.last(now).unwrap_or(now));
+        let since = moment.or_else(|| flags.since?.last(now));
         let is_recent = |told: &HistoryEntry| since.is_none_or(|since| told.at() >= since);
         let told: Vec<HistoryEntry> = ends.chain(refused).filter(is_recent).collect();
         told.into_iter().map(move |told| (key.clone(), told))

@@ -41,7 +41,8 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
         }
         let mut held = ask_to_end_if(context, store, name, flags.stop.then_some(&by))?;
         if meant == Meant::ByName {
-            held.push_str(&unknown(context, store, name)?);
+            // It is paused, whatever the store answers now.
+            held.push_str(&unknown(context, store, name).unwrap_or_default());
         }
         let text = match longer {
             None => format!("is paused{at} for {}: no new holder until then{held}", span(lasts)),
@@ -69,7 +70,7 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
 
 /// The end of a pause until this moment, in milliseconds since 1970.
 fn end_of(until: Point, now: u64) -> Result<u64, Error> {
-    let end = until.next(now).ok_or_else(|| Error::Usage("--until: this moment is over".into()))?;
+    let end = until.next(now).ok_or_else(|| Error::Usage("--until is in the past".into()))?;
     if end.saturating_sub(now) > millis(PAUSE_MOST) {
         return Err(Error::Usage(format!("--until is {}: a pause lasts 40 days at most", moment(end))));
     }

@@ -27,7 +27,7 @@ pub fn wait(context: &Context, flags: &cli::wait::Wait) -> anyhow::Result<Exit> 
     let (observer, line) = (context.observe(FOREIGN_LOOK)?, Line::new(&context.printer, since));
     let onlooker = Onlooker { context, observer, line, until };
     let bound = flags.wait.filter(|bound| !bound.is_zero());
-    let mut waiting = Waiting { onlooker, since, bound, done: flags.done.map(Period::counts) };
+    let mut waiting = Waiting { onlooker, since, bound, done: flags.done.map(Period::counts), came: None };
     signals.or_exit(|| waiting.go(&wanted))
 }
 
@@ -38,6 +38,8 @@ struct Waiting<'a> {
     bound: Option<Duration>,
     /// The span of `--done`.
     done: Option<Duration>,
+    /// The store's time at its first answer, which is when `--done` asks from.
+    came: Option<u64>,
 }
 
 impl Waiting<'_> {
@@ -64,9 +66,10 @@ impl Waiting<'_> {
     fn until_over(&mut self, name: &Name) -> Result<Option<Exit>, Error> {
         let (since, done) = (self.since, self.done);
         let (store, key) = (self.onlooker.context.settings.store.to_string(), name.key());
-        let mut last = None;
+        let (mut last, came) = (None, &mut self.came);
         let over = self.onlooker.look_for(name, |view, line| {
-            let is_over = done.map_or(view.state == State::Free, |span| view.is_done_for(span));
+            let came = *came.get_or_insert(view.now);
+            let is_over = done.map_or(view.state == State::Free, |span| view.is_done_for(came, span));
             if is_over {
                 return Some(());
             }
@@ -97,9 +100,7 @@ impl Waiting<'_> {
         let (context, key) = (self.onlooker.context, name.key());
         let unknown = self.onlooker.ask(key, |store| unknown(context, store, name))?;
         if !unknown.is_empty() {
-            let (store, awaited) =
-                (&context.settings.store, if self.done.is_some() { "not done yet" } else { "free" });
-            let text = format!("{key} in {store} is {awaited}{unknown}");
+            let text = format!("{key} in {} is{}", context.settings.store, unknown.trim_start_matches(';'));
             self.onlooker.line.say(Kind::Note, Event::from(What::Waiting).about(key), &text);
         }
         Ok(())

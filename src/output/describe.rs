@@ -115,6 +115,7 @@ fn watching(store: &str, view: &View, to_be_done: bool, waited: Duration, room: 
                 [holder, others @ ..] if view.state == State::Held => {
                     held_briefly(holder, others.len() as u64)
                 }
+                _ if to_be_done => "it is not done".into(),
                 _ => format!("it {}", state(view)),
             };
             format!("waiting {} for {key}: {state}", span(seconds))

@@ -109,9 +109,9 @@ impl View {
 }
 
 impl View {
-    /// Whether a run with `--once-per` of this span that arrives now would be skipped. If no success
-    /// of such a run is remembered, the last success of a run without `--once-per` counts.
-    pub fn is_done_for(&self, span: Duration) -> bool {
+    /// Whether a run with `--once-per` of this span that arrived at `came` would be skipped. If no
+    /// success of such a run is remembered, the last success of a run without `--once-per` counts.
+    pub fn is_done_for(&self, came: u64, span: Duration) -> bool {
         let last = match &self.success {
             Some(success) => Some(LastSuccess::Known(success.clone())),
             None => self.last_success(),
@@ -123,8 +123,8 @@ impl View {
             {
                 false
             }
-            Some(LastSuccess::Known(success)) => success.counts_until(self.now, self.now, span).is_some(),
-            Some(LastSuccess::EndedAt(ended)) => self.now < ended.saturating_add(millis(span)),
+            Some(LastSuccess::Known(success)) => success.counts_until(self.now, came, span).is_some(),
+            Some(LastSuccess::EndedAt(ended)) => came < ended.saturating_add(millis(span)),
             None => false,
         }
     }

@@ -305,6 +305,6 @@ fn ends_since_a_moment() {
     assert_eq!(count(since("2026-01-31 03:00").stderr_like(said).run().stdout), 1);
     assert_eq!(count(since("1h").run().stdout), 1);
     assert_eq!(count(since("0").run().stdout), 0);
-    since("2999-01-01").status(64).stderr_like("dlock: --since: this moment is to come\n").run();
+    since("2999-01-01").status(64).stderr_like("dlock: --since is in the future\n").run();
     since("noon").status(64).stderr_like("dlock: .*a moment is like 03:00.*\n").run();
 }

@@ -315,7 +315,7 @@ fn a_pause_until_a_moment() {
     pause("03:00").stderr_like(said).run();
     let until = world.status("k")["paused"]["until"].as_str().expect("a time").to_owned();
     assert!(until.contains("T21:30:0"), "{until}");
-    pause("yesterday").status(64).stderr_like("dlock: --until: this moment is over\n").run();
+    pause("yesterday").status(64).stderr_like("dlock: --until is in the past\n").run();
     pause("2999-01-01")
         .status(64)
         .stderr_like("dlock: --until is 2999-01-01 .*: a pause lasts 40 days at most\n")

@@ -199,7 +199,7 @@ const take = (key) => hold(key, (event) => log(`${key} lost: ${event}`), '-t', '
 
 const PIPE_GO: &str = r#"package main
 
-import ("encoding/json"; "os"; "os/exec"; "strconv"; "sync/atomic"; "time")
+import ("encoding/json"; "errors"; "fmt"; "os"; "os/exec"; "strconv"; "sync/atomic"; "time")
 
 HOLD
 func log(word string) {
@@ -214,7 +214,9 @@ func take(key string) (func() error, error) {
 
 func main() {
 	if _, err := take("other"); err != nil {
-		log("busy" + strconv.Itoa(err.(*exec.ExitError).ExitCode()))
+		var exit *exec.ExitError
+		errors.As(err, &exit)
+		log("busy" + strconv.Itoa(exit.ExitCode()))
 	}
 	one, _ := take("a")
 	two, _ := take("b")
@@ -257,6 +259,14 @@ fn by_a_pipe(world: &mut World, start: impl Fn(&World) -> Child) {
     program.kill().expect("it lives");
     program.wait().expect("our child");
     ["a", "b"].iter().for_each(|key| world.wait_for_state(key, "free"));
+
+    // Who stops all of a service, or ^C, does not free the lock while the program cleans up.
+    let (pid, program) = begin(world);
+    for dlock in proc::children(pid) {
+        [Signal::INT, Signal::TERM].into_iter().for_each(|signal| proc::signal(dlock, signal));
+    }
+    assert_eq!((world.state("a"), world.state("b")), ("held".into(), "held".into()));
+    ends(world, program);
 
     // A program that reads nothing does not keep an operator from getting the lock.
     let (pid, program) = begin(world);

@@ -25,7 +25,7 @@ use crate::store::{Store, View};
 
 /// `dlock release KEY` of another holder's lock.
 pub fn ask(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Result<Exit> {
-    let Context { settings, printer } = context;
+    let Context { settings, printer, .. } = context;
     let place = format!("{} in {}", name.key(), settings.store);
     let mut observer = context.observe(FOREIGN_LOOK)?;
     let view = observer.look(name, context.deadline()).map_err(|error| context.with_origin(error))?;

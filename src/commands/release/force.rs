@@ -18,7 +18,7 @@ use crate::rules::{Foreign, Holder, Revoke, Revoked, State, When};
 use crate::store::View;
 
 pub fn force(context: &Context, name: &Name, flags: &cli::Release) -> anyhow::Result<Exit> {
-    let Context { settings, printer } = context;
+    let Context { settings, printer, .. } = context;
     let when = if flags.now { When::Now } else { When::Safe };
     let revoke = Revoke { when, by: owner("dlock release --force".into(), flags.reason.clone()) };
     let mut store = context.open()?;
