@@ -23,7 +23,7 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
     let seen = look(context, &wanted, &mut *store, which, ends);
     let Overview { mut views, is_damaged, mut exit } = seen.map_err(|error| context.with_origin(error))?;
     if flags.overdue {
-        let is_lacking = report_unexpected(context, &wanted, &views);
+        let is_lacking = report_unexpected(context, &wanted, &mut *store, &views);
         views.retain(|view| view.overdue() == Some(true));
         if exit == Exit::Ok && (is_lacking || !views.is_empty()) {
             exit = Exit::Busy(Exit::BUSY);
@@ -87,18 +87,20 @@ fn look(
 
 /// Says which of the keys and patterns expect no run, so that nobody would hear of a missing one.
 /// Returns whether there are any.
-fn report_unexpected(context: &Context, wanted: &KeyOperands, views: &[View]) -> bool {
-    let expects = |view: &&View| view.expected.is_some();
-    let expecting: Vec<_> = views.iter().filter(expects).map(|view| view.name.clone()).collect();
+fn report_unexpected(context: &Context, wanted: &KeyOperands, store: &mut dyn Store, views: &[View]) -> bool {
+    let (expecting, others): (Vec<_>, Vec<_>) = views.iter().partition(|view| view.expected.is_some());
+    let expecting: Vec<_> = expecting.iter().map(|view| view.name.clone()).collect();
     let place = &context.settings.store;
-    let cure = "name what is expected: dlock run --expect, or --once-per day and the like";
-    let named = wanted.named.iter().filter(|name| !expecting.contains(name));
-    let mut unexpected: Vec<_> =
-        named.map(|name| format!("no run of {} is expected in {place}; {cure}", name.key())).collect();
-    unexpected
-        .extend(wanted.unmatched(&expecting, place).map(|none| format!("{none} and expects a run; {cure}")));
+    let mut unexpected = Vec::new();
+    for view in others.iter().filter(|view| wanted.named.contains(&view.name)) {
+        let near = context.if_unknown(store, view);
+        unexpected.push(format!("no run of {} is expected in {place}{near}", view.name.key()));
+    }
+    unexpected.extend(wanted.unmatched(&expecting, place).map(|none| format!("{none} and expects a run")));
     for text in &unexpected {
-        context.printer.say(Kind::Warning, What::Matched, text);
+        let text =
+            format!("{text}; name what is expected: dlock run --expect, or --once-per day and the like");
+        context.printer.say(Kind::Warning, What::Matched, &text);
     }
     !unexpected.is_empty()
 }

@@ -1,8 +1,8 @@
 //! What should have run: how often a run of a lock is to succeed, and whether one is overdue. No grant
 //! depends on it.
 
+use super::LockTable;
 use super::time::{Time, millis, ms};
-use super::{EXPECTED_KEPT, HISTORY_KEPT, LockTable, Record};
 use crate::lock::{Name, Names};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -45,18 +45,5 @@ impl LockTable {
     /// Expects no run of the lock any more. Returns whether one was expected.
     pub fn retire(&mut self, name: &Name) -> bool {
         self.record(name.as_str()).expected.take().is_some()
-    }
-}
-
-impl Record {
-    /// How long the history outlives the lock's last use.
-    pub const fn history_kept(&self) -> Duration {
-        if self.expected.is_some() { EXPECTED_KEPT } else { HISTORY_KEPT }
-    }
-
-    /// When a server's record is removed, after its last use. A lock whose history is forgotten is shown
-    /// as unused long before.
-    pub fn removed_after(&self) -> Duration {
-        self.history_kept().max(2 * HISTORY_KEPT)
     }
 }

@@ -19,7 +19,7 @@ use super::operation::{Ask, Terms};
 use super::refusal::{Mark, Missed, Refusal};
 use super::stat::{Stat, count};
 use super::time::{Due, Time, millis, ms};
-use super::{ABSENCE, HISTORY_KEPT, SILENCE, SPENT_KEPT};
+use super::{ABSENCE, EXPECTED_KEPT, HISTORY_KEPT, SILENCE, SPENT_KEPT};
 use crate::lock::{Fence, Mode, ONCE_PER_MOST, Owner, Token};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -347,6 +347,17 @@ impl Record {
     /// The slots in use, also by cooling holds.
     pub(super) fn taken(&self) -> impl Iterator<Item = u32> {
         self.holds.values().filter_map(|hold| hold.slot)
+    }
+
+    /// How long the history outlives the lock's last use.
+    pub const fn history_kept(&self) -> Duration {
+        if self.expected.is_some() { EXPECTED_KEPT } else { HISTORY_KEPT }
+    }
+
+    /// When a server's record is removed, after its last use. A lock whose history is forgotten is shown
+    /// as unused long before.
+    pub fn removed_after(&self) -> Duration {
+        self.history_kept().max(2 * HISTORY_KEPT)
     }
 
     /// Drops what need not be remembered any more.
