@@ -75,7 +75,8 @@ fn work(task: Task) -> Result<Tally> {
     let common = Common { store: vec![task.url.clone().into()], quiet: true, ..Common::default() };
     let environment = Environment { variables: BTreeMap::new(), machine_file: "/nonexistent".into() };
     let settings = Settings::resolve(&common, &environment)?;
-    let context = Context { printer: Printer::new(&settings), settings };
+    let printer = Printer::new(&settings);
+    let context = Context::with(settings, printer);
     let ttl = Ttl::new(task.ttl).map_err(|why| anyhow!(why))?;
     let (tally, calm) = (Mutex::new((Phase::Start, Tally::default())), EventFd::new()?);
     let worker = Arc::new(Worker { task, context, ttl, tally, calm });
