@@ -194,7 +194,7 @@ fn natural_widths(rows: &[Cells], longest_key: usize) -> [usize; HEAD.len()] {
         }
     }
     // A column of which no row has anything is not shown, in a pipe neither.
-    for column in OMITTED {
+    for column in MODE..HEAD.len() {
         let usual = if column == MODE { EXCLUSIVE } else { NOTHING };
         if rows[1..].iter().all(|row| ["", NOTHING, usual].contains(&&*row[column])) {
             widths[column] = 0;

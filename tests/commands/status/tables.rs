@@ -194,6 +194,26 @@ fn a_terminal_shows_key_and_holder_whole() {
 }
 
 /// In a pipe tables are not cut and have no colours.
+/// Thousands of idle keys are looked through with less, at 80 columns.
+#[test]
+fn a_table_of_idle_keys_has_no_columns_of_dashes() {
+    let world = World::without_redis();
+    for (key, status) in [("nightly-report", 0), ("weekly-cleanup", 3)] {
+        world.run(key, &[], &format!("exit {status}")).status(status).run();
+    }
+    let table = world.dlock(["status", "-a"]).any_stdout().run().stdout;
+    let head: Vec<&str> = table
+        .lines()
+        .next()
+        .expect("a head")
+        .split("  ")
+        .map(str::trim)
+        .filter(|word| !word.is_empty())
+        .collect();
+    assert_eq!(head, ["KEY", "STATE", "LAST RUN"], "{table}");
+    assert!(table.lines().all(|line| line.len() <= 80), "{table}");
+}
+
 #[test]
 fn a_piped_table_is_whole_and_plain() {
     let world = World::new(Backend::Redis);
