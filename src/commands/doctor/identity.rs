@@ -1,7 +1,7 @@
 //! The identity of a store: a random text in it, the same on every machine whose settings mean the
 //! same store and prefix. It is the label of a hold of a lock of dlock's own. `doctor` leaves such a
 //! hold if there is none, and once a day, so that the record is kept. It creates no table, directory
-//! or node.
+//! or node for that.
 
 use crate::commands::context::Context;
 use crate::commands::owner::owner;
@@ -31,7 +31,7 @@ pub fn identity(context: &Context, survey: &Survey) -> Option<String> {
         .open_each()
         .ok()?
         .into_iter()
-        .map(|mut store| of_server(context, &mut *store, &names).ok().flatten())
+        .map(|mut store| of_server(context, &mut *store, &names, is_own(survey)).ok().flatten())
         .collect();
     let is_known = parts.iter().any(Option::is_some);
     let shown = parts.into_iter().map(|part| part.unwrap_or_else(|| "?".into()));
@@ -50,18 +50,32 @@ fn has_place(survey: &Survey) -> bool {
     }
 }
 
-fn of_server(context: &Context, store: &mut dyn Store, names: &Names) -> Result<Option<String>, Error> {
+/// Whether the users of the store can read what this user writes there: the nodes of an administrator
+/// are closed to them.
+fn is_own(survey: &Survey) -> bool {
+    match survey {
+        Survey::Ensemble(ensemble) => matches!(&ensemble.tried, Ok(Some(others)) if others.is_empty()),
+        _ => true,
+    }
+}
+
+fn of_server(
+    context: &Context,
+    store: &mut dyn Store,
+    names: &Names,
+    is_own: bool,
+) -> Result<Option<String>, Error> {
     let random = Token::random().map_err(|error| Error::Unavailable(error.to_string()))?;
     let known = |view: &View| view.log.first().map(|end| end.owner.command.clone());
     let view = store.inspect(names.first(), context.deadline())?;
     let found = known(&view);
     let is_recent =
         view.log.first().is_some_and(|end| view.now < end.ended.saturating_add(millis(AGAIN_AFTER)));
-    if is_recent {
+    if is_recent || !is_own {
         return Ok(found);
     }
     let label = found.clone().unwrap_or_else(|| random.secret().chars().take(DIGITS).collect());
-    // A user who may only read sees what is there.
+    // A read-only user sees what is there.
     let written = write(context, store, names, &random, label, found.is_none());
     match found {
         Some(found) => Ok(Some(found)),
