@@ -211,7 +211,7 @@ impl LockTable {
         let is_of_grant = names.iter().all(|name| self.record(name.as_str()).is_of_grant(token, fence));
         let answer = if is_of_grant && self.holds_all(names, token) {
             for name in names {
-                self.record(name.as_str()).extend(now, token, ttl);
+                self.record(name.as_str()).renew(now, token, ttl);
             }
             let asked = names.iter().filter_map(|name| self.record(name.as_str()).asked(token));
             asked.min_by_key(|asked| *asked != Renewal::Asked).unwrap_or(Renewal::Renewed)

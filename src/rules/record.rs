@@ -141,6 +141,10 @@ pub struct Hold {
     /// If its lease runs out, nobody is granted the lock for this long.
     #[serde(default, with = "ms", skip_serializing_if = "Option::is_none")]
     pub pause_on_failure: Option<Duration>,
+    /// Whether a hold with `pause_on_failure` was renewed. Only then does the end of its lease count
+    /// as a failure: an `acquire` that arrives late may be granted a lock under which nothing runs.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub renewed: bool,
     /// Whether it was granted while the lock was paused (`--during-pause`).
     #[serde(default, skip_serializing_if = "is_not")]
     pub during_pause: bool,
@@ -172,12 +176,6 @@ impl Hold {
     /// once.
     fn must_be_logged(&self) -> bool {
         self.confirmed && self.phase == Phase::Held
-    }
-
-    /// Whether its holder knows of it: a later request than that of the grant has extended its lease.
-    /// A request that arrives late may be granted a lock that nobody uses.
-    fn was_renewed(&self) -> bool {
-        self.owner.ttl.is_some_and(|ttl| self.until > Due::after(self.since, ttl))
     }
 
     /// When it stops keeping the lock.
@@ -422,6 +420,7 @@ impl Record {
             superseded: false,
             not_replaceable: granted.terms.not_replaceable,
             pause_on_failure: granted.terms.pause_on_failure,
+            renewed: false,
             during_pause: self.paused.is_some(),
             owner: granted.owner.clone(),
         };
@@ -434,6 +433,8 @@ impl Record {
     pub(super) fn confirm(&mut self, now: Time, ask: &Ask) {
         if let Some(hold) = self.holds.get_mut(&ask.token) {
             hold.owner = ask.owner.clone();
+            // An older dlock may have granted it, which does not know the option.
+            hold.pause_on_failure = ask.terms.pause_on_failure;
             if !ask.min_hold.is_zero() {
                 hold.cool = Due::after(hold.since, ask.min_hold);
             }
@@ -441,8 +442,16 @@ impl Record {
         self.extend(now, &ask.token, ask.ttl);
     }
 
+    /// Extends the lease of a hold for its holder.
+    pub(super) fn renew(&mut self, now: Time, token: &Token, ttl: Duration) {
+        if let Some(hold) = self.holds.get_mut(token) {
+            hold.renewed = hold.pause_on_failure.is_some();
+        }
+        self.extend(now, token, ttl);
+    }
+
     /// Extends the lease. A first extension also confirms the grant, and removes the waiter.
-    pub(super) fn extend(&mut self, now: Time, token: &Token, ttl: Duration) {
+    fn extend(&mut self, now: Time, token: &Token, ttl: Duration) {
         let Some(hold) = self.holds.get_mut(token) else { return };
         let is_new = !std::mem::replace(&mut hold.confirmed, true);
         hold.until = Due::after(now, ttl);
@@ -469,14 +478,15 @@ impl Record {
     /// For a grant that is not confirmed it returns how long the waiter lives, which can only
     /// shorten the grant.
     pub fn judge(&mut self, now: Time, mut lives: impl FnMut(&Token, &Hold) -> Option<Duration>) {
-        let is_idle = self.queue.is_empty();
+        let is_idle = !self.queue.iter().any(|(_, token)| self.is_waiting(now, token));
         for (token, hold) in self.holds.iter_mut().filter(|(_, hold)| hold.phase != Phase::Cooling) {
             let left = lives(token, hold);
             let until = Due::after(now, left.unwrap_or_default());
             let has_own_lease = hold.confirmed || hold.phase == Phase::Revoked;
             hold.until = if has_own_lease { until } else { hold.until.min(until) };
             // Nobody knows since when the lease is over. It may be long ago, if nobody waits.
-            let was_long_ago = |span| is_idle && now.millis() >= hold.since.millis() + millis(span);
+            let was_long_ago =
+                |span| is_idle && now.millis() >= hold.since.millis().saturating_add(millis(span));
             if left.is_none() {
                 hold.pause_on_failure.take_if(|span| was_long_ago(*span));
             }

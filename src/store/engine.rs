@@ -287,8 +287,8 @@ impl<C: Coordinator> Engine<C> {
     }
 
     /// Returns what the rules answer to a renewal, by the records as they are now. Writes nothing.
-    /// None if the token does not hold all of the locks or has not confirmed the grants, or if the
-    /// answer is that a lock is lost.
+    /// None if the token does not hold all of the locks or has not confirmed the grants, if the first
+    /// renewal must be recorded, or if the answer is that a lock is lost.
     fn renewal_by_records(
         &mut self,
         names: &Names,
@@ -298,7 +298,8 @@ impl<C: Coordinator> Engine<C> {
         let mut transaction = Self::look(&mut self.coordinator, names, renew.token, deadline)?;
         let is_known = names.iter().all(|name| {
             let record = transaction.table.records.get(name.as_str());
-            record.and_then(|record| record.holds.get(renew.token)).is_some_and(|hold| hold.confirmed)
+            let hold = record.and_then(|record| record.holds.get(renew.token));
+            hold.is_some_and(|hold| hold.confirmed && (hold.renewed || hold.pause_on_failure.is_none()))
         });
         let renewal = transaction.table.renew(transaction.now, names, renew);
         Ok(Some(renewal).filter(|renewal| is_known && is_held(*renewal)))

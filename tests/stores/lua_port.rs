@@ -115,6 +115,39 @@ fn a_full_queue_refuses_alike() {
     answer_alike(&Servers::start(1), BOUNDS.len() as u32, &Just((wants, history)));
 }
 
+/// Only a hold that was renewed has a run under it, and a min-hold does not hide that its lease is
+/// over.
+#[test]
+fn the_end_of_a_lease_pauses_alike() {
+    let fails = Want { pause_on_failure: Some(60_000), ..exclusive(&[0], false) };
+    let acquire = |who, min_hold| Step::Acquire {
+        who,
+        patience: Patience::Queue,
+        ttl: 500,
+        min_hold,
+        once_per: None,
+        waited: 0,
+    };
+    let leave = Step::Leave { who: 0, ran: Ran::Yes, job: None };
+    let renew = |who| Step::Renew { who, ttl: 500 };
+    let late = vec![acquire(0, 0), acquire(1, 0), leave, Step::Pass(100), acquire(1, 0), Step::Pass(2000)];
+    let renewed = vec![acquire(0, 0), renew(0), Step::Pass(2000), acquire(1, 0)];
+    let cooling =
+        vec![acquire(0, 8000), renew(0), Step::Pass(2000), acquire(1, 0), Step::Pass(9000), acquire(2, 0)];
+    let seen = vec![
+        acquire(0, 8000),
+        renew(0),
+        Step::Pass(2000),
+        Step::Pause { lock: 0, lasts: None },
+        Step::Pass(50),
+        acquire(1, 0),
+    ];
+    let servers = Servers::start(1);
+    for history in [late, renewed, cooling, seen] {
+        answer_alike(&servers, 1, &Just((vec![fails.clone(); PEOPLE], history)));
+    }
+}
+
 /// If another program has overwritten a lock, its hold is lost. The next operation records that.
 #[test]
 fn a_quorum_and_rules_record_a_loss_alike() {

@@ -30,6 +30,7 @@ impl Record {
         let is_in_force =
             |pause: &Pause| (1..=millis(PAUSE_MOST)).contains(&pause.until.saturating_sub(now.millis()));
         self.paused.take_if(|pause| !is_in_force(pause));
+        self.pause_while_cooling(now);
         let mut ended: Vec<(Due, Token)> = self
             .holds
             .iter()
@@ -39,14 +40,27 @@ impl Record {
         ended.sort();
         for (due, token) in &ended {
             let outcome = if due.passed(now) { Outcome::Expired } else { Outcome::Lost };
-            let is_of_run = self.holds.get(token).is_some_and(Hold::was_renewed);
-            if outcome == Outcome::Expired && is_of_run {
+            if outcome == Outcome::Expired {
                 self.pause_after_expiry(now, token);
             }
             self.end(now, token, outcome, None, None);
         }
         if !ended.is_empty() {
             self.free_if_empty();
+        }
+    }
+
+    /// Pauses an exclusive lock whose lease is over while its min-hold is not. Once: an operator may
+    /// end the pause. (The scripts on Redis would have to read each hold of a lock with slots, so
+    /// that one is paused when the min-hold ends.)
+    fn pause_while_cooling(&mut self, now: Time) {
+        let Lock::Exclusive { token, .. } = self.lock.clone() else { return };
+        let is_over = |hold: &Hold| hold.renewed && hold.until.passed(now);
+        if self.holds.get(&token).is_some_and(is_over) {
+            self.pause_after_expiry(now, &token);
+            if let Some(hold) = self.holds.get_mut(&token) {
+                hold.pause_on_failure = None;
+            }
         }
     }
 
@@ -87,7 +101,7 @@ impl Record {
 
     /// Pauses the lock if its hold, whose lease is over or whose process is dead, says so.
     fn pause_after_expiry(&mut self, now: Time, token: &Token) {
-        let Some(hold) = self.holds.get(token) else { return };
+        let Some(hold) = self.holds.get(token).filter(|hold| hold.renewed) else { return };
         let since = hold.until.0.min(now.millis());
         let reason = format!("failed on {}: its lease ran out", hold.owner.host);
         if let Some(lasts) = hold.pause_on_failure {
@@ -98,7 +112,8 @@ impl Record {
     /// Pauses the lock after a failure under this hold, unless the hold was asked to end. The later
     /// end counts if the lock is paused already, and an operator's pause keeps its reason.
     fn pause_after(&mut self, now: Time, token: &Token, since: u64, lasts: Duration, reason: String) {
-        let until = since.saturating_add(millis(lasts));
+        // A record that another program has changed may say more.
+        let until = since.saturating_add(millis(lasts.min(PAUSE_MOST)));
         let is_failure = |hold: &&Hold| hold.must_be_logged() && hold.asked.is_none();
         let Some(hold) = self.holds.get(token).filter(is_failure) else { return };
         let ends = self.paused.as_ref().map_or(now.millis(), |pause| pause.until);

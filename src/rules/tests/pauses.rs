@@ -190,9 +190,15 @@ fn what_nobody_ran_under_pauses_nothing() {
     assert!(!night.at(10).queue(2, "k", X));
     assert_eq!(night.ends(1, 20, 0), GONE);
     night.open(5000);
-    // A request that arrives late holds the lock for one lease.
+    // A request that arrives late holds the lock for one lease, also if it confirms a grant.
     let mut night = Night::new(HOUR);
     night.runs(1, 0);
+    night.open(MINUTE);
+    let mut night = Night::new(HOUR);
+    night.runs(1, 0);
+    assert!(!night.at(10).queue(2, "k", X));
+    assert_eq!(night.ends(1, 20, 0), GONE);
+    assert!(night.at(1000).queue(2, "k", X));
     night.open(MINUTE);
     // A release that arrived, and arrives again after the pause was ended.
     let mut night = Night::new(HOUR);
@@ -264,11 +270,17 @@ fn of_two_slots_that_fail_the_later_end_counts() {
 /// A store that knows by its sessions which leases are over does not know since when.
 #[test]
 fn a_session_that_is_gone_pauses_from_the_notice_only_if_that_is_soon_or_somebody_waits() {
-    for (noticed, waits, is_shut) in [(30 * MINUTE, false, true), (DAY, false, false), (DAY, true, true)] {
-        let mut night = Night::new(HOUR);
+    for (noticed, came, is_shut) in [
+        (30 * MINUTE, None, true),
+        (DAY, None, false),
+        (DAY, Some(DAY - 1000), true),
+        (DAY, Some(20_000), false),
+    ] {
+        let mut night = Night::with_long_leases(HOUR);
         night.runs(1, 0);
-        if waits {
-            assert!(!night.at(1000).queue(2, "k", X));
+        night.renews(1, 10_000);
+        if let Some(came) = came {
+            assert!(!night.at(came).queue(2, "k", X));
         }
         let scene = night.at(noticed);
         let now = scene.now;
@@ -284,11 +296,61 @@ fn a_session_that_is_gone_pauses_from_the_notice_only_if_that_is_soon_or_somebod
 /// A store that learns of a death ends the hold before its lease is over.
 #[test]
 fn a_death_that_is_noticed_at_once_pauses_from_then() {
+    for was_renewed in [true, false] {
+        let mut night = Night::new(HOUR);
+        night.runs(1, 0);
+        if was_renewed {
+            night.renews(1, 1000);
+        }
+        let scene = night.at(5_000);
+        scene.table.reap(scene.now, &token(1));
+        if was_renewed {
+            night.shut_until(5_000, HOUR + 5_000, Cause::Failure);
+        } else {
+            night.open(5_000);
+        }
+    }
+}
+
+#[test]
+fn a_span_that_another_program_wrote_pauses_no_longer_than_the_longest() {
+    for lasts in [Duration::from_secs(1 << 50), Duration::MAX] {
+        let mut night = Night::new(HOUR);
+        night.runs(1, 0);
+        night.renews(1, 10_000);
+        night.scene.record("k").holds.values_mut().for_each(|hold| hold.pause_on_failure = Some(lasts));
+        night.shut_until(MINUTE, 40 * DAY + 40_000, Cause::Failure);
+    }
+}
+
+#[test]
+fn the_confirmation_says_it_if_an_older_dlock_granted_the_lock() {
     let mut night = Night::new(HOUR);
     night.runs(1, 0);
-    let scene = night.at(5_000);
-    scene.table.reap(scene.now, &token(1));
-    night.shut_until(5_000, HOUR + 5_000, Cause::Failure);
+    assert!(!night.at(10).queue(2, "k", X));
+    assert_eq!(night.ends(1, 20, 0), GONE);
+    night.scene.record("k").holds.values_mut().for_each(|hold| hold.pause_on_failure = None);
+    assert!(night.at(1000).queue(2, "k", X));
+    night.renews(2, 10_000);
+    night.shut_until(MINUTE, HOUR + 40_000, Cause::Failure);
+}
+
+#[test]
+fn a_min_hold_does_not_hide_the_pause_after_a_crash() {
+    let mut night = Night::new(HOUR);
+    night.scene.min_hold = Duration::from_secs(600);
+    night.runs(1, 0);
+    night.renews(1, 10_000);
+    let until = |paused: Option<(u64, Cause, String)>| paused.map(|paused| paused.0);
+    assert_eq!(until(night.paused(30_000)), None);
+    assert_eq!(until(night.paused(MINUTE)), Some(HOUR + 40_000));
+    // An operator ends it once.
+    let now = night.scene.now;
+    assert!(night.scene.table.pause(now, &name("k"), None));
+    assert!(!night.at(2 * MINUTE).ask(98, "k", X), "the min-hold goes on");
+    assert_eq!(until(night.paused(3 * MINUTE)), None);
+    night.open(10 * MINUTE);
+    assert_eq!(night.scene.record("k").log[0].outcome, Outcome::Expired);
 }
 
 impl Night {

@@ -43,6 +43,8 @@ impl Keys {
 fn is_old(value: &[u8], now: Time) -> bool {
     let Ok((StoredLock { mut record, .. }, used)) = StoredLock::parse(value, 0) else { return false };
     record.judge(now, |_, _| None);
+    // The longest pause that its end could begin is over by the time the record is old.
+    record.holds.values_mut().for_each(|hold| hold.pause_on_failure = None);
     let holders: Vec<Token> = record.holds.keys().cloned().collect();
     // A min-hold outlives its holder's session.
     holders.iter().for_each(|holder| record.reap(now, holder));

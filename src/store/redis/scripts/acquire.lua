@@ -340,6 +340,8 @@ if held_everywhere(locks, token) then
     hold = hold_of(lock, token)
     if not hold.confirmed then confirm(lock, hold) end
     hold.fence, hold.owner, hold['until'] = fence, owner, ms + arg.ttl
+    -- An older dlock may have granted it, which does not know --pause-on-failure.
+    hold.pause_on_failure = terms.pause_on_failure
     if arg.min_hold > 0 then hold.cool = cool_from(hold.since) end
     save(lock, token, hold)
   end

@@ -209,19 +209,22 @@ local function outcome_of(hold)
   return 'lost'
 end
 
--- Whether the holder knows of the hold (rules: Hold::was_renewed).
-local function was_renewed(hold)
-  local ttl = type(hold.owner.ttl) == 'table' and hold.owner.ttl
-  local secs, nanos = ttl and number_in(ttl.secs), ttl and number_in(ttl.nanos)
-  return secs and nanos and hold['until'] > math.floor(hold.since / 1000) + secs * 1000 + math.floor(nanos / 1000000)
-end
-
 -- Pauses the lock, without writing it, if the hold whose lease is over says so. Returns whether it did
 -- (rules: Record::pause_after_expiry).
 local function pause_after_expiry(lock, hold)
-  if not (hold.pause_on_failure and is_logged(hold) and outcome_of(hold) == 'expired' and was_renewed(hold)) then return false end
+  if not (hold.pause_on_failure and hold.renewed and is_logged(hold)) then return false end
   local host = type(hold.owner.host) == 'string' and hold.owner.host or ''
   return pause_after(lock, hold, math.min(hold['until'], ms), hold.pause_on_failure, 'failed on ' .. host .. ': its lease ran out')
+end
+
+-- Pauses an exclusive lock whose lease is over while its min-hold is not (rules:
+-- Record::pause_while_cooling).
+local function pause_while_cooling(lock)
+  local hold = lock.kind == 'exclusive' and hold_of(lock, lock.token)
+  if not hold or ms < hold['until'] or not (hold.pause_on_failure and hold.renewed) then return end
+  if pause_after_expiry(lock, hold) then write_pause(lock) end
+  hold.pause_on_failure = nil
+  save(lock, lock.token, hold)
 end
 
 -- Ends what has run out, and what the lock key contradicts. Once is enough, because time stands
@@ -234,10 +237,12 @@ local function expire(lock)
     free(lock)
     if many then redis.call('DEL', due_key(lock), kept_key(lock)) end
   end
+  pause_while_cooling(lock)
   local ended = unconfirmed_end(lock)
   for _, one in ipairs(ended) do
-    finish(lock, one.token, outcome_of(one.hold))
-    if pause_after_expiry(lock, one.hold) then write_pause(lock) end
+    local outcome = outcome_of(one.hold)
+    finish(lock, one.token, outcome)
+    if outcome == 'expired' and pause_after_expiry(lock, one.hold) then write_pause(lock) end
   end
   if #ended > 0 then
     if lock.kind == 'free' then redis.call('DEL', lock.HOLD, due_key(lock), kept_key(lock)) end

@@ -25,13 +25,14 @@ local function look(lock, ends)
       if is_logged(hold) then
         local outcome = outcome_of(hold)
         table.insert(log, 1, entry(hold, outcome))
-        pause_after_expiry(lock, hold)
+        if outcome == 'expired' then pause_after_expiry(lock, hold) end
         local counts, times = counted(hold, outcome)
         for field, n in pairs(counts) do stat[field] = int((number_in(stat[field]) or 0) + n) end
         for field, at in pairs(times) do stat[field] = int(at) end
       end
     else
       due = math.max(due or 0, due_of(hold))
+      if lock.kind == 'exclusive' and ms >= hold['until'] then pause_after_expiry(lock, hold) end
       if hold.phase == 'revoked' then revoked[#revoked + 1] = one end
       if hold.phase == 'held' and not (lock.kind == 'exclusive' and ms >= hold['until']) then live[#live + 1] = one end
     end

@@ -21,7 +21,7 @@
 --                                 dlock/revoked:<until>
 --   dlock.hold:{tag}:L *  HASH    token -> JSON {phase, fence, since (us), until, cool, confirmed,
 --                                 waited, owner}, and where it applies {slot, asked, superseded,
---                                 not_replaceable, pause_on_failure, during_pause}. On a master of a quorum it is
+--                                 not_replaceable, pause_on_failure, renewed, during_pause}. On a master of a quorum it is
 --                                 dlock.quorum:{tag}:L, and has {attempt}.
 --                                 #<slot> -> token, if the lock has slots
 --   dlock.due:{tag}:L     ZSET    shared, slots: the tokens that hold, by their end
@@ -137,7 +137,7 @@ local function decoded(json)
     waited = waited, owner = h.owner, slot = number_in(h.slot), attempt = number_in(h.attempt) and h.attempt,
     asked = type(h.asked) == 'table' and h.asked or nil, superseded = h.superseded == true or nil,
     not_replaceable = h.not_replaceable == true or nil, pause_on_failure = ms_in(h.pause_on_failure),
-    during_pause = h.during_pause == true or nil }
+    renewed = h.renewed == true or nil, during_pause = h.during_pause == true or nil }
 end
 
 -- Sorts holds by their end.
@@ -405,7 +405,7 @@ end
 -- Pauses the lock, without writing it, after a failure under this hold, unless the hold was asked to
 -- end. Returns whether it did (rules: Record::pause_after).
 local function pause_after(lock, hold, since, lasts, reason)
-  local due, was = since + lasts, pause_of(lock)
+  local due, was = since + math.min(lasts, PAUSE_MOST), pause_of(lock)
   if hold.asked or due <= (was and was['until'] or ms) then return false end
   if was and not was.cause then
     was['until'] = due

@@ -20,7 +20,7 @@ if is_held then
       confirm(lock, hold)
       redis.call('DEL', waiter_key(lock, token))
     end
-    hold['until'] = ms + arg.ttl
+    hold['until'], hold.renewed = ms + arg.ttl, hold.pause_on_failure ~= nil or nil
     save(lock, token, hold)
     if not hold.asked then
       if outcome == 'not-held' then outcome = 'renewed' end
