@@ -140,7 +140,7 @@ impl RecordFile {
             let old = OldFile::new(fd, &stat);
             let content = old.read().map_err(|errno| directory.error(doing, errno))?;
             look += 1;
-            match Self::parse(&content, file, name, boot) {
+            match Self::parse(&content, directory, file, name, boot) {
                 Ok(record) => return Ok(record.complete(directory, file, old, purpose)),
                 Err(Bad::Cut) if boot.is_after(stat.st_ctime) => {
                     return Ok(Self { file: Some(old), ..absent() });
@@ -152,7 +152,13 @@ impl RecordFile {
         }
     }
 
-    fn parse(content: &[u8], file: &FileName, name: Option<&str>, boot: &Boot) -> Result<Self, Bad> {
+    fn parse(
+        content: &[u8],
+        directory: &Directory,
+        file: &FileName,
+        name: Option<&str>,
+        boot: &Boot,
+    ) -> Result<Self, Bad> {
         let (header, body) = Header::parse(content)?;
         let (kept, used) = StoredLock::parse(body, header.version).map_err(Bad::Damaged)?;
         let is_its = FileName::of(&kept.name, FileRole::Record) == *file;
@@ -161,7 +167,7 @@ impl RecordFile {
         }
         let mut record = Self { kept, offset: header.offset, file: None };
         if header.boot != boot.id {
-            record.begin_boot(boot);
+            record.begin_boot(directory, boot);
         }
         record.kept.forget_history(used, boot.time(record.offset));
         Ok(record)
@@ -183,11 +189,19 @@ impl RecordFile {
     }
 
     /// Drops the processes of an earlier boot.
-    fn begin_boot(&mut self, boot: &Boot) {
-        self.offset = boot.offset;
+    fn begin_boot(&mut self, directory: &Directory, boot: &Boot) {
+        let old_offset = std::mem::replace(&mut self.offset, boot.offset);
         let now = boot.time(self.offset);
+        let since_old_boot = Duration::from_micros(now.0.saturating_sub(old_offset));
         let StoredLock { record, tracked, .. } = &mut self.kept;
-        tracked.clear();
+        // A pause counts from the end of the lease, and only the life file has that, until an operation
+        // writes the pause: the clean-up keeps the files of tracked tokens.
+        tracked.retain(|token, _| record.holds.get(token).is_some_and(|hold| hold.renewed));
+        for token in tracked.keys() {
+            if let Published::Until(at) = published(directory, token, since_old_boot) {
+                record.lasts(token, due(at, old_offset));
+            }
+        }
         record.waiters.clear();
         record.queue.clear();
         record.absence = Absence::default();

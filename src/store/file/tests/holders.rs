@@ -81,6 +81,33 @@ fn another_boot_ends_the_hold_and_keeps_the_history() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn after_another_boot_a_pause_counts_from_the_last_renewal() -> Result<()> {
+    let place = Place::new()?;
+    let (mut holder, mut after) = (place.holder()?, place.process()?);
+    after.store.coordinator.boot.id = "another".into();
+    let lasts = Some(Duration::from_secs(3600));
+    place.forge("nightly", |record| {
+        record.kept.record.holds.values_mut().for_each(|hold| hold.pause_on_failure = lasts);
+    })?;
+    for ahead in [10, 20] {
+        set_ahead(Duration::from_secs(ahead));
+        assert_eq!(holder.renew()?, Renewal::Renewed);
+    }
+    set_ahead(Duration::from_secs(90));
+    // The clean-up leaves the life file, which has the end of the lease.
+    let life = place.life_of(&holder);
+    holder.die();
+    after.store.coordinator.clean();
+    assert!(life.exists());
+    let view = after.store.inspect(&name()?, by())?;
+    let paused = view.paused.context("it is not paused")?;
+    let lease = Duration::from_millis(paused.since - view.log[0].since);
+    assert!((50..55).contains(&lease.as_secs()), "{lease:?}");
+    assert!(matches!(after.acquire(Patience::None)?, Acquired::Busy(_)));
+    Ok(())
+}
+
 /// The guard of a waiter that was asked to end releases the token, and another process writes the
 /// record, while a request of the waiter is still on its way. The guard is another process, so the
 /// waiter's `LifeFile` does not know of it.
