@@ -257,7 +257,8 @@ impl QuorumStore {
         let leave = self.call(&scripts::LEAVE, names.first(), &argument)?;
         let (masters, majority) = (self.masters.len(), self.masters.majority());
         let given_back = |answers: &Answers| answers.count("released") + answers.count("already");
-        let has_run = end.ran != Ran::No;
+        // A failure to start the command may pause the lock, which takes a majority, too.
+        let has_run = end.ran != Ran::No || end.pause.is_some();
         let is_gone = |answers: &Answers| match has_run {
             true => answers.count("not-held") > masters - majority,
             // No job ran, so nothing depended on the hold.

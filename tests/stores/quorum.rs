@@ -16,11 +16,11 @@ use crate::support::wait::wait_until;
 use dlock::clock::Moment;
 use dlock::exit::Ended;
 use dlock::lock::{Fence, Key, Name, Names, Owner, Token};
-use dlock::rules::{Acquired, Ask, End, Left, Patience, Ran, Renew, Renewal, Requested};
-use dlock::store::Store;
+use dlock::rules::{Acquired, Ask, End, FailurePause, Left, Patience, Ran, Renew, Renewal, Requested};
 use dlock::store::net::Address;
 use dlock::store::quorum::QuorumStore;
 use dlock::store::redis::Target;
+use dlock::store::{Error, Store};
 use std::time::Duration;
 
 /// Logs `overlap` if another job is inside, and its own fence.
@@ -174,6 +174,21 @@ fn a_request_reaches_the_holder() {
     assert_eq!((view.stat.grants, view.stat.held.count(), view.stat.failed), (1, 1, 1));
     assert_eq!(view.log.len(), 1);
     assert_eq!((view.log[0].fence, view.log[0].job), (grant.fence, end.job));
+}
+
+/// A run whose command could not start has failed (126, 127), and a pause at a minority is none.
+#[test]
+fn a_pause_after_a_command_that_did_not_start_takes_a_majority() {
+    let mut masters = Masters::aged(3);
+    let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(1));
+    let (names, ask) = (names(), ask(Duration::from_secs(30)));
+    let by = || Moment::now().after(Duration::from_secs(20));
+    assert!(matches!(store.acquire(&names, &ask, by()), Ok(Acquired::Granted(_))));
+    masters.at(0).ask::<()>(&["FLUSHALL"]);
+    masters.at_mut(1).kill();
+    let pause = Some(FailurePause { lasts: LONG, reason: "exit 127".into() });
+    let left = store.leave(&names, &ask.token, &End { pause, ..NOT_RUN }, by());
+    assert!(matches!(left, Err(Error::Unavailable(_) | Error::Unreachable(_))), "{left:?}");
 }
 
 /// The metrics have the last success, the last failure and the waiters that gave up, as on one
