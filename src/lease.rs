@@ -191,6 +191,7 @@ impl Lease {
             has_report: EventFd::new()?,
             stop_listening: EventFd::new()?,
             claims: AtomicUsize::new(0),
+            has_renewed: AtomicBool::new(false),
             listens: AtomicBool::new(false),
         });
         let main_work = RefCell::new(MainWork::Acquire(Box::new(Progress::begin())));
@@ -211,9 +212,11 @@ impl Lease {
             Step::Over => *main_work = MainWork::Nothing,
             Step::Held(fence, sent) => {
                 let mut keeping = Keeping::new(fence, sent, &request.schedule);
-                let begin_at = keeping.next.min(sent.after(SUBSCRIBE_AFTER));
+                let mut begin_at = keeping.next.min(sent.after(SUBSCRIBE_AFTER));
                 if request.ask.terms.pause_on_failure.is_some() {
-                    // Only a hold that was renewed is a failure if its lease runs out.
+                    // Only a hold that was renewed is a failure if its lease runs out, so the first
+                    // renewal goes out beside the start of the job.
+                    begin_at = Moment::now();
                     keeping.next = begin_at;
                 }
                 *main_work = MainWork::Keep(keeping, begin_at);
@@ -300,6 +303,11 @@ impl Lease {
         }
     }
 
+    /// Whether the store has answered a renewal.
+    pub fn has_renewed(&self) -> bool {
+        self.keeper.has_renewed.load(Ordering::Acquire)
+    }
+
     /// The owner in the request.
     pub fn owner(&self) -> &Owner {
         &self.keeper.request.ask.owner
@@ -325,7 +333,7 @@ impl Lease {
     }
 
     /// Closes the connections properly; when the process ends they would just break.
-    fn hang_up(&self) {
+    pub fn hang_up(&self) {
         let Keeper { stores, stop_listening, listens, .. } = &*self.keeper;
         stop_listening.notify();
         stores.reset();

@@ -40,7 +40,13 @@ pub fn parse_positive(text: &str) -> Result<Duration, String> {
 /// Parses the length of a pause.
 pub fn parse_pause(text: &str) -> Result<Duration, String> {
     let span = parse_positive(text)?;
-    if span > PAUSE_MOST { Err("a pause lasts 40 days at most".into()) } else { Ok(span) }
+    if span < Duration::from_millis(1) {
+        Err("a pause lasts 1ms at least".into())
+    } else if span > PAUSE_MOST {
+        Err("a pause lasts 40 days at most".into())
+    } else {
+        Ok(span)
+    }
 }
 
 #[cfg(test)]
@@ -117,5 +123,7 @@ mod tests {
         assert!(parse_positive("0").is_err());
         assert!(parse_positive("0ms").is_err());
         assert_eq!(parse_positive("1ms"), Ok(Duration::from_millis(1)));
+        assert!(parse_pause("0.0001").is_err());
+        assert_eq!(parse_pause("1ms"), Ok(Duration::from_millis(1)));
     }
 }

@@ -122,7 +122,7 @@ pub fn guarded(context: &Context, run: &Run, report: &mut RunReport, mut work: W
     let (keys, parent) = work.missing_keys(context, run, &holds).map_err(unstarted)?;
     report.nested = parent.is_some();
     let run = &match &parent {
-        Some(_) => inside(context, run, keys.is_empty()),
+        Some(_) => inside(context, run, &keys),
         None => run.clone(),
     };
     if let Some(parent) = parent.filter(|_| keys.is_empty()) {
@@ -189,13 +189,13 @@ fn ask(run: &Run, owner: Owner, token: Token, until: Until) -> Ask {
     }
 }
 
-/// The same run inside a job that holds some or all of its keys: what is about a hold of its own has
-/// no effect, which is said.
-fn inside(context: &Context, run: &Run, holds_all: bool) -> Run {
+/// The same run inside a job that holds all of its keys but the `missing` ones: what is about a hold
+/// of its own has no effect, which is said.
+fn inside(context: &Context, run: &Run, missing: &[Key]) -> Run {
     let (min_hold, pause_on_failure, during_pause) = (Duration::ZERO, None, false);
     let mut inside = Run { min_hold, pause_on_failure, during_pause, ..run.clone() };
-    inside.once_per.take_if(|_| holds_all);
-    inside.expect.take_if(|_| holds_all);
+    inside.once_per.take_if(|_| missing.is_empty());
+    inside.expect.take_if(|_| missing.is_empty());
     let options = [
         ("--min-hold", inside.min_hold != run.min_hold),
         ("--once-per", inside.once_per != run.once_per),
@@ -207,7 +207,8 @@ fn inside(context: &Context, run: &Run, holds_all: bool) -> Run {
     let options: Vec<&str> =
         options.iter().filter(|(_, is_given)| *is_given).map(|(name, _)| *name).collect();
     if !options.is_empty() {
-        let (keys, store) = (listed(&run.keys), &context.settings.store);
+        let held: Vec<Key> = run.keys.iter().filter(|key| !missing.contains(key)).cloned().collect();
+        let (keys, store) = (listed(&held), &context.settings.store);
         let text = format!(
             "the surrounding job holds {keys} in {store}, so this has no effect here: {}; give it to the outer 'dlock run'",
             options.join(", ")

@@ -42,6 +42,8 @@ pub struct Keeper {
     pub stop_listening: EventFd,
     /// How many threads want the store now.
     pub claims: AtomicUsize,
+    /// Whether the store has answered a renewal.
+    pub has_renewed: AtomicBool,
     /// Whether the lease thread has a subscription, which it closes when it ends.
     pub listens: AtomicBool,
 }
@@ -171,6 +173,7 @@ impl Keeper {
                 return Kept::No;
             }
         };
+        self.has_renewed.store(true, Ordering::Release);
         (self.on_renewed)(schedule.term_at(sent), schedule.kill_at(sent));
         if keeping.failures >= WORTH_SAYING {
             self.report(Report::Recovered);

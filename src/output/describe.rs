@@ -57,10 +57,12 @@ pub fn awaited(view: &View, to_be_done: bool) -> String {
 
 /// A line about the pause of a lock, if it is paused.
 pub fn pause(view: &View) -> Option<String> {
-    let Pause { by, until, .. } = view.paused.as_ref()?;
+    let Pause { by, until, cause, .. } = view.paused.as_ref()?;
     let (key, until) = (view.name.key(), local(*until, view.now));
     Some(
-        escaped(&format!("{key} is paused by {}{}, until {until}", who(by), because(by))).into_owned() + "\n",
+        escaped(&format!("{key} is paused by {}{}{}, until {until}", who(by), because(by), cause.note()))
+            .into_owned()
+            + "\n",
     )
 }
 

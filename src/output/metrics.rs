@@ -63,7 +63,9 @@ impl Exposition {
             }),
             ("holders", "gauge", "Holders now.", |lock| lock.holders),
             ("queue_length", "gauge", "Waiters now.", |lock| lock.waiters),
-            ("paused", "gauge", "1 while the lock is paused (dlock pause).", |lock| lock.paused),
+            ("paused", "gauge", "1 while the lock is paused (dlock pause, --pause-on-failure).", |lock| {
+                lock.paused
+            }),
         ];
         for (name, kind, help, of) in numbers {
             self.family(&mut text, name, kind, help, |lock| vec![("", None, of(lock).to_string())]);

@@ -100,7 +100,7 @@ fn state(lines: &mut Lines, view: &View, coloured: Coloured) {
     }
     if let Some(pause) = &view.paused {
         let (by, until) = (cell(&pause.by), local(pause.until, view.now));
-        lines.add(0, "paused", &format!("until {until} by {by}{}", because(&pause.by)));
+        lines.add(0, "paused", &format!("until {until} by {by}{}{}", because(&pause.by), pause.cause.note()));
     }
 }
 

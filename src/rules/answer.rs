@@ -302,6 +302,16 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Names the option, after the reason.
+    pub const fn note(self) -> &'static str {
+        match self {
+            Self::Operator => "",
+            Self::Failure => " (--pause-on-failure)",
+        }
+    }
+}
+
+impl Cause {
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
     fn is_operator(&self) -> bool {
         *self == Self::Operator

@@ -159,6 +159,7 @@ impl Main {
             has_report: EventFd::new().expect("a descriptor"),
             stop_listening: EventFd::new().expect("a descriptor"),
             claims: AtomicUsize::new(0),
+            has_renewed: AtomicBool::new(false),
             listens: AtomicBool::new(false),
         });
         let (of_thread, net, store) = (Arc::clone(&keeper), Arc::clone(&self.net), self.store(task));

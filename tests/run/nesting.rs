@@ -171,7 +171,7 @@ fn a_min_hold_is_ignored(backend: Backend) {
         )
         .run();
     let script = "$D run -k k --pause-on-failure 1h --once-per 1h -- false; $D run -k l -k k --pause-on-failure 1h -- false";
-    let said = "dlock: .* no effect here: --once-per, --pause-on-failure; .*\ndlock: .* no effect here: --pause-on-failure; .*\n";
+    let said = "dlock: .* no effect here: --once-per, --pause-on-failure; .*\ndlock: .* job holds k in .* no effect here: --pause-on-failure; .*\n";
     outer(&world, &[], script).status(1).stderr_like(said).run();
     assert_eq!((world.state("k"), world.state("l")), ("free".into(), "free".into()));
 }

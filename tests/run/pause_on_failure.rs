@@ -12,7 +12,8 @@ use serde_json::Value;
 
 on_every_store!(a_failure_pauses_the_lock, a_run_that_is_told_to_end_has_not_failed, a_crash_pauses_the_lock,);
 
-const PAUSED: &str = "dlock: k in .* is paused for 2h \\(--pause-on-failure\\); 'dlock resume k' ends that\n";
+const PAUSED: &str =
+    "dlock: k in .* is paused until .* \\(--pause-on-failure\\); 'dlock resume k' ends that\n";
 
 fn why(world: &World) -> Value {
     let paused = world.status("k")["paused"].clone();

@@ -152,15 +152,20 @@ impl Session<'_> {
                 if over.end.counts() && over.exit != Exit::Lost {
                     self.messages.counts(self.run.once_per, self.report);
                 }
-                if let (Some(pause), Left::Released { .. }) = (&over.end.pause, left) {
-                    self.messages.paused(pause.lasts);
+                let has_failed = over.end.pause.is_some() || left == Left::NotHeld;
+                if self.run.pause_on_failure.is_some() && has_failed {
+                    // Another pause may be in force, or an operator may have ended this one.
+                    self.messages.paused(&own.lease.views());
+                    own.lease.hang_up();
                 }
                 self.tell_of_release();
                 self.guard.dismiss();
             }
             // The guard goes on trying, by itself.
             Err(error) => {
-                let pauses = self.run.pause_on_failure.filter(|_| self.context.settings.pauses_expired());
+                // If no renewal arrived, the end of the lease is no failure.
+                let pauses_expired = self.context.settings.pauses_expired() && own.lease.has_renewed();
+                let pauses = self.run.pause_on_failure.filter(|_| pauses_expired);
                 self.messages.not_given_back(&error.to_string(), over.exit, over.end.ran, pauses);
                 let _ = self.guard.leave_to_it(Duration::ZERO);
             }
