@@ -1,7 +1,7 @@
 ------------------------------- MODULE replay -------------------------------
 (* Could the store of dlock.tla have answered as a recorded history says? replay.py writes Keys: for each key the events of   *)
 (* its runs, in order. TLC looks for an order of steps of the store, each as dlock.tla allows it, that explains them all.     *)
-EXTENDS dlock, recorded              \* Keys, and whether each is for itself
+EXTENDS dlock, recorded              \* Keys
 Nobody == 0                          \* in place of None: runs are numbers here
 VARIABLES at,                        \* the key, and the next event
           asked, had, going, may,    \* runs that have asked, were granted the lock, give it back, may have lost it
@@ -15,12 +15,9 @@ Fresh(k) == LET all(x) == [r \in 1..Len(Keys[k].fences) |-> x]
             IN [own |-> None, left |-> 0, conf |-> FALSE, rev |-> FALSE, of |-> 0, fence |-> 0, q |-> <<>>,
                 heard |-> all(0), end |-> all("no")]
 Known(a, h, g1, m) == asked' = a /\ had' = h /\ going' = g1 /\ may' = m
-InitReplay == /\ at \in {<<k, 1>> : k \in IF Each THEN 1..Len(Keys) ELSE {1}} /\ s = Fresh(at[1]) /\ asked = {} /\ had = {} /\ going = {} /\ may = {} /\ seen = FALSE
+InitReplay == /\ at \in {<<k, 1>> : k \in 1..Len(Keys)} /\ s = Fresh(at[1]) /\ asked = {} /\ had = {} /\ going = {} /\ may = {} /\ seen = FALSE
               /\ up = 0 /\ sent = 0 /\ att = 0 /\ d = 0 /\ g = 0 /\ j = 0 /\ still = 0 /\ kill = 0 /\ mine = 0 /\ slow = 0
               /\ lost = 0 /\ budget = 0
-Clear == /\ at' = <<IF Each THEN Len(Keys) + 1 ELSE at[1] + 1, 1>> /\ Known({}, {}, {}, {}) /\ seen' = FALSE
-         /\ s' = IF ~Each /\ at[1] < Len(Keys) THEN Fresh(at[1] + 1) ELSE s
-
 \* What the store may do by itself, or for a request that is under way. Fences only grow: they tell which run is next.
 IsNext(r) == Cardinality(had) < Len(Key.order) /\ r = Key.order[Cardinality(had) + 1]
 Waiting == SelectSeq(s.q, LAMBDA r : s.heard[r] > 0)
@@ -56,13 +53,10 @@ Take(what, r) ==
          [] what = "gone" -> s.end[r] = "released"                               \* its release has succeeded
          [] what = "look" -> seen
          [] OTHER -> TRUE
-NextReplay == /\ at[1] <= Len(Keys)
-              /\ IF at[2] > Len(Events) THEN Clear
+NextReplay == /\ IF at[2] > Len(Events) THEN PrintT(<<"explained", at[1]>>) /\ FALSE
                  ELSE \/ Step \/ Take(Events[at[2]][1], Events[at[2]][2])
                       \/ /\ Key.open # <<>> /\ Key.open[at[2]] > 0                   \* a look has begun
                          /\ LET e == Events[Key.open[at[2]]] IN Look(e[2], e[3])
               /\ UNCHANGED unused
 SpecReplay == InitReplay /\ [][NextReplay]_<<vars, at, known, seen>>
-\* Violated where the last key is explained, or any if each is for itself.
-Unexplained == at[1] <= Len(Keys)
 =============================================================================
