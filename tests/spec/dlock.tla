@@ -63,7 +63,8 @@ Serve(r, op) ==
           /\ att' = IF att[r].op # op \/ att[r].rep # "" THEN att
                     ELSE IF done[2] = "wait" /\ r \notin NoWait THEN [att EXCEPT ![r] = Idle]
                     ELSE [att EXCEPT ![r] = [@ EXCEPT !.rep = done[2], !.f = IF done[2] = "granted" THEN done[1].of ELSE 0]]
-          /\ sent' = IF op = "leave" THEN [sent EXCEPT ![r] = {"leave"}] ELSE sent  \* nothing else has an effect any more
+          \* After a leave nothing else of this token has an effect any more.
+          /\ sent' = IF op = "leave" /\ Dropped \cap {"spent", "remembers"} = {} THEN [sent EXCEPT ![r] = {"leave"}] ELSE sent
     /\ UNCHANGED <<up, procs, kill, mine, slow, budget>>
 Force == /\ s.own # None /\ ~s.rev /\ budget.force > 0 /\ budget' = [budget EXCEPT !.force = @ - 1]
          /\ s' = IF s.conf /\ "now" \notin Dropped THEN [s EXCEPT !.rev = TRUE]
