@@ -200,10 +200,11 @@ fn feel(world: &World, crowd: &Crowd, sentinels: &[u16], nodes: &[u16]) -> Vec<T
     felt
 }
 
-/// Reads the waiters again and again.
+/// Reads the holders and waiters again and again.
 fn look(world: &World, crowd: &Crowd) -> Vec<Sighting> {
     let mut seen = Vec::new();
     while !crowd.stop.load(Ordering::Relaxed) {
+        let from = now();
         let output = world.dlock(["status", "--json"]).any_stdout().any_stderr().spawn().output();
         let at = now();
         let locks: Value = serde_json::from_str(&output.stdout).unwrap_or_default();
@@ -214,7 +215,10 @@ fn look(world: &World, crowd: &Crowd) -> Vec<Sighting> {
                 let pid = i32::try_from(waiter["pid"].as_i64()?).ok()?;
                 live.get(&pid).map(|run| run.id)
             });
-            seen.push(Sighting { at, waiting: ids.collect() });
+            let holders = lock["holders"].as_array().into_iter().flatten();
+            let fences = holders.filter_map(|holder| holder["fence"].as_u64()).collect();
+            let key = lock["key"].as_str().unwrap_or_default().to_owned();
+            seen.push(Sighting { from, at, key, fences, waiting: ids.collect() });
         }
         drop(live);
         sleep(Duration::from_millis(300));

@@ -45,14 +45,15 @@ pub struct Event {
     pub process: Process,
     #[serde(rename = "type")]
     pub step: Step,
-    /// `acquire`, `release` or `expire`; of the nemesis, what it did.
+    /// `acquire`, `release`, `expire` or `look`; of the nemesis, what it did.
     pub f: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The fence of an acquire that completed; the process whose hold an expire ends; the run that the nemesis hit.
+    /// The fence of an acquire that completed, or of the holder that a look found; the process whose hold an expire ends;
+    /// the run that the nemesis hit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<u64>,
-    /// The mode of an acquire, the end of a run, or whether a trouble begins or ends.
+    /// The mode of an acquire, the end of a run, the waiting processes in order, or whether a trouble begins or ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -96,6 +97,7 @@ pub fn of(round: &Round) -> Vec<Event> {
         events.push(Event::of_nemesis(trouble.from, trouble.kind).note("begins"));
         events.push(Event::of_nemesis(trouble.until, trouble.kind).note("ends"));
     }
+    looks(round, &mut events);
     // Events of the same nanosecond count as concurrent, so what begins comes before what completes.
     events.sort_by_key(|event| (event.time, event.step));
     let first = events.first().map_or(0, |event| event.time);
@@ -140,6 +142,26 @@ fn operations(
     if let Some(at) = lapse.filter(|_| !is_released) {
         let environment = process + PROCESSES / 2;
         events.push(Event::new(at, environment, Step::Invoke, "expire", key).value(process));
+    }
+}
+
+/// What the store said of each lock: when it was asked, and the answer.
+fn looks(round: &Round, events: &mut Vec<Event>) {
+    let client = |id: &u64, key: &str| {
+        let run = round.runs.iter().find(|run| run.id == *id)?;
+        let place = run.keys.iter().position(|one| *one == key)?;
+        Some((run.id * PROCESSES + u64::try_from(place).ok()?).to_string())
+    };
+    for sighting in &round.sightings {
+        let look = |time, step| {
+            let (key, process) = (Some(sighting.key.clone()), Process::Named("look".to_owned()));
+            Event { process, step, key, ..Event::of_nemesis(time, "look") }
+        };
+        events.push(look(sighting.from, Step::Invoke));
+        let waiting: Vec<String> =
+            sighting.waiting.iter().filter_map(|id| client(id, &sighting.key)).collect();
+        let answer = look(sighting.at, Step::Ok).note(waiting.join(" "));
+        events.push(Event { value: sighting.fences.first().copied(), ..answer });
     }
 }
 

@@ -219,7 +219,7 @@ fn a_run_that_overtakes() {
     let mut overtaken = round(&[(300, 400), (500, 600)]);
     // The second run waited before the first was started.
     overtaken.runs[1].spawned = 100 * MS;
-    overtaken.sightings.push(Sighting { at: 200 * MS, waiting: vec![2] });
+    overtaken.sightings.push(Sighting { at: 200 * MS, waiting: vec![2], ..Sighting::default() });
     finds(&overtaken, &[Fault::Order]);
     assert_eq!(judge(&overtaken).pairs, 1);
     // In the other order it is one checked pair without a fault.

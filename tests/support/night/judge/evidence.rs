@@ -91,11 +91,15 @@ pub struct Trouble {
     pub empties: bool,
 }
 
-/// The queue of one lock in order, from an answer before that moment.
-#[derive(Debug, Clone)]
+/// One lock as the store showed it between two moments.
+#[derive(Debug, Clone, Default)]
 pub struct Sighting {
+    pub from: Time,
     pub at: Time,
-    /// The ids of the waiting runs.
+    pub key: String,
+    /// The fences of its holders.
+    pub fences: Vec<u64>,
+    /// The ids of the waiting runs, in order.
     pub waiting: Vec<u64>,
 }
 
