@@ -2,7 +2,7 @@
 //! as failures is tested by src/commands/run/ending.rs, until when a lock is paused by
 //! src/rules/tests/pauses.rs.
 
-use crate::support::dlock::Running;
+use crate::support::dlock::{BINARY, Running};
 use crate::support::masters::Masters;
 use crate::support::proxy::Proxy;
 use crate::support::wait::wait_until;
@@ -63,6 +63,21 @@ fn fails(world: &World) {
     world.dlock(["resume", "k"]).any_stderr().run();
     world.run("k", &[], "echo ran >> log").run();
     assert_eq!(world.log(), ["ran"]);
+}
+
+/// The message tells what the store says, and invites nobody to end an operator's freeze.
+#[test]
+fn a_failed_run_names_the_pause_that_is_in_force() {
+    let world = World::new(Backend::Redis);
+    let freeze = |then: &str| {
+        let job = format!("$D pause k --for 3d --reason freeze 2> said; {then} exit 1");
+        pauses(&world, &[], &job).env("D", BINARY).status(1)
+    };
+    freeze("").stderr_like("dlock: k in .* stays paused by .* \\(freeze\\), until .*\n").run();
+    world.dlock(["resume", "k"]).any_stderr().run();
+    // Once the freeze is over, the failure pauses the lock by itself.
+    let said = "dlock: k in .* is paused until .* \\(--pause-on-failure\\); 'dlock resume k' ends that\n";
+    freeze("$D resume k 2> said;").stderr_like(said).run();
 }
 
 /// A run whose job does not end by itself.
