@@ -12,12 +12,11 @@ use crate::exit::{Ended, Exit, OnLost};
 use crate::lock::{Key, Mode, Period};
 use crate::output::busy::{self, Asked, Tried};
 use crate::output::live::Line;
-use crate::output::owner::{because, who};
 use crate::output::time::{self, millis, span};
 use crate::output::{Event, Kind, What, missed};
-use crate::rules::{Blocker, Cause, Done, Grant, Left, Pause, Proof, Ran, Refusal, Superseded, Waiting};
+use crate::rules::{Blocker, Done, Grant, Left, Proof, Ran, Refusal, Superseded, Waiting};
 use crate::shell::{cited, word};
-use crate::store::{self, View};
+use crate::store;
 use crate::supervise::{NotStarted, Process};
 use std::cell::{Cell, RefCell};
 use std::ffi::OsString;
@@ -404,24 +403,6 @@ impl<'a> Messages<'a> {
             cited(&format!("dlock forget {key}"))
         );
         self.say(Kind::Done, What::Released, &text);
-    }
-
-    /// The run has failed. Says until when the first of its locks that is paused stays so.
-    pub fn paused(&self, views: &[View]) {
-        let paused = views.iter().find_map(|view| Some((view, view.paused.as_ref()?)));
-        let Some((view, Pause { by, until, cause, .. })) = paused else { return };
-        let (key, until) = (view.name.key(), time::local(*until, view.now));
-        let place = format!("{key} in {}", self.asked.store);
-        let text = match cause {
-            Cause::Operator => format!("{place} stays paused by {}{}, until {until}", who(by), because(by)),
-            Cause::Failure => {
-                let keys = self.asked.keys.iter().map(|key| word(key.as_str())).collect::<Vec<_>>();
-                let resume = cited(&format!("dlock resume {}", keys.join(" ")));
-                let are = if keys.len() > 1 { "are" } else { "is" };
-                format!("{} {are} paused until {until}{}; {resume} ends that", self.place(), cause.note())
-            }
-        };
-        self.say(Kind::Note, What::Paused, &text);
     }
 
     /// The store did not answer the release. After a loss that is expected and not printed. With

@@ -1,5 +1,5 @@
-//! The messages while the job runs and its lease is in danger, and when the job is stopped: each
-//! says why, and what happens to the job.
+//! The messages while the job runs and its lease is in danger, when the job is stopped, and when a
+//! failure has paused the lock: each says why, and what happens to the job.
 
 use super::{Messages, Under};
 use crate::commands::fate::{Fate, person};
@@ -7,16 +7,35 @@ use crate::config::run::Run;
 use crate::error::Error;
 use crate::exit::{Exit, OnLost};
 use crate::lease::{Asker, Loss};
-use crate::output::time::span;
+use crate::output::owner::{because, who};
+use crate::output::time::{self, span};
 use crate::output::{Event, Kind, What};
-use crate::rules::Outcome;
+use crate::rules::{Cause, Outcome, Pause};
 use crate::shell::{cited, word};
-use crate::store;
+use crate::store::{self, View};
 use crate::supervise::StopReason;
 use std::io;
 use std::time::Duration;
 
 impl Messages<'_> {
+    /// The run has failed. Says until when the first of its locks that is paused stays so.
+    pub fn paused(&self, views: &[View]) {
+        let paused = views.iter().find_map(|view| Some((view, view.paused.as_ref()?)));
+        let Some((view, Pause { by, until, cause, .. })) = paused else { return };
+        let (key, until) = (view.name.key(), time::local(*until, view.now));
+        let place = format!("{key} in {}", self.asked.store);
+        let text = match cause {
+            Cause::Operator => format!("{place} stays paused by {}{}, until {until}", who(by), because(by)),
+            Cause::Failure => {
+                let keys = self.asked.keys.iter().map(|key| word(key.as_str())).collect::<Vec<_>>();
+                let resume = cited(&format!("dlock resume {}", keys.join(" ")));
+                let are = if keys.len() > 1 { "are" } else { "is" };
+                format!("{} {are} paused until {until}{}; {resume} ends that", self.place(), cause.note())
+            }
+        };
+        self.say(Kind::Note, What::Paused, &text);
+    }
+
     pub fn trouble(&self, error: &store::Error, left: Duration, on_lost: OnLost) {
         let job = self.job.get();
         let then = match on_lost {
