@@ -40,10 +40,16 @@ impl LockTable {
 
     /// The caller holds the locks, and asks because it has no answer yet. If the request that was
     /// granted had waited for the store, it did not say for how long, and this one does: the run arrived
-    /// earlier, and may be done. A late copy of a request shows a later arrival, and changes nothing.
+    /// earlier, and may be done. A late copy of a request shows a later arrival, and changes nothing;
+    /// nor does one that comes after the clock was set back to before the grant, for its job may run.
     pub(super) fn date_back(&mut self, now: Time, names: &Names, ask: &Ask) -> Option<Acquired> {
         let came = ask.came(now);
-        let is_earlier = |hold: &Hold| is_much_earlier(came, hold.since.millis().saturating_sub(hold.waited));
+        if ask.has_waited {
+            return None;
+        }
+        let is_earlier = |hold: &Hold| {
+            hold.since <= now && is_much_earlier(came, hold.since.millis().saturating_sub(hold.waited))
+        };
         let holds = names.iter().filter_map(|name| self.records.get(name.as_str())?.holds.get(&ask.token));
         if !holds.into_iter().any(is_earlier) {
             return None;

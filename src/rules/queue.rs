@@ -49,12 +49,13 @@ impl LockTable {
     }
 
     /// When the caller arrived, according to its place in a queue, because its own clock may stand
-    /// still. As long ago as it says that it has waited, if it has no place, or if that is much earlier:
-    /// the request that got the place has waited for the store.
+    /// still. As long ago as it says that it has waited, if it has no place; or if it does not know of
+    /// its place, and that is much earlier: the request that got the place has waited for the store.
     pub(super) fn came(&mut self, now: Time, names: &Names, ask: &Ask) -> Time {
         let waiting = |name: &Name| Some(self.record(name.as_str()).waiters.get(&ask.token)?.since);
         let came = ask.came(now);
-        names.iter().find_map(waiting).filter(|since| !is_much_earlier(came, since.millis())).unwrap_or(came)
+        let since = names.iter().find_map(waiting);
+        since.filter(|since| ask.has_waited || !is_much_earlier(came, since.millis())).unwrap_or(came)
     }
 
     /// Records a waiter's heartbeat: gives it a ticket, or returns it to its old place.

@@ -121,7 +121,7 @@ impl Notice {
         };
         let kind = match (once_per, waited) {
             (Some(_), Some(_)) => Missed::GaveUp,
-            (_, None) if paused.is_some_and(|pause| pause.cause == Cause::Failure) => Missed::Failed,
+            _ if paused.is_some_and(|pause| pause.cause == Cause::Failure) => Missed::Failed,
             (Some(period), None) if holder.is_some_and(|holder| is_late(holder, period)) => Missed::StillHeld,
             _ => return None,
         };

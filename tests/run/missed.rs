@@ -116,11 +116,12 @@ fn the_first_that_is_refused_after_a_failure_says_so() {
     one_says(&run(&["--once-per", "day"]), pattern);
     none_says(&run(&["--once-per", "day"]));
     none_says(&run(&[]));
+    none_says(&run(&["-w", "0.1"]));
     // Its next pause is another one.
     world.dlock(["resume", "-q", "k"]).run();
     wait_until("two seconds have passed", || {
         world.run("k", &failing, "exit 3").status(3).run();
-        let told = run(&[]).len();
+        let told = run(&["-w", "0.1"]).len();
         world.dlock(["resume", "-q", "k"]).run();
         told == 1
     });

@@ -209,6 +209,28 @@ fn the_arrival_of_a_success_does_not_go_back() {
     assert_eq!(success(&mut scene, "a"), second.map(|(fence, _)| (fence, 2_000)));
 }
 
+/// The caller's clock runs ahead of the store's, or the store's is set back, while it waits.
+#[test]
+fn a_waiter_that_knows_its_place_is_not_dated_back() {
+    let mut day = Day::new(30_000);
+    day.runs(1, 0, 58_000);
+    (day.scene.now, day.scene.waited) = (Time(day.began.0 + 60_000_000), Duration::ZERO);
+    assert!(!day.scene.queue(2, "k", X));
+    day.ends(1, 64_000, &SUCCESS);
+    (day.scene.has_waited, day.scene.waited) = (true, Duration::from_secs(7));
+    assert!(day.scene.queue(2, "k", X));
+}
+
+/// The job may run already.
+#[test]
+fn a_late_copy_after_a_clock_that_was_set_back_takes_no_hold() {
+    let mut day = Day::new(HOUR / 2);
+    day.runs(1, 0, 0);
+    day.ends(1, 1, &SUCCESS);
+    day.runs(2, 40 * MINUTE, 40 * MINUTE);
+    day.runs(2, 25 * MINUTE, 25 * MINUTE);
+}
+
 /// The store stands still for longer than the period, with the first request of a run in its buffer.
 #[test]
 fn a_request_that_waited_for_the_store_arrived_when_it_was_sent() {

@@ -133,7 +133,7 @@ impl Comparison<'_> {
                     patience,
                     terms,
                     waited,
-                    has_waited: false,
+                    has_waited: waited.as_millis() % 2 == 1,
                 };
                 let mut lua = self.store.acquire(&names, &ask, by()).unwrap();
                 match &mut lua {

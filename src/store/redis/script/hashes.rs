@@ -1,6 +1,6 @@
 //! The SHA-1 of each script as it is sent. Generated: DLOCK_REGENERATE=1 cargo test generated
 
-pub const ACQUIRE: &str = "f19ef79477718f54325b193686d7c85eda09d9a6";
+pub const ACQUIRE: &str = "dde5c46723911b15fac781087adee84100daea78";
 pub const RENEW: &str = "67a8f9e47c9e71440bec938c8db7c3d85b1505fe";
 pub const LEAVE: &str = "f469c26f4620a04ef9e59070c998e17f673c8cd1";
 pub const FORGET: &str = "dae013a3caf30e5dbab670f3d1cc114bfaa83faf";

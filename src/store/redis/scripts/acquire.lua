@@ -168,11 +168,12 @@ end
 -- The caller holds the locks, and asks because it has no answer yet: the run may have arrived before
 -- the request that was granted (rules: LockTable::date_back).
 local function date_back(locks, came)
+  if arg.has_waited then return nil end
   local came_ms, is_earlier = math.floor(came / 1000), false
   local function gone(hold) return math.floor(hold.since / 1000) - came_ms end
   for _, lock in ipairs(locks) do
     local hold = hold_of(lock, token)
-    is_earlier = is_earlier or hold.waited + ARRIVAL_SLACK < gone(hold)
+    is_earlier = is_earlier or (tonumber(hold.since) <= us and hold.waited + ARRIVAL_SLACK < gone(hold))
   end
   if not is_earlier then return nil end
   if done(locks, terms, came) then
@@ -284,7 +285,7 @@ if not held_everywhere(locks, token) then
   end
   local work, ticket, since = worklist(locks), place_of(locks)
   since = tonumber(since)
-  if since and math.floor(came / 1000) + ARRIVAL_SLACK >= math.floor(since / 1000) then came = since end
+  if since and (arg.has_waited or math.floor(came / 1000) + ARRIVAL_SLACK >= math.floor(since / 1000)) then came = since end
   -- Not with each heartbeat: two waiters that expect different things would write in turn.
   if not ticket then expect(locks, terms.expect) end
   local skipped = skip_if_done(locks, came)
