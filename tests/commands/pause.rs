@@ -50,6 +50,9 @@ fn a_cluster_is_paused() {
 fn a_narrow_terminal_shows_the_reason_of_a_pause() {
     let world = World::without_redis();
     world.dlock(["pause", "k", "l", "--reason", "the tables are migrated"]).any_stderr().run();
+    // Its columns take the room.
+    let holder = world.run("m", &[], "echo up >> log; exec sleep 1000").dies_of(15).spawn();
+    world.wait_for_log("up");
     for command in ["dlock status", "dlock status --all"] {
         let mut terminal = Terminal::with_size(&world, "xterm", 24, 80);
         terminal.type_line(command);
@@ -62,6 +65,8 @@ fn a_narrow_terminal_shows_the_reason_of_a_pause() {
     }
     let piped = world.dlock(["status"]).any_stdout().run().stdout;
     assert!(!piped.contains("is paused by"), "{piped}");
+    holder.signal(Signal::TERM);
+    holder.finish();
 }
 
 fn paused_and_resumed(world: &World) {

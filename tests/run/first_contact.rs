@@ -38,7 +38,7 @@ fn an_outage_at_the_start_is_waited_out() {
         let said = call.finish().stderr;
         assert_eq!(said.matches("trying again").count(), 1, "it is said once: {said}");
         // The end of the outage is reported.
-        let over = ["got run in ", "acquire in ", "answers again"];
+        let over = ["got run in ", "acquire in ", "answers again", " is free after "];
         assert!(over.iter().any(|over| said.contains(over)), "{said}");
     }
     assert!(world.path("ran").exists());

@@ -34,8 +34,10 @@ pub fn identity(context: &Context, survey: &Survey) -> Option<String> {
         .map(|mut store| of_server(context, &mut *store, &names, is_own(survey)).ok().flatten())
         .collect();
     let is_known = parts.iter().any(Option::is_some);
-    let shown = parts.into_iter().map(|part| part.unwrap_or_else(|| "?".into()));
-    is_known.then(|| shown.collect::<Vec<_>>().join("+"))
+    // A URL may name the masters in any order.
+    let mut shown: Vec<String> = parts.into_iter().map(|part| part.unwrap_or_else(|| "?".into())).collect();
+    shown.sort_by_key(|part| (part == "?", part.clone()));
+    is_known.then(|| shown.join("+"))
 }
 
 /// Whether dlock's data is there already, or needs no place of its own.
