@@ -313,7 +313,9 @@ fn a_mysql_user_at_its_limit() {
 #[test]
 fn a_zookeeper_without_a_free_client() {
     let mut world = World::without_redis();
-    let server = ZooKeeper::start(&world.path(""), &["maxClientCnxns=1"]);
+    // Else the server closes a connection that says nothing after ten seconds, as long as a run asks.
+    let settings = ["maxClientCnxns=1", "nio.sessionlessCnxnTimeout=600000"];
+    let server = ZooKeeper::start(&world.path(""), &settings);
     world.use_store(server.url("/full"));
     let only = wait_for("the only connection", || {
         let mut only = TcpStream::connect(("127.0.0.1", server.port())).ok()?;
