@@ -326,7 +326,7 @@ impl LockTable {
     }
 
     /// Records a refusal, in a record beside that of the lock ([`Name::of_refusals`]). Returns whether
-    /// the caller is to tell it to a person.
+    /// the caller is to announce it.
     pub fn refuse(&mut self, now: Time, beside: &Name, refusal: &Refusal) -> bool {
         let Record { refusals, announced, .. } = self.record(beside.as_str());
         refusals.push_front(Refusal { at: now.millis(), notice: None, ..refusal.clone() });

@@ -10,7 +10,7 @@ Examples:
   # Tonight's backup turned out to be empty; the next run does it again:
   dlock forget backup
 
-  # The job is no more, and is not to be reported as overdue:
+  # The job no longer exists, so do not report it as overdue:
   dlock forget --retire old-report
 
 A run that is under way goes on. If it has --once-per and succeeds, that counts.

@@ -89,9 +89,9 @@ pub struct Run {
 
     /// Skip CMD, and exit 0, if a run of this minute, hour, day or week, or of the last DUR, has succeeded
     ///
-    /// For a line that runs once a day on each machine. A success counts for 12 hours. minute, hour and week count for half
-    /// as long, too (30s, 30m, 84h): room for machines that are late, and for a rerun by hand half a period before the next
-    /// run. A DUR is taken as it is, up to 30d. A run arrives when it first tries to reach the store, by the store's clock,
+    /// For a line that runs once a day on each machine. A success counts for 12 hours. With minute, hour and week, too, it
+    /// counts for half of that time (30s, 30m, 84h): room for machines that are late, and for a rerun by hand half a period
+    /// before the next run. A DUR is taken as it is, up to 30d. A run arrives when it first tries to reach the store, by the store's clock,
     /// however long it then waits. It is skipped if a run with --once-per succeeded (status 0) that arrived less than that
     /// before it, or that was granted the lock after it arrived. So with --wait one machine runs and the others stand by: if
     /// it succeeds, the others exit 0; if it fails or dies, the next one runs. Scheduled runs that arrive while an earlier one

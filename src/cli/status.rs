@@ -39,9 +39,9 @@ use, and those with a history. \\* and \\? stand for the characters themselves."
 /// `dlock status`.
 #[derive(Debug, Args)]
 #[command(after_long_help = after(STATUS_AFTER, &[
-    (0, "the store answered, whatever it said; with --overdue: nothing is"),
+    (0, "the store answered, whatever it said; with --overdue: nothing is overdue"),
     (74, "output could not be written"),
-    (75, "with --overdue: something is, or a KEY expects no run or is not known"),
+    (75, "with --overdue: a lock is overdue, or a KEY expects none or is not known"),
 ]))]
 pub struct Status {
     /// The locks to show; in a pattern * stands for any text, ? for one character

@@ -14,14 +14,14 @@ use crate::config::run::{Asking, script_status};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lease::obtain::{Progress, Step};
-use crate::lease::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
+use crate::lease::{Report, Request, Until, give_back};
 use crate::lock::{Key, Mode, Names, Token, Wait};
 use crate::output::acquired::{Acquired, shell};
 use crate::output::busy::Tried;
 use crate::output::time::{local, millis, span};
 use crate::output::{self, Kind, What, json};
 use crate::rules::schedule::Schedule;
-use crate::rules::{Ask, Blocker, End, Grant, Ran, Refusal, Terms};
+use crate::rules::{Ask, Blocker, End, Grant, Refusal, Terms};
 use crate::shell::{cited, word};
 use crate::store::net::interrupt;
 use crate::store::{self, Store};
@@ -30,7 +30,6 @@ use rustix::stdio::dup2_stderr;
 use std::fs::File;
 use std::io::Read as _;
 use std::ops::ControlFlow;
-use std::thread::sleep;
 use std::time::Duration;
 
 /// Longest time for leaving the queue when a waiting dlock must end (I9).
@@ -136,11 +135,8 @@ enum Obtained {
 /// answered. Otherwise both end by themselves: an unconfirmed grant within seconds, a place in the
 /// queue within a minute, a hold with its lease.
 fn give_back_quietly(store: &mut dyn Store, request: &Request, within: Duration) -> bool {
-    let (deadline, end) = (
-        Moment::now().after(within),
-        End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None },
-    );
-    give_back(store, &request.names, &request.ask.token, &end, deadline).is_ok()
+    let deadline = Moment::now().after(within);
+    give_back(store, &request.names, &request.ask.token, &End::NOT_RUN, deadline).is_ok()
 }
 
 /// Leaves the queue in another process, for this one must end. A store that has started threads does
@@ -151,11 +147,7 @@ fn leave_apart(context: &Context, request: &Request) {
         // This tells the process that must end that this one goes on.
         let goes_on = supervise::outlive_caller().and_then(|()| supervise::leave_standard_streams());
         if let (Ok(true), Ok(()), Ok(mut store)) = (null, goes_on, context.open()) {
-            let until = Moment::now().after(LEAVING_APART);
-            while !give_back_quietly(&mut *store, request, context.request_time()) && !until.passed() {
-                store.reset();
-                sleep(RIDE_OUT_PAUSE);
-            }
+            give_back_quietly(&mut *store, request, LEAVING_APART);
         }
         0
     });

@@ -7,7 +7,7 @@ use super::{RIDE_OUT_PAUSE, Report, Request, Until, give_back};
 use crate::clock::Moment;
 use crate::lock::{Fence, Mode, Name};
 use crate::rules::view::{turn_in, typical};
-use crate::rules::{Acquired, Ask, Blocker, End, Grant, LoggedEnd, Ran, State, Waiting};
+use crate::rules::{Acquired, Ask, Blocker, End, Grant, LoggedEnd, State, Waiting};
 use crate::store::net::failure::is_put_off;
 use crate::store::net::interrupt;
 use crate::store::{Error, Slept, Store};
@@ -313,10 +313,7 @@ impl Obtaining<'_> {
         let Error::Unacknowledged(text) = error else { return self.over(Report::Failed(error)) };
         // Try only once, because the replicas are known not to answer. If this fails, the guard
         // gives the lock back.
-        let (deadline, end) = (
-            Moment::now().after(self.request.op_timeout),
-            End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None },
-        );
+        let (deadline, end) = (Moment::now().after(self.request.op_timeout), End::NOT_RUN);
         let said = match self.store.leave(&self.request.names, &self.request.ask.token, &end, deadline) {
             Ok(_) | Err(Error::Unacknowledged(_)) => format!("{text}; the lock is given back"),
             Err(_) => text,
@@ -343,8 +340,7 @@ impl Obtaining<'_> {
     /// Leaves the queue, and reports `why`.
     fn give_up(&mut self, why: Report) -> Step {
         let deadline = Moment::now().after(self.request.op_timeout);
-        let end = End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None };
-        match give_back(self.store, &self.request.names, &self.request.ask.token, &end, deadline) {
+        match give_back(self.store, &self.request.names, &self.request.ask.token, &End::NOT_RUN, deadline) {
             Ok(_) => self.over(why),
             Err(Error::Contended(_)) => match why {
                 Report::Busy(blocker) => self.over(Report::Contended(blocker)),

@@ -159,9 +159,7 @@ impl Blocker {
         let (at, others, holder, left, paused, before, queue_full) = (0, 0, None, None, None, None, None);
         Self { at, state, mode, holder, others, left, paused, before, queue_full }
     }
-}
 
-impl Blocker {
     /// For a caller that a pause does not keep out.
     pub fn without_pause(self) -> Self {
         match self.state {
@@ -309,9 +307,7 @@ impl Cause {
             Self::Failure => " (--pause-on-failure)",
         }
     }
-}
 
-impl Cause {
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
     fn is_operator(&self) -> bool {
         *self == Self::Operator

@@ -64,8 +64,7 @@ impl LockTable {
     }
 
     /// The success because of which `--once-per` skips a run that came then, at the lock that is due
-    /// first.
-    /// None unless every lock has one.
+    /// first. None unless every lock has one.
     pub(super) fn done<'n>(
         &mut self,
         now: Time,

@@ -111,6 +111,16 @@ pub struct End {
     pub pause: Option<FailurePause>,
 }
 
+impl End {
+    /// Of a caller whose command did not run.
+    pub const NOT_RUN: Self = Self { ran: Ran::No, job: None, once_per: false, fence: None, pause: None };
+
+    /// Whether it is a success that counts for later runs with [`Terms::once_per`].
+    pub fn counts(&self) -> bool {
+        self.once_per && self.ran == Ran::Yes && self.job == Some(Ended::Code(0))
+    }
+}
+
 /// A pause that a failed run leaves behind.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FailurePause {
@@ -118,13 +128,6 @@ pub struct FailurePause {
     pub lasts: Duration,
     /// How the run failed.
     pub reason: String,
-}
-
-impl End {
-    /// Whether it is a success that counts for later runs with [`Terms::once_per`].
-    pub fn counts(&self) -> bool {
-        self.once_per && self.ran == Ran::Yes && self.job == Some(Ended::Code(0))
-    }
 }
 
 /// Whether the command was started under the hold, and what ended it.

@@ -106,9 +106,7 @@ impl View {
     pub fn counts_until(&self, end: &LoggedEnd) -> Option<u64> {
         self.counting().filter(|(success, _)| success.fence == end.fence)?.1
     }
-}
 
-impl View {
     /// Whether a run with `--once-per` of this span that arrived at `came` would be skipped. If no
     /// success of such a run is remembered, the last success of a run without `--once-per` counts.
     pub fn is_done_for(&self, came: u64, span: Duration) -> bool {

@@ -54,9 +54,10 @@ impl Record {
     /// end the pause. (The scripts on Redis would have to read each hold of a lock with slots, so
     /// that one is paused when the min-hold ends.)
     fn pause_while_cooling(&mut self, now: Time) {
-        let Lock::Exclusive { token, .. } = self.lock.clone() else { return };
+        let Lock::Exclusive { token, .. } = &self.lock else { return };
         let is_over = |hold: &Hold| hold.renewed && hold.until.passed(now);
-        if self.holds.get(&token).is_some_and(is_over) {
+        if self.holds.get(token).is_some_and(is_over) {
+            let token = token.clone();
             self.pause_after_expiry(now, &token);
             if let Some(hold) = self.holds.get_mut(&token) {
                 hold.pause_on_failure = None;

@@ -13,7 +13,8 @@ const CLEANED_UP: usize = 64;
 
 impl Keys {
     /// Deletes records that have been unused for so long that they are to be
-    /// [removed](crate::rules::Record::removed_after), with their waiters, which have no session left. Each run starts at a random record, so that each record gets its turn.
+    /// [removed](crate::rules::Record::removed_after), with their waiters, which have no session left.
+    /// Each run starts at a random record, so that each record gets its turn.
     pub(super) fn remove_old(&mut self, deadline: Moment) -> Result<(), Error> {
         let layout = self.layout();
         let mut keys = self.all_records(deadline)?;

@@ -9,7 +9,7 @@ use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, scripts};
 use crate::clock::{Moment, sleep_until};
 use crate::lock::{Fence, Name, Names};
 use crate::rules::schedule;
-use crate::rules::{Acquired, Ask, Done, End, Grant, Patience, Ran, Superseded, Terms, Waiting};
+use crate::rules::{Acquired, Ask, Done, End, Grant, Patience, Superseded, Terms, Waiting};
 use crate::store::Error;
 use crate::store::redis::argument;
 use std::time::Duration;
@@ -23,9 +23,6 @@ const TAKE_BACK: Duration = Duration::from_millis(250);
 /// a majority. After this long, the one that is older on some masters goes on without `--replace`:
 /// both run, one after the other.
 const AGREED_WITHIN: Duration = Duration::from_secs(2);
-
-/// The end of a hold under which nothing ran.
-const NOT_RUN: End = End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None };
 
 enum Tried {
     Won(Grant),
@@ -71,7 +68,7 @@ impl QuorumStore {
                 Tried::Superseded(superseded) => {
                     // It does no harm if this fails: the lease is short, and each master that hears
                     // of it refuses the token from then on.
-                    let _ = self.leave_as(&NOT_RUN, Some("superseded"), names, &ask.token, deadline);
+                    let _ = self.leave_as(&End::NOT_RUN, Some("superseded"), names, &ask.token, deadline);
                     return Ok(Acquired::Superseded(superseded));
                 }
                 Tried::TokenEnded => return Ok(Acquired::TokenEnded),
@@ -101,7 +98,7 @@ impl QuorumStore {
             if is_held || deadline.left() < next * 2 {
                 // It does no harm if this fails: what was not taken back ends with its lease, and
                 // each master that hears of it refuses the token from then on.
-                let _ = self.leave_as(&NOT_RUN, Some("busy"), names, &ask.token, deadline);
+                let _ = self.leave_as(&End::NOT_RUN, Some("busy"), names, &ask.token, deadline);
                 return Ok(Acquired::Busy(blocker));
             }
             sleep_until(Moment::now().after(next));
@@ -221,7 +218,7 @@ impl QuorumStore {
 
     /// Gives back what an attempt took, also where no answer came.
     fn take_back(&mut self, this: &Try<'_>, from: &[usize]) {
-        let end = argument::Leave::new(&this.ask.token, &NOT_RUN);
+        let end = argument::Leave::new(&this.ask.token, &End::NOT_RUN);
         let argument = Leave { end, counts: None, attempt: Some(&this.number) };
         let Ok(leave) = self.call(&scripts::LEAVE, this.name, &argument) else { return };
         let now = Moment::now();

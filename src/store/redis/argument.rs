@@ -132,13 +132,12 @@ impl<'a> Refuse<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::Ran;
     use crate::store::{Error, json};
 
     #[test]
     fn what_is_absent_is_left_out() -> Result<(), Error> {
         let token = &Token::parse(&"a".repeat(32)).map_err(Error::Garbled)?;
-        let end = End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None };
+        let end = End::NOT_RUN;
         let leave = json(&Leave::new(token, &end))?;
         assert_eq!(leave, format!(r#"{{"token":"{}","once_per":false}}"#, token.secret()));
         assert_eq!(json(&Pause { pause: None })?, "{}");

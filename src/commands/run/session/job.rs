@@ -8,7 +8,7 @@ use crate::exit::{Ended, Exit, OnLost};
 use crate::lease::{Asker, Lease, Loss, Report};
 use crate::output::hold::HoldEvent;
 use crate::output::time::millis;
-use crate::rules::{End, FailurePause, Ran};
+use crate::rules::{End, FailurePause};
 use crate::supervise::{self, Event, NotStarted, Reached, Received, StopReason};
 use std::io;
 
@@ -160,7 +160,7 @@ impl Session<'_> {
         };
         self.messages.not_started(&self.run.argv, why, exit);
         self.report.started = false;
-        Over { exit, end: End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None } }
+        Over { exit, end: End::NOT_RUN }
     }
 
     /// The job has ended. Completes what is known of the loss, and chooses the exit status.

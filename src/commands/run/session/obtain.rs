@@ -11,7 +11,7 @@ use crate::lease::{self, Report};
 use crate::lock::Wait;
 use crate::output::busy::Tried;
 use crate::output::hold::HoldEvent;
-use crate::rules::{Blocker, Done, End, Grant, Notice, Ran, Refusal};
+use crate::rules::{Blocker, Done, End, Grant, Notice, Refusal};
 use crate::supervise::{self, Event, Limits};
 use std::time::Duration;
 
@@ -177,9 +177,8 @@ impl Session<'_> {
 
     /// Gives back the hold, or leaves the queue, when no guard can do it and CMD did not run.
     fn leave(&self, own: &Own) {
-        let end = End { ran: Ran::No, job: None, once_per: false, fence: None, pause: None };
         // If this fails, the lock is free when its lease ends, and a place in the queue goes stale.
-        let _ = own.lease.give_back(&end);
+        let _ = own.lease.give_back(&End::NOT_RUN);
     }
 
     /// How long this run has asked for the lock.

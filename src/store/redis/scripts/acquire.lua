@@ -1,9 +1,10 @@
 -- acquire.lua: acquire, a waiter's heartbeat, and the confirmation of a grant (rules:
 -- LockTable::acquire).
 -- Argument: token, ttl, min_hold, owner, mode, patience ('none' or 'queue'), terms {once_per,
---        replaces, not_replaceable, pause_on_failure, during_pause, expect}, waited (how long it has asked), connection (to wake), again (whether it
---        has asked before), has_waited (whether it has had a place in the queue), queue_max (most waiters of a lock), prefix of the locks' names. Times in
---        ms.
+--        replaces, not_replaceable, pause_on_failure, during_pause, expect}, waited (how long it has
+--        asked), connection (to wake), again (whether it has asked before), has_waited (whether it has
+--        had a place in the queue), queue_max (most waiters of a lock), prefix of the locks' names.
+--        Times in ms.
 -- Replies: granted {fence, waited, slot} · waiting {ahead, next, blocker} · busy {at, queue_full (how
 --        many wait, if it is refused because of that), blocker…} · done {at, success, ago, age, due} ·
 --        superseded {at, by} · token-ended. `at`: index of the lock, from 0.

@@ -3,9 +3,9 @@
 -- hold ends is in ended.lua, waiters are in queue.lua.
 --
 -- Constants of src/rules.rs stand before it (SILENCE, ABSENCE, CONFIRM_WITHIN, HEARTBEAT,
--- TICKET_KEPT, SPENT_KEPT, PREFERENCE, GRANTED_AT_ONCE, FOREIGN_LOOK, WATCH_KEPT, LOG_KEPT, ONCE_PER_MOST,
--- PAUSE_MOST, HISTORY_KEPT, EXPECTED_KEPT, times in ms; BOUNDS), and the differences between the two arrangements
--- (src/store/redis/script.rs). RECORD is the kind of key in which a hold is recorded: each
+-- TICKET_KEPT, SPENT_KEPT, PREFERENCE, GRANTED_AT_ONCE, FOREIGN_LOOK, WATCH_KEPT, LOG_KEPT,
+-- ONCE_PER_MOST, PAUSE_MOST, HISTORY_KEPT, EXPECTED_KEPT, times in ms; BOUNDS), and the differences
+-- between the two arrangements (src/store/redis/script.rs). RECORD is the kind of key in which a hold is recorded: each
 -- arrangement has its own, so that neither takes the other's holds for its own. PARTS is the number
 -- of keys declared for each lock. With EXCLUSIVE_ONLY, shared locks and slots count as foreign.
 --
@@ -21,8 +21,8 @@
 --                                 dlock/revoked:<until>
 --   dlock.hold:{tag}:L *  HASH    token -> JSON {phase, fence, since (us), until, cool, confirmed,
 --                                 waited, owner}, and where it applies {slot, asked, superseded,
---                                 not_replaceable, pause_on_failure, renewed, during_pause}. On a master of a quorum it is
---                                 dlock.quorum:{tag}:L, and has {attempt}.
+--                                 not_replaceable, pause_on_failure, renewed, during_pause}. On a
+--                                 master of a quorum it is dlock.quorum:{tag}:L, and has {attempt}.
 --                                 #<slot> -> token, if the lock has slots
 --   dlock.due:{tag}:L     ZSET    shared, slots: the tokens that hold, by their end
 --   dlock.kept:{tag}:L    ZSET    shared, slots: the cooling and revoked tokens, by their end
