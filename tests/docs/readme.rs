@@ -140,12 +140,16 @@ fn tests_that_pages_name_are_there() {
     assert!(found > 0);
 }
 
-/// Each command of the track record runs a test, and only tests that it names.
+/// Each command of the track record runs a test, and only tests that it names. Those of proof.md run
+/// a test.
 #[test]
 fn commands_of_the_track_record_run_what_they_name() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/track-record.md");
-    let page = fs::read_to_string(page).expect("the page");
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let page = fs::read_to_string(docs.join("track-record.md")).expect("the page");
+    let proof = fs::read_to_string(docs.join("proof.md")).expect("the page");
     let command = regex_lite::Regex::new(r"`\./test (--stores )?([^`]*)`").expect("a pattern");
+    let filter =
+        regex_lite::Regex::new(r"`\./test (--soak )?(?:--stores )?([a-z][^` ]*)`").expect("a pattern");
     let commands = command.captures_iter(&page).collect::<Vec<_>>();
     assert!(commands.len() > 40, "{} commands", commands.len());
     let names = commands.iter().map(|command| command[2].to_owned()).collect::<Vec<_>>();
@@ -166,6 +170,16 @@ fn commands_of_the_track_record_run_what_they_name() {
             let whole = format!("::{test}::").contains(&format!("::{name}::"));
             assert!(whole, "{line} runs {test}, too");
         }
+    }
+    let named = filter.captures_iter(&proof).collect::<Vec<_>>();
+    assert!(named.len() > 6, "{} commands", named.len());
+    let modules = ["src", "tests"].map(crate::walls::read_below).concat();
+    let modules = modules.iter().map(|(path, _)| path.with_extension("").display().to_string());
+    let modules = modules.map(|path| format!("{}::", path.replace('/', "::"))).collect::<Vec<_>>();
+    for command in named {
+        let is_module = modules.iter().any(|module| module.contains(&command[2]));
+        let is_test = here.iter().any(|test| test.contains(&command[2]));
+        assert!(is_module || is_test, "{} runs nothing", &command[0]);
     }
 }
 
@@ -356,6 +370,7 @@ fn documents() -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let docs = fs::read_dir(root.join("docs")).into_iter().flatten().flatten().map(|entry| entry.path());
     let markdown = docs.filter(|path| path.extension().is_some_and(|end| end == "md"));
-    let paths = std::iter::once(root.join("README.md")).chain(markdown);
+    let beside = ["README.md", "docs/nights/README.md", "benches/README.md", "tests/spec/README.md"];
+    let paths = beside.iter().map(|path| root.join(path)).chain(markdown);
     paths.map(|path| (path.display().to_string(), fs::read_to_string(&path).expect("a document"))).collect()
 }
