@@ -73,6 +73,16 @@ enum Planted {
     LosesTicks,
     /// A run that fails pauses nothing.
     ForgetsFailures,
+    /// What a waiter expects is recorded when it joins, and not when it confirms.
+    ExpectsAtTheJoin,
+    /// A grant drops what was expected, as that of an older dlock does.
+    DropsWhatIsExpected,
+    /// Nobody is to announce a missed tick.
+    AnnouncesNothing,
+    /// What was announced is forgotten.
+    ForgetsAnnouncements,
+    /// It is announced again at once, as if an hour had passed.
+    AnnouncesAgain,
 }
 
 /// What is done to a fleet.
@@ -205,6 +215,8 @@ impl Fleet {
                 terms: Terms {
                     pause_on_failure: dice.one_in(5).then_some(PAUSE),
                     once_per: (mode == Mode::Exclusive && dice.one_in(3)).then_some(ONCE_PER),
+                    // Nothing, that nothing is expected, or one of two periods.
+                    expect: number.is_multiple_of(2).then_some(PAUSE * (number / 2 % 3) as u32),
                     replaces: self.night != Night::Calm && mode == Mode::Exclusive && dice.one_in(6),
                     ..Terms::default()
                 },
@@ -306,7 +318,7 @@ fn fleets_keep_their_promises() {
 /// Each fault, the invariant that it breaks, and a night on which that shows. A violation that is
 /// excused for a while after the server forgot or its clock was stepped is found on such a night,
 /// too, if it lasts longer.
-const ALL: [(Planted, &str, Night); 27] = [
+const ALL: [(Planted, &str, Night); 32] = [
     (Planted::EndsLeasesEarly, "I1", Night::Everything),
     (Planted::GivesOneSlotTwice, "I1", Night::Weather),
     (Planted::FreesForOthers, "I2", Night::Everything),
@@ -334,10 +346,15 @@ const ALL: [(Planted, &str, Night); 27] = [
     (Planted::RepeatsTicks, "Tick", Night::Calm),
     (Planted::LosesTicks, "Tick", Night::Weather),
     (Planted::ForgetsFailures, "Pause", Night::Crashes),
+    (Planted::ExpectsAtTheJoin, "Expected", Night::Weather),
+    (Planted::DropsWhatIsExpected, "Expected", Night::Calm),
+    (Planted::AnnouncesNothing, "Announced", Night::Crashes),
+    (Planted::ForgetsAnnouncements, "Announced", Night::Weather),
+    (Planted::AnnouncesAgain, "Announced", Night::Calm),
 ];
 
 /// A fault that shows in one of some thousand fleets, and a seed shortly before one of these.
-const RARE: (Planted, u64) = (Planted::StartsTooLate, 2570);
+const RARE: (Planted, u64) = (Planted::StartsTooLate, 2650);
 
 /// Each fault is found as a violation of its own invariant, not only by consequences.
 #[test]

@@ -89,7 +89,8 @@ pub enum Subject {
 }
 
 impl Subject {
-    fn is(self, other: Self) -> bool {
+    /// Whether both are the same.
+    pub fn is(self, other: Self) -> bool {
         match (self, other) {
             (Self::Fence(one), Self::Fence(other)) => one == other,
             (Self::Pause(one), Self::Pause(other)) => one.abs_diff(other) < SAME_PAUSE,

@@ -124,6 +124,7 @@ impl Judge {
         if let Some((token, names, said)) = by {
             self.check_answer(after, token, said, now);
             self.check_ticks(before, after, (token, names, said), now);
+            self.check_expected(before, after, (token, names, said), now);
             let has_run = self.jobs.iter().any(|job| job.token == *token);
             if said == Said::Released && has_run && !self.has_succeeded(token) {
                 self.failed(before, token, time);
@@ -332,6 +333,7 @@ impl Judge {
         self.kept.clear();
         self.shut.clear();
         self.left.clear();
+        self.forget_announcements();
     }
 
     /// The server's clock, which showed `time`, is set, so leases may end for it at once. Min-holds

@@ -9,7 +9,7 @@ use super::dice::Dice;
 use super::judge::{Judge, Said};
 use super::time::{MS, MachineId, Nanos, SECOND, Sim, TaskId};
 use crate::lock::{Fence, Names, Token};
-use crate::rules::{Acquired, Ask, End, Left, LockTable, Renew, Renewal, Time};
+use crate::rules::{Acquired, Ask, End, Left, LockTable, Refusal, Renew, Renewal, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -43,6 +43,7 @@ enum Reply {
     Acquired(Box<Acquired>),
     Renewal(Renewal),
     Left(Left),
+    Noted(bool),
 }
 
 /// A request to the server.
@@ -58,6 +59,7 @@ enum What {
     Acquire(Box<Ask>),
     Renew(Option<Fence>, Duration),
     Leave(End),
+    Refuse(Box<Refusal>),
 }
 
 impl Step {
@@ -75,6 +77,10 @@ impl Step {
                     table.records.clear();
                 }
                 Reply::Left(answer)
+            }
+            What::Refuse(refusal) => {
+                let announces = table.refuse(now, &self.names.first().of_refusals(), refusal);
+                Reply::Noted(announces && planted != Planted::AnnouncesNothing)
             }
         }
     }
@@ -254,6 +260,9 @@ impl Net {
             step.play(&mut inner.table, time, self.planted)
         };
         self.sim.tell(|| format!("server, to machine {machine}: {reply:?}"));
+        if let (What::Refuse(refusal), Reply::Noted(announces)) = (&step.what, &reply) {
+            self.judge().check_announcement(step.names.first(), refusal, *announces, now);
+        }
         self.changed(&mut inner, &before, time, Some((&step.token, &step.names, reply.said())));
         if let Some(at) = inner.passes(machine, Direction::Back, now) {
             drop(inner);

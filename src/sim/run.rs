@@ -14,9 +14,10 @@ use crate::lease::keeper::{Keeper, Keeping};
 use crate::lease::obtain::{Progress, Step};
 use crate::lease::stores::Stores;
 use crate::lease::{Report, Request, Until, give_back};
-use crate::lock::{Names, Token};
+use crate::lock::{Names, Period, Token};
 use crate::rules::schedule::Schedule;
-use crate::rules::{Ask, End, FailurePause, Grant, Left, Ran};
+use crate::rules::{Ask, Blocker, End, FailurePause, Grant, Left, Notice, Ran, Refusal};
+use crate::store::Store as _;
 use guard::Guard;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -168,7 +169,7 @@ impl Main {
             *of_thread.stores.lock() = Box::new(store);
             let Keeper { stores, request, .. } = &*of_thread;
             let mut progress = Progress::begin();
-            net.judge().tries(&request.ask.token, net.sim.now());
+            net.judge().tries(&request.ask, net.sim.now());
             let report = &mut |report| of_thread.report(report);
             let obtained = loop {
                 match progress.step(&mut **stores.lock(), request, None, report) {
@@ -242,6 +243,7 @@ impl Main {
                     self.link.stop.store(true, Ordering::Relaxed);
                     sim.wake(self.guard);
                 }
+                Ok(Report::Busy(blocker)) => return self.note(task, &blocker),
                 Ok(Report::Waiting(_) | Report::Trouble { .. } | Report::Recovered) => {}
                 Ok(_) => return,
                 Err(_) => {
@@ -274,6 +276,20 @@ impl Main {
                 }
             }
         }
+    }
+
+    /// The lock was not obtained: the store says whether that is to be announced.
+    fn note(&self, task: TaskId, blocker: &Blocker) {
+        let Ask { owner, terms, token, .. } = &self.plan.ask;
+        let waited = match self.plan.until {
+            Wants::Within(span) => Some(span),
+            Wants::Now | Wants::InTheEnd => None,
+        };
+        let notice = Notice::busy(blocker, terms.once_per.map(Period::Span), waited);
+        let notice = notice.map(|notice| Notice { by: token.secret().to_owned(), ..notice });
+        let refusal = Refusal::busy(owner, blocker, waited).with(notice);
+        let name = &self.plan.names.as_slice()[blocker.at];
+        let _ = self.store(task).refuse(name, &refusal, Moment::now().after(Duration::from_secs(1)));
     }
 
     fn sleep(&self, task: TaskId, span: Nanos) {

@@ -87,6 +87,18 @@ impl Planted {
                     }
                 }
                 Self::ForgetsFailures => record.paused = None,
+                Self::ExpectsAtTheJoin => {
+                    let Some(old) = old else { continue };
+                    let was_granted = |token| old.holds.get(token).is_some_and(|hold| !hold.confirmed);
+                    if record.holds.iter().any(|(token, hold)| hold.confirmed && was_granted(token)) {
+                        record.expected = old.expected;
+                    }
+                }
+                Self::DropsWhatIsExpected => {
+                    record.expected.take_if(|_| record.holds.keys().any(is_new));
+                }
+                Self::ForgetsAnnouncements => record.announced.clear(),
+                Self::AnnouncesAgain => record.announced.values_mut().for_each(|mark| mark.at = 0),
                 Self::GivesOneSlotTwice => {
                     for hold in record.holds.values_mut().filter(|hold| hold.slot.is_some()) {
                         hold.slot = Some(0);

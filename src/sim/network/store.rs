@@ -119,8 +119,13 @@ impl Store for SimStore {
         Ok(())
     }
 
-    fn refuse(&mut self, _: &Name, _: &Refusal, _: Moment) -> Result<bool, Error> {
-        Ok(false)
+    fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<bool, Error> {
+        let by = refusal.notice.as_ref().and_then(|notice| Token::parse(&notice.by).ok());
+        let Some(by) = by else { return Ok(false) };
+        match self.call(&name.clone().into(), &by, What::Refuse(Box::new(refusal.clone())), deadline)? {
+            Reply::Noted(announces) => Ok(announces),
+            other => garbled(other),
+        }
     }
 
     fn refusals(&mut self, _: &Name, _: Moment) -> Result<Vec<Refusal>, Error> {
