@@ -122,8 +122,8 @@ const ONCE_PER: Duration = Duration::from_secs(2);
 /// The `--pause-on-failure` of those that have it.
 const PAUSE: Duration = Duration::from_secs(1);
 /// This long after the last run nothing may be left in the records: longer than any lease, min-hold
-/// or late message.
-const AFTER: Nanos = 20 * SECOND;
+/// or late message, and than eight steps can set the clock back.
+const AFTER: Nanos = 100 * SECOND;
 
 /// The result of a fleet.
 #[derive(Debug, Default)]
