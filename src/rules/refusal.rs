@@ -16,8 +16,9 @@ use std::time::Duration;
 pub const REFUSALS_KEPT: usize = super::LOG_KEPT;
 /// The greatest number of bytes of a command or a reason in a refusal.
 const REFUSAL_TEXT_MAX: usize = 200;
-/// How often runs that give up or are refused because of the same hold or pause are announced.
-pub const ANNOUNCED_AGAIN: Duration = Duration::from_secs(60 * 60);
+/// How often runs that give up or are refused because of the same hold or pause are announced: once an
+/// hour, of a line that runs each hour, too, for one hour is seldom exactly as long as the next.
+pub const ANNOUNCED_AGAIN: Duration = Duration::from_secs(50 * 60);
 /// Pauses that began less than this apart are one, in milliseconds: masters of a quorum record the
 /// same pause by their own clocks.
 pub const SAME_PAUSE: u64 = 2000;

@@ -133,6 +133,37 @@ fn a_forged_hold_or_end_is_a_line_about_that_lock() {
     holders.into_iter().for_each(|holder| drop(holder.output()));
 }
 
+/// What was announced is kept beside the lock. Whatever is there, one run announces, and the next does not.
+#[test]
+fn a_forged_announcement_silences_nobody() {
+    let world = World::new(Backend::Redis);
+    let holder = world.run("k", &[], HOLD).spawn();
+    world.wait_for_log("up");
+    let redis = world.redis();
+    let refused = || {
+        let run = world.run("k", &["-q", "--once-per", "day", "-w", "10ms"], "true").status(75);
+        run.any_stderr().run().stderr.lines().count()
+    };
+    assert_eq!((refused(), refused()), (1, 0));
+    let said = "dlock.said:{dlock:k}:dlock:k";
+    let good: String = redis.ask(&["GET", said]);
+    for forged in [
+        "[1e999, {}]",
+        "{\"gave-up\": 5, \"failed\": Infinity}",
+        "{\"gave-up\": {\"at\": 1e999, \"pause\": nan, \"by\": []}}",
+        &good.replace("\"at\":", "\"at\":-1e999,\"was\":"),
+        &good.replace("\"by\":", "\"by\":{},\"was\":"),
+    ] {
+        redis.ask::<()>(&["SET", said, forged]);
+        assert_eq!((refused(), refused()), (1, 0), "{forged}");
+    }
+    // What else is there does not matter.
+    redis.ask::<()>(&["SET", said, &good.replace("\"at\":", "\"more\":1e999,\"at\":")]);
+    assert_eq!(refused(), 0);
+    world.write("go", "");
+    holder.finish();
+}
+
 /// A record that the scripts accept as a hold is shown, and can be taken away.
 #[test]
 fn a_hold_with_strange_optional_fields_is_a_hold() {

@@ -21,6 +21,7 @@ use dlock::store::net::Address;
 use dlock::store::quorum::QuorumStore;
 use dlock::store::redis::Target;
 use dlock::store::{Error, Store};
+use serde_json::json;
 use std::time::Duration;
 
 /// Logs `overlap` if another job is inside, and its own fence.
@@ -189,6 +190,33 @@ fn a_pause_after_a_command_that_did_not_start_takes_a_majority() {
     let pause = Some(FailurePause { lasts: LONG, reason: "exit 127".into() });
     let left = store.leave(&names, &ask.token, &End { pause, ..NOT_RUN }, by());
     assert!(matches!(left, Err(Error::Unavailable(_) | Error::Unreachable(_))), "{left:?}");
+}
+
+/// A late first request may take a master after the tick was done, and the one that follows says that
+/// the run arrived before.
+#[test]
+fn a_grant_that_is_not_confirmed_is_given_up_if_the_tick_is_done() {
+    let masters = Masters::aged(3);
+    let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(10));
+    let (names, mut ask) = (names(), ask(Duration::from_secs(30)));
+    let by = || Moment::now().after(Duration::from_secs(20));
+    ask.terms.once_per = Some(LONG);
+    assert!(matches!(store.acquire(&names, &ask, by()), Ok(Acquired::Granted(_))));
+    let end = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: true, ..NOT_RUN };
+    assert!(matches!(store.leave(&names, &ask.token, &end, by()), Ok(Left::Released { .. })));
+    ask.token = Token::random().unwrap();
+    let hold = json!({ "phase": "held", "fence": "1", "since": "1", "until": 99_999_999_999_999_u64, "cool": 0,
+        "confirmed": false, "attempt": "0", "waited": 0, "owner": {} });
+    for at in 0..3 {
+        let (master, token) = (masters.at(at), ask.token.secret());
+        master.ask::<i64>(&["HSET", "dlock.quorum:{dlock:k}:dlock:k", token, &hold.to_string()]);
+        master.ask::<()>(&["SET", "dlock:k", token, "EX", "300"]);
+    }
+    let answer = store.acquire(&names, &ask, by());
+    assert!(matches!(answer, Ok(Acquired::Done(_))), "{answer:?}");
+    for at in 0..3 {
+        assert_eq!(masters.at(at).ask::<i64>(&["EXISTS", "dlock:k", "dlock.quorum:{dlock:k}:dlock:k"]), 0);
+    }
 }
 
 /// The metrics have the last success, the last failure and the waiters that gave up, as on one

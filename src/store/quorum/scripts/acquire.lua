@@ -17,15 +17,19 @@ if why then return why end
 expire(lock)
 local passes = arg.terms.during_pause or not pause_of(lock)
 local ahead, is_mine, is_free = 0, is_held_by(lock, token), lock.kind == 'free' and passes
-if not is_mine then
-  -- Once, not with each request of a waiter.
-  if waited == 0 then expect({ lock }, arg.terms.expect) end
+-- Once, not with each request of a waiter.
+if not is_mine and waited == 0 then expect({ lock }, arg.terms.expect) end
+-- Also if a first request that came late has taken this master: the run has arrived before that.
+if not (is_mine and hold_of(lock, token).confirmed) then
   local was = done({ lock }, arg.terms, came)
   if was then
+    if is_mine then drop_hold(lock, token) end
     tally(lock, { done = 1 })
     forget_turn(lock, token)
     return answer('done', was)
   end
+end
+if not is_mine then
   if arg.terms.replaces then
     local newest = superseded_by(lock, token, came)
     if newest then return answer('superseded', { at = 0, by = newest.owner }) end

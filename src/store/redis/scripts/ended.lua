@@ -47,8 +47,9 @@ local function expect(locks, every)
   for _, lock in ipairs(every and locks or {}) do
     local key, was = key_of('expect', lock), expected_of(lock)
     if every == 0 then
-      -- On a full server a DEL lets the writes behind it through.
-      if was then redis.call('DEL', key) end
+      -- A full server refuses the SET. It would not refuse a DEL, nor then any write behind that.
+      local reply = was and redis.pcall('SET', key, '{}')
+      if reply and not reply.err then redis.call('DEL', key) end
     elseif not was or was.every ~= every then
       redis.pcall('SET', key, cjson.encode({ every = every, since = was and was.since or ms }), 'PX', EXPECTED_KEPT)
     end

@@ -200,7 +200,8 @@ local function load(lock, caller)
     -- The lock key is the truth (I12): an evicted or deleted HOLD does not end the caller's hold.
     lock.kind, lock['until'], lock.token = 'exclusive', ms + math.max(redis.call('PTTL', lock.L), 1), value
     local fence = number_in(arg.fence or redis.call('GET', lock.FENCE)) or us
-    lock.holds[value] = { phase = 'held', fence = int(fence), since = int(us), ['until'] = lock['until'], cool = 0,
+    -- The fence is the time of the grant, unless the clock was set back since.
+    lock.holds[value] = { phase = 'held', fence = int(fence), since = int(math.min(us, fence)), ['until'] = lock['until'], cool = 0,
       confirmed = true, waited = 0, owner = {} }
   else
     lock.kind, lock.foreign_type = 'foreign', 'string'

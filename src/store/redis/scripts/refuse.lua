@@ -8,10 +8,22 @@
 local rest = string.sub(KEYS[2], #'dlock.:' + #RECORD + 1)
 local refused, said = 'dlock.refused:' .. rest, 'dlock.said:' .. rest
 
+-- The marks. What another program wrote is left out: not all of it could be written again.
+local function read_marks()
+  local marks = {}
+  for kind, mark in pairs(object_at(said) or {}) do
+    if type(mark) ~= 'table' then mark = {} end
+    local at, by = ms_in(mark.at), type(mark.by) == 'string' and mark.by
+    local fence, pause = number_in(mark.fence) and mark.fence, ms_in(mark.pause)
+    if at and by and (fence or pause) then marks[kind] = { fence = fence or nil, pause = pause, at = at, by = by } end
+  end
+  return marks
+end
+
 -- The mark of this kind, if it is about what the notice is about.
 local function mark_of(marks, kind, notice)
-  local mark = type(marks[kind]) == 'table' and marks[kind] or {}
-  local pause = notice.pause and ms_in(mark.pause)
+  local mark = marks[kind] or {}
+  local pause = notice.pause and mark.pause
   local is_same = notice.fence and mark.fence == notice.fence or pause and math.abs(pause - notice.pause) < SAME_PAUSE
   return is_same and mark or nil
 end
@@ -20,11 +32,11 @@ end
 local function announces(notice)
   local announced = notice.kind ~= 'between'
   if not notice.fence and not notice.pause then return announced end
-  local marks = object_at(said) or {}
+  local marks = read_marks()
   local mark = mark_of(marks, notice.kind, notice)
   if mark and mark.by ~= notice.by then
     local once = notice.kind ~= 'gave-up' and notice.kind ~= 'still-held'
-    if once or math.abs(ms - (ms_in(mark.at) or 0)) < ANNOUNCED_AGAIN then return false end
+    if once or math.abs(ms - mark.at) < ANNOUNCED_AGAIN then return false end
   end
   if notice.kind == 'too-long' and mark_of(marks, 'between', notice) then return false end
   marks[notice.kind] = { fence = notice.fence, pause = notice.pause, at = ms, by = notice.by }
