@@ -28,6 +28,8 @@ pub mod url;
 /// The store if none is named.
 pub const DEFAULT_STORE: &str = "redis://127.0.0.1:6379";
 
+const PASSWORD_IN_ARGV: &str = "every user of this machine can see a password on the command line, and a dlock inside the job does not get it; use --password-file or DLOCK_PASSWORD";
+
 /// The prefix if none is named.
 pub const DEFAULT_PREFIX: &str = "dlock:";
 
@@ -220,10 +222,7 @@ impl Settings {
         let mut layers = Layers::read(flags, environment)?;
         let url = layers.store()?;
         if url.value.password.is_some() && matches!(url.source, Source::Flag(_)) {
-            layers.warnings.push(
-                "every user of this machine can see a password on the command line, and a dlock inside the job does not get it; use --password-file or DLOCK_PASSWORD"
-                    .into(),
-            );
+            layers.warnings.push(PASSWORD_IN_ARGV.into());
         }
         let timeout = |flag, variable, key, default| {
             let set = layers.value(flag, variable, crate::cli::duration::parse_positive)?;

@@ -148,17 +148,17 @@ pub trait Store: Send {
     /// because the time grows with the number of locks; each store bounds its requests itself.
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error>;
 
-    /// Some locks with a record under a prefix, for a suggestion: as many as a few requests find.
-    fn glimpse(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
-        self.find(prefix, Which::Known).map(|found| found.names)
-    }
-
     /// Sleeps until something may have changed for the waiter that `acquire` last answered
     /// [`Acquired::Waiting`], at the latest until `until`. May wake early.
     fn sleep(&mut self, names: &Names, token: &Token, until: Moment) -> Result<Slept, Error>;
 
     /// Drops every connection, so that the next call starts on a new one.
     fn reset(&mut self);
+
+    /// Some locks with a record under a prefix, for a suggestion: as many as a few requests find.
+    fn glimpse(&mut self, prefix: &str) -> Result<Vec<Name>, Error> {
+        self.find(prefix, Which::Known).map(|found| found.names)
+    }
 }
 
 /// How long to wait for the answer to a renewal.

@@ -41,83 +41,19 @@ impl Exposition {
 
     pub fn text(&self) -> String {
         let mut text = String::new();
-        let numbers: [(_, _, _, Count); 8] = [
-            ("grants_total", "counter", "Times that the lock was granted.", |lock| lock.stat.grants),
-            (
-                "busy_total",
-                "counter",
-                "Attempts that were refused: without --wait, or because the queue was full.",
-                |lock| lock.stat.busy,
-            ),
-            (
-                "done_total",
-                "counter",
-                "Runs with --once-per that were skipped because a run had succeeded.",
-                |lock| lock.stat.done,
-            ),
-            ("superseded_total", "counter", "Waiters with --replace that a newer one superseded.", |lock| {
-                lock.stat.superseded
-            }),
-            ("given_up_total", "counter", "Waiters that left the queue without the lock.", |lock| {
-                lock.stat.given_up
-            }),
-            ("holders", "gauge", "Holders now.", |lock| lock.holders),
-            ("queue_length", "gauge", "Waiters now.", |lock| lock.waiters),
-            ("paused", "gauge", "1 while the lock is paused (dlock pause, --pause-on-failure).", |lock| {
-                lock.paused
-            }),
-        ];
-        for (name, kind, help, of) in numbers {
-            self.family(&mut text, name, kind, help, |lock| vec![("", None, of(lock).to_string())]);
+        for (name, kind, help, points) in FAMILIES {
+            head(&mut text, name, kind, help);
+            for (key, sample) in &self.0 {
+                for (suffix, own, value) in points(sample) {
+                    let own = own.map(|(label, value)| format!(",{label}=\"{value}\"")).unwrap_or_default();
+                    let _infallible = writeln!(text, "dlock_{name}{suffix}{{key=\"{key}\"{own}}} {value}");
+                }
+            }
         }
-        let help = "How long the holders waited for the lock, together.";
-        self.family(&mut text, "wait_seconds_total", "counter", help, |lock| time(Some(lock.stat.waited_ms)));
-        let help = "Jobs that ended, by result.";
-        self.family(&mut text, "jobs_total", "counter", help, |Sample { stat, .. }| {
-            [("succeeded", stat.succeeded), ("failed", stat.failed)]
-                .map(|(result, count)| ("", Some(("result", result)), count.to_string()))
-                .into()
-        });
-        let help = "How long the ended holds lasted.";
-        self.family(&mut text, "hold_seconds", "histogram", help, |lock| histogram(&lock.stat.held));
-        let help = "When a hold last ended, by outcome.";
-        self.family(&mut text, "last_end_timestamp_seconds", "gauge", help, |lock| {
-            let last = lock.stat.last.iter();
-            last.map(|(outcome, at)| ("", Some(("outcome", outcome.word())), seconds(*at))).collect()
-        });
-        let help = "When a job last ended by itself with status 0.";
-        self.family(&mut text, "last_success_timestamp_seconds", "gauge", help, |lock| {
-            time(lock.stat.last_success)
-        });
-        let help = "When a job last ended otherwise than by itself with status 0.";
-        self.family(&mut text, "last_failure_timestamp_seconds", "gauge", help, |lock| {
-            time(lock.stat.last_failure)
-        });
-        let help = "1 if the last success is older than --expect or --once-per says; absent without.";
-        self.family(&mut text, "overdue", "gauge", help, |lock| {
-            lock.overdue.map(|overdue| ("", None, u8::from(overdue).to_string())).into_iter().collect()
-        });
         // Present without any lock, too: an alert finds out by it that there is a page.
         head(&mut text, "keys", "gauge", "Locks on this page.");
         let _infallible = writeln!(text, "dlock_keys {}", self.0.len());
         text
-    }
-
-    fn family(
-        &self,
-        text: &mut String,
-        name: &str,
-        kind: &str,
-        help: &str,
-        points: impl Fn(&Sample) -> Vec<Point>,
-    ) {
-        head(text, name, kind, help);
-        for (key, sample) in &self.0 {
-            for (suffix, own, value) in points(sample) {
-                let own = own.map(|(label, value)| format!(",{label}=\"{value}\"")).unwrap_or_default();
-                let _infallible = writeln!(text, "dlock_{name}{suffix}{{key=\"{key}\"{own}}} {value}");
-            }
-        }
     }
 }
 
@@ -125,11 +61,46 @@ fn head(text: &mut String, name: &str, kind: &str, help: &str) {
     let _infallible = writeln!(text, "# HELP dlock_{name} {help}\n# TYPE dlock_{name} {kind}");
 }
 
-/// One value of a lock.
-type Count = fn(&Sample) -> u64;
-
 /// One line of a family: the suffix of its name, its label besides the lock's, its value.
 type Point = (&'static str, Option<(&'static str, &'static str)>, String);
+
+/// Name, type and help of each family of lines, and the lines for a lock.
+const FAMILIES: [(&str, &str, &str, fn(&Sample) -> Vec<Point>); 15] = [
+    ("grants_total", "counter", "Times that the lock was granted.", |lock| one(lock.stat.grants)),
+    ("busy_total", "counter", BUSY, |lock| one(lock.stat.busy)),
+    ("done_total", "counter", DONE, |lock| one(lock.stat.done)),
+    ("superseded_total", "counter", SUPERSEDED, |lock| one(lock.stat.superseded)),
+    ("given_up_total", "counter", GIVEN_UP, |lock| one(lock.stat.given_up)),
+    ("holders", "gauge", "Holders now.", |lock| one(lock.holders)),
+    ("queue_length", "gauge", "Waiters now.", |lock| one(lock.waiters)),
+    ("paused", "gauge", PAUSED, |lock| one(lock.paused)),
+    ("wait_seconds_total", "counter", WAITED, |lock| time(Some(lock.stat.waited_ms))),
+    ("jobs_total", "counter", "Jobs that ended, by result.", |Sample { stat, .. }| {
+        let results = [("succeeded", stat.succeeded), ("failed", stat.failed)];
+        results.map(|(result, count)| ("", Some(("result", result)), count.to_string())).into()
+    }),
+    ("hold_seconds", "histogram", "How long the ended holds lasted.", |lock| histogram(&lock.stat.held)),
+    ("last_end_timestamp_seconds", "gauge", "When a hold last ended, by outcome.", |lock| {
+        let last = lock.stat.last.iter();
+        last.map(|(outcome, at)| ("", Some(("outcome", outcome.word())), seconds(*at))).collect()
+    }),
+    ("last_success_timestamp_seconds", "gauge", SUCCESS, |lock| time(lock.stat.last_success)),
+    ("last_failure_timestamp_seconds", "gauge", FAILURE, |lock| time(lock.stat.last_failure)),
+    ("overdue", "gauge", OVERDUE, |lock| lock.overdue.map(|is| one(is.into())).unwrap_or_default()),
+];
+const BUSY: &str = "Attempts that were refused: without --wait, or because the queue was full.";
+const DONE: &str = "Runs with --once-per that were skipped because a run had succeeded.";
+const SUPERSEDED: &str = "Waiters with --replace that a newer one superseded.";
+const GIVEN_UP: &str = "Waiters that left the queue without the lock.";
+const PAUSED: &str = "1 while the lock is paused (dlock pause, --pause-on-failure).";
+const WAITED: &str = "How long the holders waited for the lock, together.";
+const SUCCESS: &str = "When a job last ended by itself with status 0.";
+const FAILURE: &str = "When a job last ended otherwise than by itself with status 0.";
+const OVERDUE: &str = "1 if the last success is older than --expect or --once-per says; absent without.";
+
+fn one(value: u64) -> Vec<Point> {
+    vec![("", None, value.to_string())]
+}
 
 fn time(ms: Option<u64>) -> Vec<Point> {
     ms.map(|ms| ("", None, seconds(ms))).into_iter().collect()

@@ -51,10 +51,8 @@ impl Record {
                 self.lock = Lock::Free;
                 return Revoked::ForeignDeleted;
             }
-            return Revoked::Foreign(Foreign {
-                kind: "string".into(),
-                left: until.map(|until| until.left(now)),
-            });
+            let left = until.map(|until| until.left(now));
+            return Revoked::Foreign(Foreign { kind: "string".into(), left });
         }
         let shown: Vec<(Token, Holder)> =
             self.shown(now, was).into_iter().map(|(token, hold)| (token.clone(), hold.shown(now))).collect();
