@@ -30,6 +30,7 @@ use call::Caller;
 use cluster::Nodes;
 use reply::{History, Noted, Refusals, Reply, Seen, garbled};
 use route::{Limit, Server, Topology};
+use script::Code;
 use sentinel::Sentinels;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -78,7 +79,8 @@ pub struct RedisStore {
     /// The wake list of the current connection has this number. A server may still have the blocked
     /// client of an earlier, broken connection, which must not take the wake meant for this one.
     wake_number: u64,
-    asked: bool,
+    /// Whether the server has answered a request for the lock.
+    has_asked: bool,
     queue_max: usize,
 }
 
@@ -106,7 +108,7 @@ impl RedisStore {
             target,
             wake: None,
             wake_number: 0,
-            asked: false,
+            has_asked: false,
             queue_max: rules::QUEUE_MAX,
         }
     }
@@ -129,28 +131,32 @@ impl RedisStore {
     }
 }
 
+impl RedisStore {
+    /// Runs a script for one lock.
+    fn run(
+        &mut self,
+        code: &Code,
+        name: &Name,
+        argument: &impl Serialize,
+        deadline: Moment,
+    ) -> Result<Reply, Error> {
+        self.caller.run(code, std::slice::from_ref(name), argument, deadline)
+    }
+}
+
 impl Store for RedisStore {
     fn acquire(&mut self, names: &Names, ask: &Ask, deadline: Moment) -> Result<Acquired, Error> {
         if let Some(why) = self.caller.route.topology.part(names.as_slice()) {
             return Err(Error::Unfit(format!("{}: {why}", self.target.shown)));
         }
-        let argument = argument::Acquire {
-            ask,
-            connection: self.wake_number,
-            again: self.asked,
-            queue_max: self.queue_max,
-        };
-        let said = self.caller.run_replicated(
-            &script::ACQUIRE,
-            names.as_slice(),
-            &argument,
-            Limit::OpTimeout,
-            deadline,
-        );
+        let (connection, again, queue_max) = (self.wake_number, self.has_asked, self.queue_max);
+        let argument = argument::Acquire { ask, connection, again, queue_max };
+        let reply =
+            self.caller.run_replicated(&script::ACQUIRE, names, &argument, Limit::OpTimeout, deadline);
         // A refused newcomer has no record on the server. If it asks again and the server is out of
         // memory, it must still count as a newcomer.
-        self.asked |= !matches!(said, Err(Error::Unavailable(_)));
-        let mut acquired = said?.read()?;
+        self.has_asked |= !matches!(reply, Err(Error::Unavailable(_)));
+        let mut acquired = reply?.read()?;
         match &mut acquired {
             // The wait is over, and servers limit the number of clients.
             Acquired::Granted(_) => self.wake = None,
@@ -164,9 +170,7 @@ impl Store for RedisStore {
 
     fn renew(&mut self, names: &Names, renew: &rules::Renew<'_>, deadline: Moment) -> Result<Renewal, Error> {
         let argument = argument::Renew::new(renew);
-        self.caller
-            .run_replicated(&script::RENEW, names.as_slice(), &argument, Limit::Deadline, deadline)?
-            .read()
+        self.caller.run_replicated(&script::RENEW, names, &argument, Limit::Deadline, deadline)?.read()
     }
 
     /// With `--replicas` a late answer does not tell whether the replicas have the renewal, so
@@ -182,9 +186,7 @@ impl Store for RedisStore {
     }
 
     fn leave(&mut self, names: &Names, token: &Token, end: &End, deadline: Moment) -> Result<Left, Error> {
-        self.caller
-            .leave(&script::LEAVE, names.as_slice(), &argument::Leave::new(token, end), deadline)?
-            .read()
+        self.caller.leave(&script::LEAVE, names, &argument::Leave::new(token, end), deadline)?.read()
     }
 
     fn prove(
@@ -207,13 +209,11 @@ impl Store for RedisStore {
         deadline: Moment,
     ) -> Result<Requested, Error> {
         let argument = argument::Request { fence: fence.to_string(), by: who };
-        self.caller.run(&script::REQUEST, std::slice::from_ref(name), &argument, deadline)?.read()
+        self.run(&script::REQUEST, name, &argument, deadline)?.read()
     }
 
     fn watch(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<(), Error> {
-        self.caller
-            .run(&script::WATCH, std::slice::from_ref(name), &argument::OfToken { token }, deadline)
-            .map(drop)
+        self.run(&script::WATCH, name, &argument::OfToken { token }, deadline).map(drop)
     }
 
     fn subscribe(
@@ -235,36 +235,29 @@ impl Store for RedisStore {
     }
 
     fn forget(&mut self, name: &Name, what: Forget, deadline: Moment) -> Result<bool, Error> {
-        self.caller
-            .run(&script::FORGET, std::slice::from_ref(name), &argument::Forget { what }, deadline)?
-            .is("forgotten")
+        self.run(&script::FORGET, name, &argument::Forget { what }, deadline)?.is("forgotten")
     }
 
     fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, deadline: Moment) -> Result<bool, Error> {
-        let argument = argument::Pause { pause };
-        self.caller.run(&script::PAUSE, std::slice::from_ref(name), &argument, deadline)?.is("paused")
+        self.run(&script::PAUSE, name, &argument::Pause { pause }, deadline)?.is("paused")
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
-        self.caller.run(&script::REVOKE, std::slice::from_ref(name), revoke, deadline)?.read()
+        self.run(&script::REVOKE, name, revoke, deadline)?.read()
     }
 
     /// Without the waiters: if many waiters called this, each answer would list all of them.
     fn ends(&mut self, name: &Name, _: &Token, deadline: Moment) -> Result<Vec<LoggedEnd>, Error> {
-        let reply =
-            self.caller.run(&script::ENDS, std::slice::from_ref(name), &argument::Nothing {}, deadline)?;
-        Ok(reply.read::<History>()?.log())
+        Ok(self.run(&script::ENDS, name, &argument::Nothing {}, deadline)?.read::<History>()?.log())
     }
 
     fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<bool, Error> {
-        let argument = argument::Refuse::new(refusal);
-        let reply = self.caller.run(&script::REFUSE, std::slice::from_ref(name), &argument, deadline)?;
+        let reply = self.run(&script::REFUSE, name, &argument::Refuse::new(refusal), deadline)?;
         Ok(reply.read::<Noted>()?.announces)
     }
 
     fn refusals(&mut self, name: &Name, deadline: Moment) -> Result<Vec<Refusal>, Error> {
-        let reply =
-            self.caller.run(&script::REFUSED, std::slice::from_ref(name), &argument::Nothing {}, deadline)?;
+        let reply = self.run(&script::REFUSED, name, &argument::Nothing {}, deadline)?;
         Ok(reply.read::<Refusals>()?.read())
     }
 
@@ -280,8 +273,8 @@ impl Store for RedisStore {
             some = &some[..1];
         }
         let (now, locks) = loop {
-            let said = self.caller.run(&script::INSPECT, some, &Look { ends }, deadline);
-            match said.and_then(Reply::locks) {
+            let reply = self.caller.run(&script::INSPECT, some, &Look { ends }, deadline);
+            match reply.and_then(Reply::locks) {
                 // The error may be about another lock than the first one.
                 Err(error) if some.len() > 1 && !error.is_transient() => some = &some[..some.len() / 2],
                 read => break read?,

@@ -138,9 +138,7 @@ impl<C: Coordinator> Store for Engine<C> {
         who: &Owner,
         deadline: Moment,
     ) -> Result<Requested, Error> {
-        self.transact(&name.clone().into(), None, None, None, deadline, |transaction| {
-            transaction.table.request(transaction.now, name, fence, who)
-        })
+        self.change(name, deadline, |table, now| table.request(now, name, fence, who))
     }
 
     fn watch(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<(), Error> {
@@ -167,22 +165,18 @@ impl<C: Coordinator> Store for Engine<C> {
     }
 
     fn forget(&mut self, name: &Name, what: Forget, deadline: Moment) -> Result<bool, Error> {
-        self.transact(&name.clone().into(), None, None, None, deadline, |transaction| match what {
-            Forget::Success => transaction.table.forget_success(transaction.now, name),
-            Forget::Expected => transaction.table.retire(name),
+        self.change(name, deadline, |table, now| match what {
+            Forget::Success => table.forget_success(now, name),
+            Forget::Expected => table.retire(name),
         })
     }
 
     fn pause(&mut self, name: &Name, pause: Option<NewPause<'_>>, deadline: Moment) -> Result<bool, Error> {
-        self.transact(&name.clone().into(), None, None, None, deadline, |transaction| {
-            transaction.table.pause(transaction.now, name, pause)
-        })
+        self.change(name, deadline, |table, now| table.pause(now, name, pause))
     }
 
     fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
-        self.transact(&name.clone().into(), None, None, None, deadline, |transaction| {
-            transaction.table.revoke(transaction.now, name, revoke)
-        })
+        self.change(name, deadline, |table, now| table.revoke(now, name, revoke))
     }
 
     /// After a few conflicts the refusal is not recorded, unless the caller is to announce it.
@@ -246,6 +240,20 @@ impl<C: Coordinator> Store for Engine<C> {
     fn reset(&mut self) {
         self.coordinator.reset();
         self.watched = Watched::default();
+    }
+}
+
+impl<C: Coordinator> Engine<C> {
+    /// Applies an operator's `operation` to one lock.
+    fn change<R>(
+        &mut self,
+        name: &Name,
+        deadline: Moment,
+        operation: impl Fn(&mut LockTable, Time) -> R,
+    ) -> Result<R, Error> {
+        self.transact(&name.clone().into(), None, None, None, deadline, |transaction| {
+            operation(&mut transaction.table, transaction.now)
+        })
     }
 }
 

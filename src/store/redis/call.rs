@@ -10,7 +10,7 @@ use super::route::{Limit, ReplicaCount, Route, Topology, Whom};
 use super::script::{self, Code};
 use super::target::Target;
 use crate::clock::Moment;
-use crate::lock::{Name, Replicas};
+use crate::lock::{Name, Names, Replicas};
 use crate::store::net::interrupt;
 use crate::store::{Error, json};
 use redis::{ServerError, Value};
@@ -107,12 +107,12 @@ impl Caller {
     pub fn run_replicated(
         &mut self,
         code: &Code,
-        names: &[Name],
+        names: &Names,
         argument: &impl Serialize,
         limit: Limit,
         deadline: Moment,
     ) -> Result<Reply, Error> {
-        let replicas = self.acknowledge.replicas;
+        let (names, replicas) = (names.as_slice(), self.acknowledge.replicas);
         let request = Request { replicas, limit, ..Request::new(code, names, argument)? };
         self.run_acknowledged(&request, names, deadline)
     }
@@ -121,11 +121,11 @@ impl Caller {
     pub fn leave(
         &mut self,
         code: &Code,
-        names: &[Name],
+        names: &Names,
         argument: &impl Serialize,
         deadline: Moment,
     ) -> Result<Reply, Error> {
-        let replicas = self.acknowledge.replicas;
+        let (names, replicas) = (names.as_slice(), self.acknowledge.replicas);
         let request = Request { by_text: self.in_doubt, replicas, ..Request::new(code, names, argument)? };
         if replicas == Replicas::None {
             return self.run_once(&request, names, deadline);
@@ -133,6 +133,8 @@ impl Caller {
         self.run_acknowledged(&request, names, deadline)
     }
 
+    /// Runs the script on the server that the sentinels say is the master. If it did what was asked,
+    /// replicas must have acknowledged it, and none of them may be about to take over.
     fn run_acknowledged(
         &mut self,
         request: &Request<'_>,
@@ -140,26 +142,13 @@ impl Caller {
         deadline: Moment,
     ) -> Result<Reply, Error> {
         let began = Moment::now();
-        self.route.ask_beside();
-        let mut said = self.call(request, names, deadline)?;
-        // The sentinels were asked before the script was sent. Those that have not answered within
-        // as long again are read the next time.
-        let answered = Moment::now();
-        let least = if request.replicas == Replicas::None { SENTINEL_WAIT } else { ALL_SENTINELS_WAIT };
-        let until = answered.after(answered.since(began).max(least)).min(deadline);
-        let is_late = request.replicas == Replicas::None && answered.since(began) > SLOW_ANSWER;
-        if self.route.is_superseded(until) || is_late && self.is_superseded_meanwhile(deadline) {
-            said = self.call(request, names, deadline)?;
-        }
-        let is_failing_over =
-            request.replicas != Replicas::None && self.is_failing_over(began, answered, deadline);
-        // A signal also ends the wait for the sentinels, so a failover may be unnoticed.
-        let is_unchecked = request.replicas != Replicas::None && interrupt::is_raised();
-        let (value, acknowledged) = said;
+        let (value, acknowledged, answered) = self.call_master(request, names, deadline)?;
         let reply = Reply::new(value, &self.shown);
-        if DONE.contains(&reply.read::<Head>()?.outcome.as_str()) {
+        if request.replicas != Replicas::None && DONE.contains(&reply.read::<Head>()?.outcome.as_str()) {
             acknowledged?;
-            if is_unchecked {
+            let is_failing_over = self.is_failing_over(began, answered, deadline);
+            // A signal also ends the wait for the sentinels, so a failover may be unnoticed.
+            if interrupt::is_raised() {
                 // The caller asks again.
                 return Err(Error::Unreachable(format!("{}: interrupted by a signal", self.shown)));
             }
@@ -172,15 +161,36 @@ impl Caller {
         Ok(reply)
     }
 
+    /// Runs the script, and again if the sentinels, which are asked meanwhile, name another master.
+    /// Also returns when the first server answered.
+    fn call_master(
+        &mut self,
+        request: &Request<'_>,
+        names: &[Name],
+        deadline: Moment,
+    ) -> Result<(Value, Result<(), Error>, Moment), Error> {
+        let began = Moment::now();
+        self.route.ask_beside();
+        let (mut value, mut acknowledged) = self.call(request, names, deadline)?;
+        // The sentinels were asked before the script was sent. Those that have not answered within
+        // as long again are read the next time.
+        let answered = Moment::now();
+        let least = if request.replicas == Replicas::None { SENTINEL_WAIT } else { ALL_SENTINELS_WAIT };
+        let until = answered.after(answered.since(began).max(least)).min(deadline);
+        let is_late = request.replicas == Replicas::None && answered.since(began) > SLOW_ANSWER;
+        if self.route.is_superseded(until) || is_late && self.is_superseded_meanwhile(deadline) {
+            (value, acknowledged) = self.call(request, names, deadline)?;
+        }
+        Ok((value, acknowledged, answered))
+    }
+
     /// Whether the server that answered is about to be replaced by one that may not have the write.
     /// In a failover a replica that has left already does not get it, while another one
     /// acknowledges. The leading sentinel knows of the failover a tenth of a second before that
     /// replica leaves, so it must be asked shortly before the answer, or after it.
-    fn is_failing_over(&mut self, asked: Moment, answered: Moment, deadline: Moment) -> bool {
-        if answered.since(asked) > FAILOVER_LEAD && !self.route.topology.fails_over() {
-            return self.is_superseded_meanwhile(deadline) || self.route.topology.fails_over();
-        }
-        self.route.topology.fails_over()
+    fn is_failing_over(&mut self, began: Moment, answered: Moment, deadline: Moment) -> bool {
+        let is_old = answered.since(began) > FAILOVER_LEAD && !self.route.topology.fails_over();
+        is_old && self.is_superseded_meanwhile(deadline) || self.route.topology.fails_over()
     }
 
     /// Asks the sentinels once more after a slow answer: the server may have been replaced since
