@@ -28,7 +28,7 @@ with --done).
 
 With --done a key counts as done as it does for a run with '--once-per PERIOD'
 that arrives now. If no success of a run with --once-per is remembered, the last
-success of any run counts, from its arrival or, if only that is known, its end.
+success of a run without it counts, if it is among the last 64 ends of the key.
 A success that 'dlock forget' has made due again does not count.";
 
 /// `dlock wait`.

@@ -72,7 +72,7 @@ impl Scene {
     fn acquire(&mut self, who: u32, locks: &str, mode: Mode, patience: Patience) -> Acquired {
         self.now = Time(self.now.0 + 1);
         let (ttl, min_hold) = (self.ttl, self.min_hold);
-        let owner = Owner { pid: who, ttl: Some(ttl), ..Owner::default() };
+        let owner = Owner { pid: who, ttl: Some(ttl), once_per: self.terms.once_per, ..Owner::default() };
         let (terms, waited, has_waited) = (self.terms.clone(), self.waited, self.has_waited);
         let ask = Ask { token: token(who), mode, ttl, min_hold, owner, patience, terms, waited, has_waited };
         self.table.acquire(self.now, &Self::names(locks), &ask)

@@ -108,22 +108,15 @@ impl View {
     }
 
     /// Whether a run with `--once-per` of this span that arrived at `came` would be skipped. If no
-    /// success of such a run is remembered, the last success of a run without `--once-per` counts.
+    /// success of such a run is remembered, the last success of a run without `--once-per` counts, if
+    /// the log has it: one that only the totals know may have been forgotten.
     pub fn is_done_for(&self, came: u64, span: Duration) -> bool {
-        let last = match &self.success {
-            Some(success) => Some(LastSuccess::Known(success.clone())),
-            None => self.last_success(),
-        };
-        match last {
-            // Forgotten.
-            Some(LastSuccess::Known(success))
-                if self.success.is_none() && success.owner.once_per.is_some() =>
-            {
-                false
-            }
-            Some(LastSuccess::Known(success)) => success.counts_until(self.now, came, span).is_some(),
-            Some(LastSuccess::EndedAt(ended)) => came < ended.saturating_add(millis(span)),
-            None => false,
+        let counts = |success: &Success| success.counts_until(self.now, came, span).is_some();
+        match (&self.success, self.last_success()) {
+            (Some(success), _) => counts(success),
+            // One with `--once-per` is forgotten.
+            (None, Some(LastSuccess::Known(success))) => success.owner.once_per.is_none() && counts(&success),
+            (None, Some(LastSuccess::EndedAt(_)) | None) => false,
         }
     }
 }

@@ -4,6 +4,8 @@ use super::*;
 use crate::exit::Ended;
 use crate::rules::stat::{BOUNDS, Histogram, Stat};
 
+const HOUR: Duration = Duration::from_secs(3600);
+
 impl Scene {
     fn stat(&mut self, lock: &str) -> Stat {
         self.seen(lock).stat
@@ -272,4 +274,27 @@ fn totals_at_their_end_stop_there() {
     let stat = scene.stat("a");
     assert_eq!((stat.busy, stat.succeeded, stat.held.buckets[0]), (u64::MAX, u64::MAX, u64::MAX));
     assert_eq!((stat.grants, stat.waited_ms), (u64::MAX, u64::MAX));
+}
+
+#[test]
+fn a_forgotten_success_does_not_count_again_when_the_log_has_lost_it() {
+    let mut scene = Scene::new();
+    scene.terms.once_per = Some(HOUR);
+    assert!(scene.queue(1, "a", X));
+    let success = End { ran: Ran::Yes, job: Some(Ended::Code(0)), once_per: true, fence: None, pause: None };
+    scene.table.leave(scene.now, &Scene::names("a"), &token(1), &success);
+    let is_done = |scene: &mut Scene| scene.seen("a").is_done_for(scene.now.millis(), HOUR);
+    assert!(is_done(&mut scene));
+    assert!(scene.table.forget_success(scene.now, &name("a")));
+    for who in 2..70 {
+        assert!(!is_done(&mut scene), "{who}");
+        scene.pass(1);
+        assert!(scene.queue(who, "a", X));
+        scene.finish(who, "a", Some(Ended::Code(1)));
+    }
+    // A run without --once-per counts as long as the log has it.
+    scene.terms.once_per = None;
+    assert!(scene.queue(70, "a", X));
+    scene.finish(70, "a", Some(Ended::Code(0)));
+    assert!(is_done(&mut scene));
 }
