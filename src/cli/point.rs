@@ -1,6 +1,6 @@
 //! Parses a moment: a time of day, a date or `yesterday` in this machine's zone, or a span from now.
-//! In the hour that a clock shows twice, the last one and the next one are meant; a time that a clock
-//! skips is moved on by what it skips.
+//! In the hour that a clock shows twice, the last one and the next one are meant, but a day begins with
+//! the first of two midnights; a time that a clock skips is moved on by what it skips.
 
 use super::duration;
 use jiff::civil::{Date, DateTime, Time};
@@ -20,6 +20,8 @@ pub enum Point {
     Yesterday,
     /// The same time on each day.
     TimeOfDay(Time),
+    /// The midnight at which this day begins.
+    Day(Date),
     At(DateTime),
 }
 
@@ -36,9 +38,9 @@ pub fn parse(text: &str) -> Result<Point, String> {
     let at = ["%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
         .into_iter()
         .find_map(form);
-    let date = || Date::strptime("%Y-%m-%d", text).ok().map(|date| date.at(0, 0, 0, 0));
-    match at.or_else(date) {
-        Some(at) => Ok(Point::At(at)),
+    let date = || Date::strptime("%Y-%m-%d", text).ok();
+    match at.map(Point::At).or_else(|| date().map(Point::Day)) {
+        Some(point) => Ok(point),
         None => duration::parse(text).map(Point::Span).map_err(|why| format!("{ALLOWED}; {why}")),
     }
 }
@@ -87,19 +89,25 @@ impl Point {
         let on = |days: i64| today.checked_add(days.days()).ok();
         let all: Vec<DateTime> = match self {
             Self::Span(_) => Vec::new(),
-            Self::Yesterday => on(-1).map(|date| date.at(0, 0, 0, 0)).into_iter().collect(),
+            Self::Yesterday => on(-1).map(midnight).into_iter().collect(),
+            Self::Day(date) => vec![midnight(date)],
             Self::TimeOfDay(time) => (-2..=2).filter_map(on).map(|date| date.to_datetime(time)).collect(),
             Self::At(at) => vec![at],
         };
+        let is_day = matches!(self, Self::Yesterday | Self::Day(_));
         let stamps = all.into_iter().flat_map(|at| {
             let at = zone.to_ambiguous_timestamp(at);
             match at.offset() {
-                AmbiguousOffset::Fold { .. } => vec![at.earlier(), at.later()],
+                AmbiguousOffset::Fold { .. } if !is_day => vec![at.earlier(), at.later()],
                 _ => vec![at.compatible()],
             }
         });
         stamps.filter_map(|stamp| u64::try_from(stamp.ok()?.as_millisecond()).ok()).collect()
     }
+}
+
+fn midnight(date: Date) -> DateTime {
+    date.at(0, 0, 0, 0)
 }
 
 fn millis(span: Duration) -> u64 {
@@ -136,7 +144,10 @@ mod tests {
         }
         for text in ["", "25:00", "03:60", "tomorrow", "2026-02-30", "28.11.2026", "2026-11-28 25:00", "3"] {
             assert!(
-                !matches!(parse(text), Ok(Point::TimeOfDay(_) | Point::At(_) | Point::Yesterday)),
+                !matches!(
+                    parse(text),
+                    Ok(Point::TimeOfDay(_) | Point::Day(_) | Point::At(_) | Point::Yesterday)
+                ),
                 "{text}"
             );
         }
@@ -161,6 +172,30 @@ mod tests {
             assert_eq!(half_past_two.last_in(&zone, now_ms), Some(at(last)?), "{now}");
             assert_eq!(half_past_two.next_in(&zone, now_ms), Some(at(next)?), "{now}");
         }
+        Ok(())
+    }
+
+    /// In Havana midnight comes twice on the first Sunday of November, an hour apart, and not at all on
+    /// the second one of March. A day begins with the first, or when the clock goes on.
+    #[test]
+    fn a_day_that_begins_twice_or_late() -> Result<(), Failure> {
+        let zone = TimeZone::posix("CST5CDT,M3.2.0/0,M11.1.0/1")?;
+        let (twice, late) = (at("2026-11-01T00:00:00-04:00")?, at("2026-03-08T01:00:00-04:00")?);
+        for (text, now, began) in [
+            ("yesterday", "2026-11-02T09:00:00-05:00", twice),
+            ("2026-11-01", "2026-11-02T09:00:00-05:00", twice),
+            ("2026-11-01", "2026-11-01T00:30:00-04:00", twice),
+            ("yesterday", "2026-03-09T09:00:00-04:00", late),
+            ("2026-03-08", "2026-03-09T09:00:00-04:00", late),
+        ] {
+            assert_eq!(parse(text)?.last_in(&zone, at(now)?), Some(began), "{text} at {now}");
+        }
+        assert_eq!(parse("2026-11-01")?.next_in(&zone, twice - 1), Some(twice));
+        assert_eq!(parse("2026-11-01")?.next_in(&zone, twice), None);
+        // A time of day is not a day.
+        let second = at("2026-11-01T00:00:00-05:00")?;
+        assert_eq!(parse("00:00")?.last_in(&zone, second), Some(second));
+        assert_eq!(parse("2026-11-01 00:00")?.last_in(&zone, second), Some(second));
         Ok(())
     }
 }
