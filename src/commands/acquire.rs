@@ -34,9 +34,6 @@ use std::time::Duration;
 
 /// Longest time for leaving the queue when a waiting dlock must end (I9).
 const LEAVING: Duration = Duration::from_millis(60);
-/// How long a process of its own goes on leaving the queue when dlock has ended. By then the place
-/// has ended by itself.
-const LEAVING_APART: Duration = Duration::from_secs(60);
 /// Longest time for what the script need not wait for: recording a refusal, and giving back after a
 /// failure what may have been granted.
 const CLEAN_UP_WITHIN: Duration = Duration::from_millis(250);
@@ -139,15 +136,16 @@ fn give_back_quietly(store: &mut dyn Store, request: &Request, within: Duration)
     give_back(store, &request.names, &request.ask.token, &End::NOT_RUN, deadline).is_ok()
 }
 
-/// Leaves the queue in another process, for this one must end. A store that has started threads does
-/// not allow that, and the place ends by itself.
+/// Leaves the queue in another process, for this one must end. That process takes no signals, and a
+/// service manager that stops a unit waits for it, so it goes on for no longer than the guard of a run.
+/// A store that has started threads does not allow a fork, and the place ends by itself.
 fn leave_apart(context: &Context, request: &Request) {
     let apart = supervise::detach(None, || {
         let null = File::options().write(true).open("/dev/null").map(|null| dup2_stderr(null).is_ok());
         // This tells the process that must end that this one goes on.
         let goes_on = supervise::outlive_caller().and_then(|()| supervise::leave_standard_streams());
         if let (Ok(true), Ok(()), Ok(mut store)) = (null, goes_on, context.open()) {
-            give_back_quietly(&mut *store, request, LEAVING_APART);
+            give_back_quietly(&mut *store, request, context.give_back_time(request.ask.ttl));
         }
         0
     });

@@ -69,6 +69,13 @@ impl Context {
         self.settings.connect_timeout + self.settings.op_timeout
     }
 
+    /// Longest time for which a process that outlives dlock tries to give the lock back: no longer than
+    /// the ttl, but at least for one whole request.
+    pub fn give_back_time(&self, ttl: Duration) -> Duration {
+        const MOST: Duration = Duration::from_secs(10);
+        self.request_time().max(MOST.min(ttl))
+    }
+
     /// The deadline for a request that is made now, connecting included.
     pub fn deadline(&self) -> Moment {
         Moment::now().after(self.request_time())

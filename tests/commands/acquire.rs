@@ -2,6 +2,7 @@
 //! for.
 
 use crate::support::dlock::{BINARY, Dlock, Running};
+use crate::support::proc;
 use crate::support::proxy::Proxy;
 use crate::support::wait::{wait_until, wait_within};
 use crate::support::world::{Backend, World, on_every_store};
@@ -388,6 +389,27 @@ fn a_signal_ends_it_while_the_server_hangs() {
     proxy.end_outage();
     // A place that was not given up would last longer than this.
     wait_until("nobody waits", || world.waiters("k") == 0);
+    world.write("end", "");
+    holder.finish();
+}
+
+/// What goes on leaving takes no signals. A service manager that stops a unit waits for it, also in a
+/// long outage.
+#[test]
+fn what_leaves_after_a_signal_gives_up_as_a_guard_does() {
+    let world = World::with_redis(&[]);
+    let holder = hold(&world, "k", &["-t", "10m"]);
+    let proxy = Proxy::before(world.redis().port());
+    let waiter = world.dlock(["acquire", "-k", "k", "-w", "-t", "1s", "--op-timeout", "0.2"]);
+    let waiter = waiter.env("DLOCK_STORE", proxy.url()).any_stderr().dies_of(15).spawn();
+    world.wait_for_waiters("k", 1);
+    proxy.begin_outage();
+    waiter.signal(Signal::TERM);
+    waiter.finish();
+    let url = proxy.url();
+    let is_left = |pid: i32| proc::name(pid) == "dlock" && proc::has_in_environment(pid, url.as_bytes());
+    wait_until("nothing of it is left", || !proc::pids().into_iter().any(is_left));
+    proxy.end_outage();
     world.write("end", "");
     holder.finish();
 }

@@ -15,10 +15,6 @@ use crate::supervise::Orphaned;
 use crate::sys;
 use std::time::Duration;
 
-/// Longest time for which the guard tries to give the lock back. It tries no longer than the ttl,
-/// but at least for one whole request.
-const GIVE_BACK_WITHIN: Duration = Duration::from_secs(10);
-
 /// Records that this run ended while it waited, at the lock that somebody held. It has recorded by
 /// itself if it gave up and left only the queue to the guard.
 fn record_interruption(
@@ -67,7 +63,7 @@ pub fn orphaned<'a>(
         Orphaned::Over { started, status, reason } => {
             let waited = Moment::now().since(began);
             let ran = if started { ran(reason, None) } else { Ran::No };
-            let deadline = context.deadline().max(Moment::now().after(GIVE_BACK_WITHIN.min(run.ttl.get())));
+            let deadline = Moment::now().after(context.give_back_time(run.ttl.get()));
             let job = messages.of.recorded(status);
             let mut end =
                 End { ran, job, once_per: run.once_per.is_some(), fence: notes.fence(), pause: None };
