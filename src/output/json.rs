@@ -145,6 +145,7 @@ impl From<Option<Ended>> for JobEnd {
 #[derive(Serialize)]
 struct Lock<'a> {
     key: &'a str,
+    known: bool,
     state: State,
     mode: Option<&'static str>,
     slots: Option<u32>,
@@ -273,6 +274,7 @@ impl<'a> Lock<'a> {
         let (mode, slots) = view.mode.or_else(wanted).map(mode).unzip();
         Self {
             key: view.name.key(),
+            known: view.is_known(),
             state: view.state,
             mode,
             slots: slots.flatten(),
@@ -382,6 +384,7 @@ mod tests {
         for lock in array.as_array().into_iter().flatten() {
             let fields = [
                 "key",
+                "known",
                 "state",
                 "mode",
                 "slots",

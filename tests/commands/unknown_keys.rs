@@ -30,6 +30,8 @@ fn a_mistyped_key_is_named_with_the_nearest(backend: Backend) {
         // A program has the fields.
         world.dlock([command, key, "--json"]).any_stdout().run();
     }
+    let known = |key: &str| world.status(key)["known"].as_bool();
+    assert_eq!((known(key), known("nightly-report")), (Some(false), Some(true)));
     let like = format!("dlock: nightly-reprt in .* is {near}dlock: .* \\(no success is known\\), .*\n");
     world.dlock(["wait", "--done", "day", "-w", "0", key]).stderr_like(&like).status(75).run();
     world.dlock(["resume", "zebra"]).stderr_like("dlock: zebra in .* was not paused; not known here\n").run();
