@@ -206,11 +206,8 @@ fn explain(error: &clap::Error, command: &str, arguments: &[OsString]) -> String
         }
         ErrorKind::InvalidSubcommand => {
             let word = text(ContextKind::InvalidSubcommand).unwrap_or_default();
-            format!(
-                "no command '{}'{}; there are {COMMANDS}",
-                short(&word),
-                did_you_mean(command_near(&word))
-            )
+            let near = did_you_mean(command_near(&word));
+            format!("no command '{}'{near}; there are {COMMANDS}", short(&word))
         }
         ErrorKind::UnknownArgument if known => unknown_argument(command, &argument, &help),
         ErrorKind::UnknownArgument => match leading::stranger(arguments) {

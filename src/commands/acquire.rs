@@ -255,11 +255,10 @@ impl Acquiring<'_> {
                 self.messages.busy(&blocker, self.tried(&blocker), "", status);
                 return Ok(Exit::Busy(status));
             }
-            Report::TakenAway => Error::NotHeld(format!(
-                "an operator took {} away just when it was granted; {}",
-                self.messages.place(),
-                SUBJECT.unrun
-            )),
+            Report::TakenAway => {
+                let (place, unrun) = (self.messages.place(), SUBJECT.unrun);
+                Error::NotHeld(format!("an operator took {place} away just when it was granted; {unrun}"))
+            }
             Report::TooSlow => self.messages.too_slow(self.request.ask.ttl),
             Report::Failed(error) => self.messages.failed(error),
             report => Error::Internal(format!("the lock is not acquired: {report:?}")),
@@ -326,15 +325,10 @@ impl Acquiring<'_> {
             true => (Kind::Note, format!(" after {},", span(Moment::now().since(self.since)))),
             false => (Kind::Done, String::new()),
         };
-        self.context.printer.say(
-            kind,
-            What::Granted,
-            &format!(
-                "{} is acquired{after} until {at}, for {}: 'dlock renew {key}{file}' extends that, 'dlock release \
-                 {key}{file}' gives it back{each}",
-                self.messages.place(),
-                span(left.saturating_add(Duration::from_millis(500))),
-            ),
+        let (place, lasts) = (self.messages.place(), span(left.saturating_add(Duration::from_millis(500))));
+        let text = format!(
+            "{place} is acquired{after} until {at}, for {lasts}: 'dlock renew {key}{file}' extends that, 'dlock release {key}{file}' gives it back{each}"
         );
+        self.context.printer.say(kind, What::Granted, &text);
     }
 }

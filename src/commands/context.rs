@@ -96,12 +96,8 @@ impl Context {
     /// Asks the store about a hold that is claimed; `None` if it is no longer held.
     pub fn verify(&self, store: &mut dyn Store, held: &Held) -> Result<Option<Proof>, Error> {
         let unknown = || format!("it is unknown whether {} is still held", listed(&held.keys));
-        let proof = store.prove(
-            &held.names().map_err(Error::Usage)?,
-            &held.token,
-            held.known_fence(),
-            self.deadline(),
-        );
+        let names = held.names().map_err(Error::Usage)?;
+        let proof = store.prove(&names, &held.token, held.known_fence(), self.deadline());
         let proof = proof.map_err(|error| self.unsure(error, &unknown()))?;
         Ok(proof.filter(|proof| held.is_proved_by(proof)))
     }
@@ -124,9 +120,8 @@ impl Context {
                 return Ok(None);
             }
         }
-        Ok(store
-            .prove(names, &held.token, held.known_fence(), self.deadline())?
-            .filter(|proof| held.is_proved_by(proof)))
+        let proof = store.prove(names, &held.token, held.known_fence(), self.deadline())?;
+        Ok(proof.filter(|proof| held.is_proved_by(proof)))
     }
 
     /// The holds that this process has of a lock, innermost first, as the store confirms them. A
@@ -143,10 +138,9 @@ impl Context {
     /// A clause about a lock that the store does not know, to follow another one: with the nearest key
     /// that it knows. Empty if it knows the lock.
     pub fn if_unknown(&self, store: &mut dyn Store, view: &View) -> String {
-        if view.is_known() {
-            String::new()
-        } else {
-            format!("; not known here{}", self.suggestion(store, view))
+        match view.is_known() {
+            true => String::new(),
+            false => format!("; not known here{}", self.suggestion(store, view)),
         }
     }
 
@@ -155,9 +149,8 @@ impl Context {
         // A store that is slow or forbids the search gives none.
         let known = self.known.get_or_init(|| store.glimpse(&self.settings.prefix).unwrap_or_default());
         let others = known.iter().map(Name::key).filter(|key| *key != view.name.key());
-        nearest(view.name.key(), others)
-            .map(|near| format!("; did you mean {}?", quoted(near)))
-            .unwrap_or_default()
+        let near = nearest(view.name.key(), others);
+        near.map(|near| format!("; did you mean {}?", quoted(near))).unwrap_or_default()
     }
 
     /// Adds to a store error which setting named the store; to one about the password, where the

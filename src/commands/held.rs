@@ -266,10 +266,9 @@ impl Holds {
         if length <= LENGTH_MOST {
             return Ok(());
         }
+        let (long, most) = (length.div_ceil(1024), LENGTH_MOST / 1024);
         Err(Error::Usage(format!(
-            "the names of the locks make the variable {VARIABLE} {} KiB long, and no command can be started with more than {} KiB; take fewer keys or shorter ones; {unrun}",
-            length.div_ceil(1024),
-            LENGTH_MOST / 1024
+            "the names of the locks make the variable {VARIABLE} {long} KiB long, and no command can be started with more than {most} KiB; take fewer keys or shorter ones; {unrun}"
         )))
     }
 

@@ -128,11 +128,10 @@ impl Waiting<'_> {
         let context = self.onlooker.context;
         for name in names {
             if !self.onlooker.ask(name.key(), |store| context.own_holds(store, name))?.is_empty() {
-                return Err(Error::Usage(format!(
-                    "this process itself runs under {} in {}, and would wait for itself",
-                    name.key(),
-                    context.settings.store
-                )));
+                let (key, store) = (name.key(), &context.settings.store);
+                let text =
+                    format!("this process itself runs under {key} in {store}, and would wait for itself");
+                return Err(Error::Usage(text));
             }
         }
         Ok(())

@@ -79,11 +79,8 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Width) -> S
     let place = waiting.ahead.saturating_add(1);
     let since = if waited.as_secs() == 0 { String::new() } else { format!(" for {}", span(waited)) };
     let turn = waiting.turn.map(|turn| format!(", its turn in about {}", about(turn))).unwrap_or_default();
-    let whole = format!(
-        "waiting{since} for {}, place {place} in the queue{turn}: {}",
-        asked.at(blocker.at),
-        reason(blocker, asked.mode)
-    );
+    let (lock, why) = (asked.at(blocker.at), reason(blocker, asked.mode));
+    let whole = format!("waiting{since} for {lock}, place {place} in the queue{turn}: {why}");
     match room {
         Width::Columns(columns) if width(&whole) > columns => {
             // What changes comes first, so that it is seen if the end is cut.
@@ -211,13 +208,11 @@ fn blocker_text(blocker: &Blocker, asked: Mode) -> String {
     let left = blocker.left.map(|left| format!(", for {} at most", span(left))).unwrap_or_default();
     match (blocker.state, &blocker.holder) {
         (State::Held, Some(holder)) if holder.confirmed => held(holder, blocker, asked),
-        (State::Held, Some(holder)) => format!(
-            "it was just granted to {}{}, earlier in the queue ({}){}",
-            who(&holder.owner),
-            and_others(blocker.others, "and"),
-            quoted_command(&holder.owner),
-            mode_conflict(blocker, asked)
-        ),
+        (State::Held, Some(Holder { owner, .. })) => {
+            let (who, others) = (who(owner), and_others(blocker.others, "and"));
+            let (what, conflict) = (quoted_command(owner), mode_conflict(blocker, asked));
+            format!("it was just granted to {who}{others}, earlier in the queue ({what}){conflict}")
+        }
         (State::Held, None) if blocker.mode.is_some() => "others hold it".into(),
         (State::Held, None) => match blocker.left {
             Some(left) => format!("a program other than dlock holds it, for {} more", span(left)),
@@ -225,13 +220,13 @@ fn blocker_text(blocker: &Blocker, asked: Mode) -> String {
                 .into(),
         },
         (State::Cooling, _) => format!("the last run is over and its --min-hold keeps the lock{left}"),
-        (State::Revoked, holder) => format!(
-            "an operator took it away{}; the old job may still run{left}",
-            holder
-                .as_ref()
-                .map(|holder| format!(" from {}{}", who(&holder.owner), and_others(blocker.others, "and")))
-                .unwrap_or_default()
-        ),
+        (State::Revoked, holder) => {
+            let from = |Holder { owner, .. }: &Holder| {
+                format!(" from {}{}", who(owner), and_others(blocker.others, "and"))
+            };
+            let from = holder.as_ref().map(from).unwrap_or_default();
+            format!("an operator took it away{from}; the old job may still run{left}")
+        }
         (State::Free | State::Paused, _) => earlier(blocker),
     }
 }
@@ -248,7 +243,6 @@ fn earlier(blocker: &Blocker) -> String {
 fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
     let now = holder.since.saturating_add(millis(holder.held));
     let end = now.saturating_add(millis(holder.lease));
-    let because = because(&holder.owner);
     let taken = blocker.others.saturating_add(1);
     let how = match blocker.mode {
         None => "held by".into(),
@@ -267,16 +261,12 @@ fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
         Some(Mode::Slots(_)) => String::new(),
         _ => and_others(blocker.others, ", and by"),
     };
+    let Holder { owner, since, held, lease, .. } = holder;
+    let (who, what, why) = (who(owner), quoted_command(owner), because(owner));
+    let (since, held, end, lease) = (local(*since, now), span(*held), local(end, now), span(*lease));
+    let (to_stop, conflict) = (asked_to_stop(holder), mode_conflict(blocker, asked));
     format!(
-        "{how} {} since {} ({} ago), running {}{because}, lease good until {} ({} more){}{others}{}",
-        who(&holder.owner),
-        local(holder.since, now),
-        span(holder.held),
-        quoted_command(&holder.owner),
-        local(end, now),
-        span(holder.lease),
-        asked_to_stop(holder),
-        mode_conflict(blocker, asked),
+        "{how} {who} since {since} ({held} ago), running {what}{why}, lease good until {end} ({lease} more){to_stop}{others}{conflict}"
     )
 }
 

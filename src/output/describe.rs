@@ -1,7 +1,7 @@
 //! The state of a lock as one clause, for `wait` and `release`. `busy` says why a request was not
 //! granted.
 
-use super::busy::{and_others, asked_to_stop, held_briefly};
+use super::busy::{and_others, asked_to_stop, held_briefly, quoted_command};
 use super::columns::{Width, width};
 use super::escaped;
 use super::live::Said;
@@ -27,10 +27,8 @@ pub fn state(view: &View) -> String {
         (State::Cooling, _) => format!("is kept by the --min-hold of a run that is over,{left}"),
         (State::Revoked, []) => format!("was taken away by an operator; the old job may still run{left}"),
         (State::Revoked, [holder, ..]) => {
-            format!(
-                "was taken away from {} by an operator; the old job may still run{left}",
-                who(&holder.owner)
-            )
+            let who = who(&holder.owner);
+            format!("was taken away from {who} by an operator; the old job may still run{left}")
         }
         (State::Held, []) => match view.left {
             Some(_) => format!("is held by a program other than dlock,{left}"),
@@ -59,11 +57,8 @@ pub fn awaited(view: &View, to_be_done: bool) -> String {
 pub fn pause(view: &View) -> Option<String> {
     let Pause { by, until, cause, .. } = view.paused.as_ref()?;
     let (key, until) = (view.name.key(), local(*until, view.now));
-    Some(
-        escaped(&format!("{key} is paused by {}{}{}, until {until}", who(by), because(by), cause.note()))
-            .into_owned()
-            + "\n",
-    )
+    let text = format!("{key} is paused by {}{}{}, until {until}", who(by), because(by), cause.note());
+    Some(escaped(&text).into_owned() + "\n")
 }
 
 /// What is expected of a lock, and whether it is overdue, as a clause that reads after its name; None
@@ -137,19 +132,16 @@ pub fn queued(waiters: usize) -> String {
 pub fn hold(holder: &Holder) -> String {
     let now = holder.since.saturating_add(millis(holder.held));
     let slot = holder.slot.map(|slot| format!("slot {slot}: ")).unwrap_or_default();
-    let because = because(&holder.owner);
-    let asked = asked_to_stop(holder);
-    let (how, what) = match holder.owner.by {
-        By::Run => ("running", &holder.owner.command),
-        By::Acquire => ("acquired by a script:", &holder.owner.command),
-        By::Hold => ("for", &holder.owner.command),
+    let how = match holder.owner.by {
+        By::Run => "running",
+        By::Acquire => "acquired by a script:",
+        By::Hold => "for",
     };
+    let (who, what) = (who(&holder.owner), quoted_command(&holder.owner));
+    let (because, asked) = (because(&holder.owner), asked_to_stop(holder));
+    let (since, held, lease) = (local(holder.since, now), span(holder.held), span(holder.lease));
     format!(
-        "{slot}held by {} since {} ({} ago), {how} '{what}'{because}, lease good for {} more{asked}",
-        who(&holder.owner),
-        local(holder.since, now),
-        span(holder.held),
-        span(holder.lease),
+        "{slot}held by {who} since {since} ({held} ago), {how} {what}{because}, lease good for {lease} more{asked}"
     )
 }
 

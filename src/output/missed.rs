@@ -49,14 +49,9 @@ pub fn busy(asked: &Asked, blocker: &Blocker, refusal: &Refusal) -> String {
             let owner = &holder.owner;
             let now = holder.since.saturating_add(millis(holder.held));
             let has = if owner.by == By::Run { "has been running" } else { "has held it for" };
+            let (who, what, why) = (who(owner), quoted_command(owner), because(owner));
             (
-                format!(
-                    "; {} {has} {}{} since {}",
-                    who(owner),
-                    quoted_command(owner),
-                    because(owner),
-                    local(holder.since, now)
-                ),
+                format!("; {who} {has} {what}{why} since {}", local(holder.since, now)),
                 format!("{} stops it, --max-run bounds such a run", command("release")),
             )
         }

@@ -102,11 +102,8 @@ fn request(
         let unknown = format!("it is unknown whether {who} was asked to give {} back; try again", name.key());
         let (kind, line) = match (answer.map_err(|error| context.unsure(error, &unknown))?, holder.owner.by) {
             (Requested::Gone, _) => {
-                printer.say(
-                    Kind::Note,
-                    What::Released,
-                    &format!("{place}: {who} has given the lock back already"),
-                );
+                let text = format!("{place}: {who} has given the lock back already");
+                printer.say(Kind::Note, What::Released, &text);
                 continue;
             }
             (Requested::Asked, By::Run | By::Hold) => {

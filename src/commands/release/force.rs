@@ -112,11 +112,12 @@ fn revoked(settings: &Settings, name: &Name, when: When, was: Revoked) -> Result
                 holders => format!("was already taken away from {}", all(holders)),
             };
             match when {
-                When::Safe => format!(
-                    "{key} in {place} {was}; the next grant comes in {} at the latest, or at once \
-                     with --now",
-                    span(left)
-                ),
+                When::Safe => {
+                    let left = span(left);
+                    format!(
+                        "{key} in {place} {was}; the next grant comes in {left} at the latest, or at once with --now"
+                    )
+                }
                 When::Now => format!(
                     "{key} in {place} {was}, and is free now; the old job may still run beside the next one"
                 ),
@@ -134,9 +135,8 @@ pub fn left_alone(settings: &Settings, name: &Name, Foreign { kind, left }: &For
     let lasts = left.map(|left| format!("it expires in {}", span(left)));
     let lasts = lasts.unwrap_or_else(|| "it never expires".into());
     let next = if kind == "string" { "; --force --now deletes it" } else { "" };
+    let (key, place) = (name.key(), &settings.store);
     Error::Usage(format!(
-        "{} in {} is a {kind} that dlock did not write ({lasts}); it was not changed{next}",
-        name.key(),
-        settings.store
+        "{key} in {place} is a {kind} that dlock did not write ({lasts}); it was not changed{next}"
     ))
 }

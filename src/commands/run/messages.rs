@@ -209,11 +209,8 @@ impl<'a> Messages<'a> {
 
     /// What the lock was to be held for has ended.
     pub fn unwanted(&self, status: u8) {
-        let text = format!(
-            "{}: the process or program that the lock is for has ended; {}",
-            self.place(),
-            self.of.unrun
-        );
+        let (place, unrun) = (self.place(), self.of.unrun);
+        let text = format!("{place}: the process or program that the lock is for has ended; {unrun}");
         self.say(Kind::Note, Event::from(What::Ended).ends(Exit::Busy(status)), &text);
     }
 
@@ -233,22 +230,16 @@ impl<'a> Messages<'a> {
 
     /// The store grants the lock, but too late.
     pub fn too_slow(&self, ttl: Duration) -> Error {
-        let text = format!(
-            "{} answers too slowly for a lease of {}: give a longer --ttl",
-            self.asked.store,
-            span(ttl)
-        );
+        let (store, ttl) = (&self.asked.store, span(ttl));
+        let text = format!("{store} answers too slowly for a lease of {ttl}: give a longer --ttl");
         self.failed(store::Error::Unavailable(text))
     }
 
     /// An operator took the lock away between grant and start.
     pub fn taken_away(&self) {
-        let lock = self.lock();
-        self.say(
-            Kind::Warning,
-            Event::of_failure(Exit::Lost),
-            &format!("an operator took {lock} away just when it was granted; {}", self.of.unrun),
-        );
+        let (lock, unrun) = (self.lock(), self.of.unrun);
+        let text = format!("an operator took {lock} away just when it was granted; {unrun}");
+        self.say(Kind::Warning, Event::of_failure(Exit::Lost), &text);
     }
 
     /// The store is unreachable before dlock is in the queue.
@@ -285,10 +276,10 @@ impl<'a> Messages<'a> {
                 let hint = hint_at_shell(&command);
                 format!("command not found: '{command}'{hint}; {given_back}{unrun}")
             }
-            NotStarted::Errno(errno) => format!(
-                "cannot execute '{command}': {}; {given_back}{unrun}",
-                std::io::Error::from_raw_os_error(errno)
-            ),
+            NotStarted::Errno(errno) => {
+                let why = std::io::Error::from_raw_os_error(errno);
+                format!("cannot execute '{command}': {why}; {given_back}{unrun}")
+            }
             NotStarted::TooLate => {
                 format!("{} was granted, but too late to rely on it; {unrun}", self.lock())
             }
@@ -307,24 +298,21 @@ impl<'a> Messages<'a> {
             Ended::Code(code) => format!("has ended with status {code}"),
             Ended::Signal(signal) => format!("died of signal {signal}"),
         };
-        let mut rest = rest();
+        let (mut rest, lock) = (rest(), self.lock());
         let more = rest.len().saturating_sub(NAMED);
         rest.truncate(NAMED);
-        let text = format!(
-            "the command {how}; {} is kept until the rest of the job has ended (--tree): {}",
-            self.lock(),
-            named(&rest, more)
-        );
+        let rest = named(&rest, more);
+        let text =
+            format!("the command {how}; {lock} is kept until the rest of the job has ended (--tree): {rest}");
         self.say(Kind::Detail, What::Ended, &text);
     }
 
     /// The process of a hold has ended. From now on messages are about what it left behind.
     pub fn process_ended(&self, rest: &[Process], more: usize) {
         self.job.set("what the process has started");
+        let (lock, rest) = (self.lock(), named(rest, more));
         let text = format!(
-            "the process it is held for has ended; {} is kept until what it has started has ended (--tree): {}; 'dlock release' stops it",
-            self.lock(),
-            named(rest, more)
+            "the process it is held for has ended; {lock} is kept until what it has started has ended (--tree): {rest}; 'dlock release' stops it"
         );
         self.say(Kind::Note, What::Ended, &text);
     }
@@ -395,13 +383,9 @@ impl<'a> Messages<'a> {
         let until =
             now.saturating_add(millis(until.since(moment))).saturating_sub(millis(moment.since(until)));
         let key = word(self.asked.keys[0].as_str());
-        let text = format!(
-            "{}: this run counts until {} ({}); {} makes it due again",
-            self.place(),
-            time::local(until, now),
-            time::once_per(period.counts()),
-            cited(&format!("dlock forget {key}"))
-        );
+        let (place, forget) = (self.place(), cited(&format!("dlock forget {key}")));
+        let (until, why) = (time::local(until, now), time::once_per(period.counts()));
+        let text = format!("{place}: this run counts until {until} ({why}); {forget} makes it due again");
         self.say(Kind::Done, What::Released, &text);
     }
 
@@ -413,12 +397,8 @@ impl<'a> Messages<'a> {
                 Ran::Yes | Ran::Cut(_) => format!("{} has ended", self.of.job),
                 Ran::No => self.of.unrun.to_owned(),
             };
-            let then = match pauses {
-                None => String::new(),
-                Some(lasts) => {
-                    format!(", which would count as a failure and pause it for {}", span(lasts))
-                }
-            };
+            let then = |lasts| format!(", which would count as a failure and pause it for {}", span(lasts));
+            let then = pauses.map(then).unwrap_or_default();
             let text = format!(
                 "{command}, but {} could not be given back ({why}); the guard goes on trying for a while, and the lock is free when its lease ends at the latest{then}",
                 self.lock()
@@ -441,11 +421,9 @@ impl<'a> Messages<'a> {
         let lock = self.lock();
         let stopped = format!("dlock was killed, so its guard {}", self.of.orphaned);
         let text = match given_back {
-            Ok(Left::NotHeld) => {
-                format!(
-                    "{stopped}, but the lease of {lock} had run out before: another job may have run beside it"
-                )
-            }
+            Ok(Left::NotHeld) => format!(
+                "{stopped}, but the lease of {lock} had run out before: another job may have run beside it"
+            ),
             Ok(_) => format!("{stopped} and gave {lock} back"),
             Err(error) => {
                 format!("{stopped}; {lock} could not be given back ({error}) and is free when its lease ends")

@@ -41,10 +41,9 @@ pub fn find_parent_hold(
     let parent =
         holds.inside_out().find_map(|held| usable.iter().find(|one| one.held.token == held.token)).cloned();
     if parent.is_some() && !rest.is_empty() && run.wait == Wait::Forever {
+        let (keys, store) = (listed(&rest), &context.settings.store);
         return Err(Error::Usage(format!(
-            "this dlock runs inside a job that holds some of these keys, and would wait for {} in {} without a limit; give --wait one (-w 10m); {unrun}",
-            listed(&rest),
-            context.settings.store
+            "this dlock runs inside a job that holds some of these keys, and would wait for {keys} in {store} without a limit; give --wait one (-w 10m); {unrun}"
         )));
     }
     Ok((rest, parent))

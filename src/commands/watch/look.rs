@@ -82,17 +82,11 @@ impl Look {
         let (count, place) = (look.watched.len(), &look.context.settings.store);
         let names: Vec<Name> = look.watched.keys().cloned().collect();
         if let Some(none) = look.wanted.unmatched(&names, place) {
-            look.context.printer.say(
-                Kind::Note,
-                What::Matched,
-                &format!("{none}; keys used from now on are watched"),
-            );
+            let text = format!("{none}; keys used from now on are watched");
+            look.context.printer.say(Kind::Note, What::Matched, &text);
         }
-        look.context.printer.say(
-            Kind::Detail,
-            What::Watching,
-            &format!("watching from now on; {place} has {count} of the locks"),
-        );
+        let text = format!("watching from now on; {place} has {count} of the locks");
+        look.context.printer.say(Kind::Detail, What::Watching, &text);
         Ok(look)
     }
 
@@ -233,11 +227,8 @@ impl Look {
     fn ride_out(&mut self, error: &store::Error) {
         if self.cut_off.is_none() {
             self.cut_off = Some(Moment::now());
-            self.context.printer.say(
-                Kind::Passing,
-                What::Trouble,
-                &format!("{error}; no events until it answers again, then those that the log has"),
-            );
+            let text = format!("{error}; no events until it answers again, then those that the log has");
+            self.context.printer.say(Kind::Passing, What::Trouble, &text);
         }
         self.observer.start_over();
         self.list_at = self.list_at.map(|_| Moment::now());

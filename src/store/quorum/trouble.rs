@@ -41,10 +41,9 @@ impl QuorumStore {
         let text = if counted >= majority {
             format!("the masters of {} do not agree", self.shown)
         } else {
+            let (shown, why) = (&self.shown, reasons.join("; "));
             format!(
-                "{counted} of the {masters} masters of {} can be counted and {majority} are needed: {}",
-                self.shown,
-                reasons.join("; ")
+                "{counted} of the {masters} masters of {shown} can be counted and {majority} are needed: {why}"
             )
         };
         let is_overloaded = errors.iter().any(|error| matches!(error, Error::Overloaded(_)));

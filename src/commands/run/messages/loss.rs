@@ -94,11 +94,8 @@ impl Messages<'_> {
     /// The run ends with the status of a lost lock. Prints why now, if it was not printed before.
     pub fn ends_lost(&self) {
         if let Some(happened) = self.unsaid.take() {
-            self.say(
-                Kind::Warning,
-                Event::of_failure(Exit::Lost),
-                &format!("{happened}; {} has ended without it (--on-lost warn)", self.job.get()),
-            );
+            let text = format!("{happened}; {} has ended without it (--on-lost warn)", self.job.get());
+            self.say(Kind::Warning, Event::of_failure(Exit::Lost), &text);
         }
     }
 
@@ -144,11 +141,9 @@ impl Messages<'_> {
     /// The command has ended, and only the release showed that the lock was lost before.
     pub fn lost_unnoticed(&self, fate: &Fate, exit: Exit) {
         let why = fate.clause().map(|clause| format!(": {clause}")).unwrap_or_default();
+        let (lock, job, status) = (self.lock(), self.of.job, exit.code());
         let text = format!(
-            "{} was lost before {} ended (it ended with status {}){why}; another job may have run beside it since the last renewal",
-            self.lock(),
-            self.of.job,
-            exit.code()
+            "{lock} was lost before {job} ended (it ended with status {status}){why}; another job may have run beside it since the last renewal"
         );
         self.say(Kind::Warning, Event::of_failure(Exit::Lost).by(fate.by()), &text);
     }
