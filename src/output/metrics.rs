@@ -64,8 +64,10 @@ fn head(text: &mut String, name: &str, kind: &str, help: &str) {
 /// One line of a family: the suffix of its name, its label besides the lock's, its value.
 type Point = (&'static str, Option<(&'static str, &'static str)>, String);
 
-/// Name, type and help of each family of lines, and the lines for a lock.
-const FAMILIES: [(&str, &str, &str, fn(&Sample) -> Vec<Point>); 15] = [
+/// Name, type and help of a family of lines, and its lines for a lock.
+type Family = (&'static str, &'static str, &'static str, fn(&Sample) -> Vec<Point>);
+
+const FAMILIES: [Family; 15] = [
     ("grants_total", "counter", "Times that the lock was granted.", |lock| one(lock.stat.grants)),
     ("busy_total", "counter", BUSY, |lock| one(lock.stat.busy)),
     ("done_total", "counter", DONE, |lock| one(lock.stat.done)),
