@@ -100,12 +100,7 @@ pub trait Store: Send {
 
     /// A subscription of a token that holds or watches these locks. It is used independently of the
     /// store, on a connection of its own if the store has connections.
-    fn subscribe(
-        &mut self,
-        names: &[Name],
-        token: &Token,
-        listener: Listener,
-    ) -> Result<Box<dyn Subscription>, Error>;
+    fn subscribe(&mut self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription>;
 
     /// Lets a job run again before its [`crate::rules::Terms::once_per`] is over, or expects no run of
     /// it any more. Returns whether there was something to forget.

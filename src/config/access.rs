@@ -93,21 +93,15 @@ impl Settings {
         variables
     }
 
-    /// The settings for another store, which the variable `held_by` names. Everything else stays
+    /// The settings for another store, which the variable `from` names. Everything else stays
     /// the same. `shown` is the store's name in messages.
-    pub fn at(
-        &self,
-        shown: &str,
-        access: &Access,
-        prefix: &str,
-        held_by: &'static str,
-    ) -> Result<Self, Error> {
+    pub fn at(&self, shown: &str, access: &Access, prefix: &str, from: &'static str) -> Result<Self, Error> {
         let mut settings = self.clone();
         settings.prefix = prefix.into();
         if self.store.to_string() == shown {
             return Ok(settings);
         }
-        let source = Source::Variable(held_by);
+        let source = Source::Variable(from);
         let invalid = |why: String| invalid(&source, &why);
         let url = url::parse(access.url.as_deref().unwrap_or(shown)).map_err(invalid)?;
         let sentinel_credentials = url.sentinel_credentials(self.connect_timeout).map_err(invalid)?;

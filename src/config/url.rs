@@ -4,6 +4,7 @@
 //! Each store has a module with its schemes, their parser and the normalized URL. `Location`,
 //! `Location::shape` and `PARSERS` list the stores.
 
+use super::{Credentials, Password};
 use crate::sys::named_file::read_secret;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
@@ -258,14 +259,11 @@ impl Url {
     }
 
     /// The login for sentinels. Checks that its file can be read within this time.
-    pub(super) fn sentinel_credentials(
-        &self,
-        within: Duration,
-    ) -> Result<Option<super::Credentials>, String> {
+    pub(super) fn sentinel_credentials(&self, within: Duration) -> Result<Option<Credentials>, String> {
         let read = |login: &SentinelLogin| {
             Secret::of_file(&login.password_file, within)?;
-            let password = Some(super::Password::File(login.password_file.clone()));
-            Ok(super::Credentials { username: login.username.clone(), password })
+            let password = Some(Password::File(login.password_file.clone()));
+            Ok(Credentials { username: login.username.clone(), password })
         };
         self.sentinel.as_ref().map(read).transpose()
     }

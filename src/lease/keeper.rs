@@ -277,7 +277,7 @@ impl Keeper {
                 if let Some(heard) = store.listen_as_holder(names, token, until) {
                     return Ok(heard);
                 }
-                let subscription = store.subscribe(names.as_slice(), token, Listener::Holder)?;
+                let subscription = store.subscribe(names.as_slice(), token, Listener::Holder);
                 self.listens.store(true, Ordering::Release);
                 none.insert(subscription)
             }

@@ -151,7 +151,7 @@ impl Observer {
             Some(subscription) => subscription,
             none => {
                 let names: Vec<Name> = self.watched.keys().cloned().collect();
-                none.insert(self.store.subscribe(&names, &self.token, Listener::Watcher)?)
+                none.insert(self.store.subscribe(&names, &self.token, Listener::Watcher))
             }
         };
         match subscription.sleep(due.max(Moment::now().after(LISTEN_AT_LEAST)).min(until)) {

@@ -223,14 +223,7 @@ impl<C: Coordinator> Engine<C> {
 
     /// Sets the end of the lease, and publishes it. Otherwise the lease would last until the deadline
     /// that this process has published as a waiter, or of an earlier lease, if that is later.
-    fn set_lease_end(
-        &mut self,
-        names: &Names,
-        token: &Token,
-        began: Moment,
-        ttl: Duration,
-        deadline: Moment,
-    ) {
+    fn set_lease(&mut self, names: &Names, token: &Token, began: Moment, ttl: Duration, deadline: Moment) {
         let until = began.after(ttl);
         if C::LEASES == Leases::Published {
             let sign = KeepAlive { names, token, until, ttl: Some(ttl) };

@@ -221,7 +221,7 @@ impl Store for RedisStore {
         names: &[Name],
         token: &Token,
         listener: Listener,
-    ) -> Result<Box<dyn store::Subscription>, Error> {
+    ) -> Box<dyn store::Subscription> {
         let (whose, beyond) = match listener {
             Listener::Holder => ("holder", Duration::ZERO),
             Listener::Watcher => ("watch", self.target.request_time()),
@@ -231,7 +231,7 @@ impl Store for RedisStore {
             None => names.iter().map(|name| (wake_key(name, token, whose), name.clone())).collect(),
             Some(_) => Vec::new(),
         };
-        Ok(Box::new(Subscription::new(self.caller.route.last_master.clone(), beyond, lists)))
+        Box::new(Subscription::new(self.caller.route.last_master.clone(), beyond, lists))
     }
 
     fn forget(&mut self, name: &Name, what: Forget, deadline: Moment) -> Result<bool, Error> {

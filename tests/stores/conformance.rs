@@ -248,8 +248,7 @@ fn the_newest_replaces_the_others(stage: &Stage) {
 fn an_operator_asks_and_takes(stage: &Stage) {
     let (mut one, mut operator) = (stage.one(), stage.store());
     let fence = one.holds();
-    let mut subscription =
-        one.store.subscribe(one.names.as_slice(), &one.token, Listener::Holder).expect("a subscription");
+    let mut subscription = one.store.subscribe(one.names.as_slice(), &one.token, Listener::Holder);
     let mut ask =
         |fence| operator.request(&name("k"), fence, &Owner::default(), deadline()).expect("an answer");
     assert_eq!(ask(Fence(fence.0 - 1)), Requested::Gone);

@@ -65,7 +65,7 @@ impl<C: Coordinator> Store for Engine<C> {
             }
             // The watches stay until the first renewal: dropping them takes time, and the job is to
             // start now.
-            Acquired::Granted(_) => self.set_lease_end(names, token, began, ask.ttl, deadline),
+            Acquired::Granted(_) => self.set_lease(names, token, began, ask.ttl, deadline),
             _ if !is_named => self.end_liveness(token, deadline),
             // A revoked holder keeps its liveness, because its job may still run.
             _ => {}
@@ -88,7 +88,7 @@ impl<C: Coordinator> Store for Engine<C> {
             transaction.table.renew(transaction.now, names, renew)
         })?;
         if is_held(renewal) {
-            self.set_lease_end(names, token, began, renew.ttl, deadline);
+            self.set_lease(names, token, began, renew.ttl, deadline);
         } else {
             self.lease = None;
         }
@@ -151,13 +151,8 @@ impl<C: Coordinator> Store for Engine<C> {
 
     /// In a directory, it needs the liveness that [`Store::prepare`] began. Without that, the
     /// subscription only sleeps.
-    fn subscribe(
-        &mut self,
-        names: &[Name],
-        token: &Token,
-        listener: Listener,
-    ) -> Result<Box<dyn Subscription>, Error> {
-        Ok(self.coordinator.subscribe(names, &self.coordinator.stored(token), listener))
+    fn subscribe(&mut self, names: &[Name], token: &Token, listener: Listener) -> Box<dyn Subscription> {
+        self.coordinator.subscribe(names, &self.coordinator.stored(token), listener)
     }
 
     fn listen_as_holder(&mut self, names: &Names, token: &Token, until: Moment) -> Option<bool> {

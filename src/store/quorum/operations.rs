@@ -116,13 +116,8 @@ impl Store for QuorumStore {
         Ok(())
     }
 
-    fn subscribe(
-        &mut self,
-        _: &[Name],
-        _: &Token,
-        listener: Listener,
-    ) -> Result<Box<dyn Subscription>, Error> {
-        Ok(Box::new(Polling(listener)))
+    fn subscribe(&mut self, _: &[Name], _: &Token, listener: Listener) -> Box<dyn Subscription> {
+        Box::new(Polling(listener))
     }
 
     /// One master after the other, without a thread: this may be called before the process forks.

@@ -11,6 +11,10 @@ use crate::lock::Replicas;
 use crate::store::Error;
 use redis::{Cmd, Value, cmd};
 
+/// The script's reply, and whether enough replicas acknowledged. That matters only if the script did
+/// what was asked.
+pub type Answer = (Value, Result<(), Error>);
+
 pub struct Acknowledge {
     pub replicas: Replicas,
     /// Number of replicas at the last request.
@@ -22,9 +26,7 @@ impl Acknowledge {
         Self { replicas, counted: 0 }
     }
 
-    /// Sends a script, and asks how many replicas have what it wrote. Returns the script's reply,
-    /// and whether enough replicas acknowledged; that matters only if the script did what was
-    /// asked.
+    /// Sends a script, and asks how many replicas have what it wrote.
     pub fn ask(
         &mut self,
         connection: &mut Connection,
@@ -32,7 +34,7 @@ impl Acknowledge {
         replicas: Replicas,
         replica_count: ReplicaCount,
         deadline: Moment,
-    ) -> Result<(Value, Result<(), Error>), Error> {
+    ) -> Result<Answer, Error> {
         let wanted = match (replicas, replica_count) {
             (Replicas::None, _) => return Ok((connection.ask(script, deadline)?, Ok(()))),
             (Replicas::AtLeast(wanted), _) => wanted.get(),

@@ -2,7 +2,7 @@
 //! acknowledgements of replicas where a hold depends on the answer. The meaning of the answer is
 //! not known here.
 
-use super::acknowledge::Acknowledge;
+use super::acknowledge::{Acknowledge, Answer};
 use super::connection::Connection;
 use super::failure::KEYS;
 use super::reply::{Head, Reply};
@@ -49,6 +49,8 @@ pub struct Caller {
 /// A script call.
 struct Request<'a> {
     code: &'a Code,
+    /// The first lock, which says which server is asked.
+    first: &'a Name,
     keys: Vec<String>,
     argument: String,
     /// Whether the script's text is sent with the first request. If the answer comes too late,
@@ -93,11 +95,11 @@ impl Caller {
         argument: &impl Serialize,
         deadline: Moment,
     ) -> Result<Reply, Error> {
-        self.run_once(&Request::new(code, names, argument)?, names, deadline)
+        self.run_once(&Request::new(code, names, argument)?, deadline)
     }
 
-    fn run_once(&mut self, request: &Request<'_>, names: &[Name], deadline: Moment) -> Result<Reply, Error> {
-        let (value, _) = self.call(request, names, deadline)?;
+    fn run_once(&mut self, request: &Request<'_>, deadline: Moment) -> Result<Reply, Error> {
+        let (value, _) = self.call(request, deadline)?;
         Ok(Reply::new(value, &self.shown))
     }
 
@@ -112,9 +114,9 @@ impl Caller {
         limit: Limit,
         deadline: Moment,
     ) -> Result<Reply, Error> {
-        let (names, replicas) = (names.as_slice(), self.acknowledge.replicas);
-        let request = Request { replicas, limit, ..Request::new(code, names, argument)? };
-        self.run_acknowledged(&request, names, deadline)
+        let replicas = self.acknowledge.replicas;
+        let request = Request { replicas, limit, ..Request::new(code, names.as_slice(), argument)? };
+        self.run_acknowledged(&request, deadline)
     }
 
     /// Runs `leave`. If replicas must acknowledge a grant, they must acknowledge its end.
@@ -128,21 +130,16 @@ impl Caller {
         let (names, replicas) = (names.as_slice(), self.acknowledge.replicas);
         let request = Request { by_text: self.in_doubt, replicas, ..Request::new(code, names, argument)? };
         if replicas == Replicas::None {
-            return self.run_once(&request, names, deadline);
+            return self.run_once(&request, deadline);
         }
-        self.run_acknowledged(&request, names, deadline)
+        self.run_acknowledged(&request, deadline)
     }
 
     /// Runs the script on the server that the sentinels say is the master. If it did what was asked,
     /// replicas must have acknowledged it, and none of them may be about to take over.
-    fn run_acknowledged(
-        &mut self,
-        request: &Request<'_>,
-        names: &[Name],
-        deadline: Moment,
-    ) -> Result<Reply, Error> {
+    fn run_acknowledged(&mut self, request: &Request<'_>, deadline: Moment) -> Result<Reply, Error> {
         let began = Moment::now();
-        let (value, acknowledged, answered) = self.call_master(request, names, deadline)?;
+        let ((value, acknowledged), answered) = self.call_master(request, deadline)?;
         let reply = Reply::new(value, &self.shown);
         if request.replicas != Replicas::None && DONE.contains(&reply.read::<Head>()?.outcome.as_str()) {
             acknowledged?;
@@ -163,15 +160,10 @@ impl Caller {
 
     /// Runs the script, and again if the sentinels, which are asked meanwhile, name another master.
     /// Also returns when the first server answered.
-    fn call_master(
-        &mut self,
-        request: &Request<'_>,
-        names: &[Name],
-        deadline: Moment,
-    ) -> Result<(Value, Result<(), Error>, Moment), Error> {
+    fn call_master(&mut self, request: &Request<'_>, deadline: Moment) -> Result<(Answer, Moment), Error> {
         let began = Moment::now();
         self.route.ask_beside();
-        let (mut value, mut acknowledged) = self.call(request, names, deadline)?;
+        let mut answer = self.call(request, deadline)?;
         // The sentinels were asked before the script was sent. Those that have not answered within
         // as long again are read the next time.
         let answered = Moment::now();
@@ -179,9 +171,9 @@ impl Caller {
         let until = answered.after(answered.since(began).max(least)).min(deadline);
         let is_late = request.replicas == Replicas::None && answered.since(began) > SLOW_ANSWER;
         if self.route.is_superseded(until) || is_late && self.is_superseded_meanwhile(deadline) {
-            (value, acknowledged) = self.call(request, names, deadline)?;
+            answer = self.call(request, deadline)?;
         }
-        Ok((value, acknowledged, answered))
+        Ok((answer, answered))
     }
 
     /// Whether the server that answered is about to be replaced by one that may not have the write.
@@ -201,33 +193,23 @@ impl Caller {
         self.route.is_superseded(until)
     }
 
-    /// Returns the script's reply, and whether enough replicas acknowledged.
-    fn call(
-        &mut self,
-        request: &Request<'_>,
-        names: &[Name],
-        deadline: Moment,
-    ) -> Result<(Value, Result<(), Error>), Error> {
-        let Some(first) = names.first() else {
-            return Err(Error::Unfit("there is no lock to ask for".into()));
-        };
+    fn call(&mut self, request: &Request<'_>, deadline: Moment) -> Result<Answer, Error> {
         let Self { route, acknowledge, knows_scripts, in_doubt, .. } = self;
         let ask = |connection: &mut Connection, deadline, replica_count| {
             let by_text = request.by_text || !*knows_scripts;
-            let mut said = request.send(acknowledge, connection, replica_count, by_text, deadline)?;
-            if script::is_unknown(&said.0) {
+            let mut answer = request.send(acknowledge, connection, replica_count, by_text, deadline)?;
+            if script::is_unknown(&answer.0) {
                 *in_doubt = true;
-                said = request.send(acknowledge, connection, replica_count, true, deadline)?;
+                answer = request.send(acknowledge, connection, replica_count, true, deadline)?;
             }
-            let (value, acknowledged) = said;
-            match &value {
+            match &answer.0 {
                 Value::ServerError(error) if script::lacks_right(error) => {
                     Err(lacking(&connection.target().shown, request.code, error))
                 }
-                _ => Ok((value, acknowledged)),
+                _ => Ok(answer),
             }
         };
-        let exchanged = route.exchange(Whom::Lock(first), deadline, request.limit, ask);
+        let exchanged = route.exchange(Whom::Lock(request.first), deadline, request.limit, ask);
         self.in_doubt |= exchanged.is_err();
         self.knows_scripts |= exchanged.is_ok();
         exchanged
@@ -246,12 +228,13 @@ struct Prefixed<'a, A> {
 }
 
 impl<'a> Request<'a> {
-    fn new(code: &'a Code, names: &[Name], argument: &impl Serialize) -> Result<Self, Error> {
-        let prefix = names.first().map_or("", Name::prefix);
+    fn new(code: &'a Code, names: &'a [Name], argument: &impl Serialize) -> Result<Self, Error> {
+        let first = names.first().ok_or_else(|| Error::Unfit("there is no lock to ask for".into()))?;
         Ok(Self {
             code,
+            first,
             keys: code.keys(names),
-            argument: json(&Prefixed { prefix, argument })?,
+            argument: json(&Prefixed { prefix: first.prefix(), argument })?,
             by_text: false,
             replicas: Replicas::None,
             limit: Limit::OpTimeout,
@@ -266,7 +249,7 @@ impl<'a> Request<'a> {
         replica_count: ReplicaCount,
         by_text: bool,
         deadline: Moment,
-    ) -> Result<(Value, Result<(), Error>), Error> {
+    ) -> Result<Answer, Error> {
         let call = match by_text {
             true => self.code.by_text(&self.keys, &self.argument),
             false => self.code.by_hash(&self.keys, &self.argument),
