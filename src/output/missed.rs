@@ -37,15 +37,17 @@ impl Fields {
 pub fn busy(asked: &Asked, blocker: &Blocker, refusal: &Refusal) -> String {
     let (place, key) = (asked.at(blocker.at), asked.key_of(blocker.at).as_str());
     let command = |name: &str| cited(&format!("dlock {name} {}", word(key)));
+    let has_failed = matches!(&refusal.notice, Some(Notice { kind: Missed::Failed, .. }));
     let what = match &refusal.notice {
         Some(Notice { kind: Missed::GaveUp, .. }) if blocker.queue_full.is_none() => {
             format!(": waited {} and gave up", span(Duration::from_millis(refusal.waited)))
         }
-        Some(Notice { kind: Missed::Failed, .. }) => " is paused because a run failed".into(),
+        _ if has_failed => " is paused because a run failed".into(),
         _ => " is busy".into(),
     };
+    let is_held = blocker.state == State::Held && !has_failed;
     let (because_of, next) = match (&blocker.holder, &blocker.paused) {
-        (Some(holder), _) if blocker.state == State::Held && blocker.queue_full.is_none() => {
+        (Some(holder), _) if is_held && blocker.queue_full.is_none() => {
             let owner = &holder.owner;
             let now = holder.since.saturating_add(millis(holder.held));
             let has = if owner.by == By::Run { "has been running" } else { "has held it for" };
@@ -55,7 +57,7 @@ pub fn busy(asked: &Asked, blocker: &Blocker, refusal: &Refusal) -> String {
                 format!("{} stops it, --max-run bounds such a run", command("release")),
             )
         }
-        (_, Some(Pause { by, since, until, cause })) if blocker.state == State::Paused => {
+        (_, Some(Pause { by, since, until, cause })) if has_failed || blocker.state == State::Paused => {
             let (who, because, from) = (who(by), because(by), local(*since, *until));
             let paused = match cause {
                 Cause::Operator => format!("; {who} has paused it{because} since {from}"),

@@ -115,19 +115,20 @@ impl Notice {
     /// long the run had asked, if it gave up.
     pub fn busy(blocker: &Blocker, once_per: Option<Period>, waited: Option<Duration>) -> Option<Self> {
         let Blocker { state, holder, paused, .. } = blocker;
-        let paused = paused.as_ref().filter(|_| *state == State::Paused);
-        let holder = holder.as_ref();
+        let (holder, paused) = (holder.as_ref(), paused.as_ref());
         let is_late = |holder: &Holder, period: Period| {
             let is_run = *state == State::Held && holder.owner.by == By::Run && holder.confirmed;
             is_run && holder.held + holder.waited > period.counts()
         };
         let kind = match (once_per, waited) {
             (Some(_), Some(_)) => Missed::GaveUp,
-            _ if paused.is_some_and(|pause| pause.cause == Cause::Failure) => Missed::Failed,
             (Some(period), None) if holder.is_some_and(|holder| is_late(holder, period)) => Missed::StillHeld,
+            _ if paused.is_some_and(|pause| pause.cause == Cause::Failure) => Missed::Failed,
             _ => return None,
         };
-        let paused = paused.map(|pause| Subject::Pause(pause.since));
+        // Also of a lock that is held: other slots may still run.
+        let is_shut = *state == State::Paused || kind == Missed::Failed;
+        let paused = paused.filter(|_| is_shut).map(|pause| Subject::Pause(pause.since));
         Some(Self::new(kind, paused.or(holder.map(|holder| Subject::Fence(holder.fence)))))
     }
 

@@ -127,6 +127,23 @@ fn the_first_that_is_refused_after_a_failure_says_so() {
     });
 }
 
+/// One of two slots still runs when the other one fails.
+#[test]
+fn a_failure_is_announced_while_another_slot_runs() {
+    let world = World::new(Backend::File);
+    let other = world.run("k", &["-n", "2"], HOLD).spawn();
+    world.wait_for_log("up");
+    let run = || said(2, 75, || world.run("k", &["-q", "-n", "2"], "true"));
+    world.run("k", &["-q", "-n", "2", "--pause-on-failure", "1h"], "exit 3").status(3).run();
+    one_says(
+        &run(),
+        "dlock: k in .* is paused because a run failed; the run of .*exit 3\\) has paused it since .*",
+    );
+    none_says(&run());
+    world.write("go", "");
+    other.finish();
+}
+
 /// Sets how long ago the last success arrived.
 fn succeeded(world: &World, minutes_ago: u64, fence: u64) {
     let now = world.redis().ask::<Vec<u64>>(&["TIME"])[0] * 1000;
