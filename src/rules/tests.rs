@@ -18,6 +18,7 @@ mod replace;
 mod silence;
 mod ticks;
 mod totals;
+mod weeks;
 
 fn name(key: &str) -> Name {
     let name = Key::new(key).and_then(|key| Name::new("", &key));
