@@ -235,3 +235,29 @@ fn no_line_of_the_recipes_is_silent_in_seventy_ticks() {
     }
     assert!(wrong.is_empty(), "{wrong:?}");
 }
+
+/// Lines that a person may write, and what dlock says of each by itself. The others are a monitor's.
+#[test]
+fn what_is_said_of_a_wrong_line() {
+    use Missed::{GaveUp, OtherHour, StillHeld, TooLong};
+    let span = |hours| Period::Span(Duration::from_secs(hours * HOUR));
+    let daily = |once_per| Line { once_per, ..NIGHTLY };
+    let lines: [(&str, Line, &[Missed]); 8] = [
+        ("--once-per 1d", daily(span(24)), &[TooLong]),
+        ("--once-per 36h in a daily line", daily(span(36)), &[]),
+        ("--once-per day in an hourly line", Line { once_per: Period::Day, ..HOURLY }, &[OtherHour]),
+        ("--once-per hour in a daily line", daily(Period::Hour), &[]),
+        ("no --max-run", Line { max_run: None, ..NIGHTLY }, &[GaveUp]),
+        ("no -w, no --max-run", Line { wait: 0, max_run: None, ..NIGHTLY }, &[StillHeld]),
+        ("-w shorter than the job", Line { wait: 10 * MINUTE, ..NIGHTLY }, &[GaveUp]),
+        ("-w longer than the period", Line { wait: 4 * HOUR, max_run: None, ..HOURLY }, &[GaveUp]),
+    ];
+    for (title, line, expected) in lines {
+        let weeks = play(line);
+        let kinds: std::collections::BTreeSet<Missed> =
+            weeks.said.iter().map(|(_, _, kind, _)| *kind).collect();
+        println!("| {title} | {} of {TICKS} | {kinds:?}, {} times |", weeks.done.len(), weeks.said.len());
+        assert_eq!(kinds.into_iter().collect::<Vec<_>>(), expected, "{title}");
+        assert!(!weeks.repeats(), "{title}");
+    }
+}
