@@ -10,6 +10,7 @@ use crate::support::database::refused;
 use crate::support::dlock::{Dlock, finish_all};
 use crate::support::mysql::Mysql;
 use crate::support::proxy::Proxy;
+use crate::support::redis::next_port;
 use crate::support::storm::{Wish, storm};
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::world::World;
@@ -290,45 +291,49 @@ fn a_server_is_trusted_as_over_rediss() {
     run(&world, &url("").replace("verify-full", "disable")).status(77).run();
 }
 
+/// What MySQL 8 says first. The name of the login method follows.
+const GREETING: &[u8] =
+    b"\x0a8.0.0\0\x01\0\0\0abcdefgh\0\xff\xf7\x2d\x02\0\xff\xff\x15\0\0\0\0\0\0\0\0\0\0ijklmnopqrst\0";
+
+/// Serves one client with a greeting and these answers. Returns the port, and what the client says.
+fn forged(plugin: &str, answers: Vec<Vec<u8>>) -> (u16, thread::JoinHandle<Vec<u8>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let greeting = [GREETING, plugin.as_bytes(), b"\0"].concat();
+    let server = thread::spawn(move || {
+        let (mut heard, mut stream) = (Vec::new(), listener.accept().unwrap().0);
+        drop(listener);
+        let send = |stream: &mut std::net::TcpStream, number: u8, body: &[u8]| {
+            let head = [u8::try_from(body.len()).unwrap(), 0, 0, number];
+            stream.write_all(&[&head[..], body].concat()).ok();
+        };
+        send(&mut stream, 0, &greeting);
+        for (at, answer) in answers.iter().enumerate() {
+            let mut head = [0; 4];
+            stream.read_exact(&mut head).unwrap();
+            let mut body = vec![0; u32::from_le_bytes([head[0], head[1], head[2], 0]) as usize];
+            stream.read_exact(&mut body).unwrap();
+            heard.extend(body);
+            send(&mut stream, if at == 0 { 2 } else { 1 }, answer);
+        }
+        stream.read_to_end(&mut heard).ok();
+        heard
+    });
+    (port, server)
+}
+
 /// A forged server gets neither a password nor a file.
 #[test]
 fn a_forged_server_learns_nothing() {
     let world = World::without_redis();
-    let greeting = [
-        b"\x0a8.0.0\0\x01\0\0\0abcdefgh\0\xff\xf7\x2d\x02\0\xff\xff\x15\0\0\0\0\0\0\0\0\0\0".as_slice(),
-        b"ijklmnopqrst\0mysql_native_password\0",
-    ]
-    .concat();
     let (fine, file) = (b"\0\0\0\x02\0\0\0".to_vec(), b"\xfb/etc/hostname".to_vec());
     // A server that could ask for a proof of the password gets none.
-    let sha2 = [&greeting[..greeting.len() - 22], b"caching_sha2_password\0"].concat();
-    for (greeting, password, answers, status, what) in [
-        (&greeting, "sesame", vec![], 77, "asks for a proof of the password"),
-        (&sha2, "sesame", vec![], 77, "asks for a proof of the password"),
-        (&greeting, "", vec![fine, file], 69, "does not speak the protocol"),
+    for (plugin, password, answers, status, what) in [
+        ("mysql_native_password", "sesame", vec![], 77, "asks for a proof of the password"),
+        ("caching_sha2_password", "sesame", vec![], 77, "asks for a proof of the password"),
+        ("mysql_native_password", "", vec![fine, file], 69, "does not speak the protocol"),
     ] {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let greeting = greeting.clone();
-        let server = thread::spawn(move || {
-            let (mut heard, mut stream) = (Vec::new(), listener.accept().unwrap().0);
-            drop(listener);
-            let send = |stream: &mut std::net::TcpStream, number: u8, body: &[u8]| {
-                let head = [u8::try_from(body.len()).unwrap(), 0, 0, number];
-                stream.write_all(&[&head[..], body].concat()).ok();
-            };
-            send(&mut stream, 0, &greeting);
-            for (at, answer) in answers.iter().enumerate() {
-                let mut head = [0; 4];
-                stream.read_exact(&mut head).unwrap();
-                let mut body = vec![0; u32::from_le_bytes([head[0], head[1], head[2], 0]) as usize];
-                stream.read_exact(&mut body).unwrap();
-                heard.extend(body);
-                send(&mut stream, if at == 0 { 2 } else { 1 }, answer);
-            }
-            stream.read_to_end(&mut heard).ok();
-            heard
-        });
+        let (port, server) = forged(plugin, answers);
         let url = format!("mysql://app@127.0.0.1:{port}/ops");
         let run = world.run("k", &["--store", &url], "echo ran >> log");
         let run = if password.is_empty() { run } else { run.env("DLOCK_PASSWORD", password) };
@@ -341,6 +346,49 @@ fn a_forged_server_learns_nothing() {
         assert!(name.trim().is_empty() || !heard.contains(name.trim()), "{heard}");
     }
     assert!(world.log().is_empty());
+}
+
+/// A MySQL 8 without TLS that does not know the user yet asks for more than the proof (1, 4: "perform
+/// full authentication"), and would take the password encrypted with its RSA key. It gets no
+/// password, and the user reads what to do.
+#[test]
+fn a_password_is_not_sent_in_clear_to_a_server_that_wants_it_encrypted() {
+    let world = World::without_redis();
+    let (port, server) = forged("caching_sha2_password", vec![vec![1, 4]]);
+    let url = format!("mysql://app@127.0.0.1:{port}/ops?sslmode=disable");
+    let run = world.run("k", &["--store", &url], "echo ran >> log").env("DLOCK_PASSWORD", "sesame");
+    let said = run.status(77).any_stderr().run().stderr;
+    for part in ["encrypted with its RSA key", "sslmode=verify-ca&ca=FILE", "mysql+unix://"] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert_eq!(said.lines().count(), 1, "{said}");
+    let heard = String::from_utf8_lossy(&server.join().unwrap()).into_owned();
+    assert!(heard.contains("app") && !heard.contains("sesame"), "{heard}");
+    assert!(world.log().is_empty());
+}
+
+/// Several nodes of Galera are refused. One is as good as any MariaDB.
+#[test]
+fn several_nodes_of_galera_are_refused() {
+    let group = format!("wsrep_provider_options=gmcast.listen_addr=tcp://127.0.0.1:{}", next_port());
+    let (world, server) = own_server(&[
+        "wsrep_on=ON",
+        "wsrep_provider=/usr/lib/galera/libgalera_smm.so",
+        "wsrep_cluster_address=gcomm://",
+        "wsrep_node_address=127.0.0.1",
+        "binlog_format=ROW",
+        &group,
+    ]);
+    let one = world.url().to_owned();
+    let several = one.replace(&format!(":{}/", server.port()), &format!(":{},127.0.0.1:1/", server.port()));
+    assert_ne!(one, several);
+    world.run("k", &[], "echo ran >> log").run();
+    let run = world.run("k", &["--store", &several], "echo ran >> log");
+    let said = run.status(78).any_stderr().run().stderr;
+    assert!(said.contains("name one node alone") && said.lines().count() == 1, "{said}");
+    assert_eq!(world.log(), ["ran"]);
+    let said = world.dlock(["doctor", "--store", &several]).status(69).any_stdout().any_stderr().run();
+    assert!(said.stdout.contains("Galera"), "{}", said.stdout);
 }
 
 /// A session that holds a database lock until it is dropped.

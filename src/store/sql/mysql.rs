@@ -77,11 +77,18 @@ fn settings(target: &Target) -> String {
         "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; \
          SET /*M! timestamp = DEFAULT, */ autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', \
          sql_safe_updates = 0, sql_big_selects = 1, sql_select_limit = {}, innodb_lock_wait_timeout = {patience}, lock_wait_timeout = {patience}; \
-         SET @dlock = (SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'dlock_locks' \
+         SET {}@dlock = (SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'dlock_locks' \
          AND engine <> 'InnoDB' UNION ALL SELECT 1); ",
-        u64::MAX
+        u64::MAX,
+        if target.has_several() { REFUSE_GALERA } else { "" }
     )
 }
+
+/// Fails (1690, out of range) on a node of a Galera cluster, for a URL that names several. Two nodes may
+/// both accept a write to the same row for a moment, and Jepsen has found updates lost without any fault
+/// (MariaDB Galera 12). A MariaDB that is built without Galera has no such variable.
+const REFUSE_GALERA: &str = "/*M! @dlock_galera = (SELECT ~0 + LENGTH(session_value) FROM information_schema.system_variables \
+     WHERE variable_name = 'WSREP_ON' AND session_value = 'ON'), */ ";
 
 impl Dialect for Mysql {
     fn connect(&self, target: &Target, server: &Address, deadline: Moment) -> Result<Box<dyn Link>, Error> {
@@ -324,6 +331,10 @@ fn meaning(store: &str, said: &Said) -> Failure {
         ))),
         1054 | 1136 | 1364 | 1406 => unfit(format!(
             "{store} has a table with the name of dlock's, but other columns, of another program or an earlier build of dlock: {text}"
+        )),
+        // From [`REFUSE_GALERA`].
+        1690 => unfit(format!(
+            "{store} is one of several nodes of a Galera cluster (wsrep_on), which can lose an update, and with it a lock; name one node alone in the URL, the same on every machine"
         )),
         1064 => unfit(format!("{store} is too old for dlock, which needs MySQL 8.0 or MariaDB 10.6: {text}")),
         1176 | 1347 => denied(format!(
