@@ -30,8 +30,8 @@ fn every_status_comes_through(backend: Backend) {
 fn death_by_every_signal_comes_through(backend: Backend) {
     let world = World::new(backend);
     in_two_lanes(share(backend, deadly()), |signal| {
-        let output =
-            world.run(&format!("k{signal}"), &[], &format!("kill -{signal} $$")).dies_of(signal).run();
+        let run = world.run(&format!("k{signal}"), &[], &format!("kill -{signal} $$"));
+        let output = run.with_all_signals().dies_of(signal).run();
         assert!(!output.status.core_dumped(), "signal {signal}");
     });
     // Only the job may leave a core file, so dlock must not use the job's limit for itself.
@@ -53,7 +53,8 @@ fn as_pid_1_a_signal_becomes_a_status(backend: Backend) {
     world.run("k", &[], "exit 200").under(&unshare).status(200).run();
     in_two_lanes(deadly().step_by(3), |signal| {
         let job = format!("kill -{signal} $$");
-        world.run(&format!("k{signal}"), &[], &job).under(&unshare).status(128 + signal).run();
+        let run = world.run(&format!("k{signal}"), &[], &job).under(&unshare);
+        run.with_all_signals().status(128 + signal).run();
     });
 }
 

@@ -5,10 +5,10 @@ use super::proc;
 use super::wait::{PATIENCE, wait_for};
 use super::world::World;
 use regex_lite::Regex;
-use rustix::process::Signal;
+use rustix::process::{Signal, getegid};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,6 +25,7 @@ pub struct Dlock<'w> {
     args: Vec<OsString>,
     variables: Vec<(String, Option<OsString>)>,
     stdin: Option<String>,
+    forked: bool,
     expected: Expected,
 }
 
@@ -74,6 +75,7 @@ impl<'w> Dlock<'w> {
             args: args.into_iter().map(|arg| arg.as_ref().to_owned()).collect(),
             variables: Vec::new(),
             stdin: None,
+            forked: false,
             expected: Expected { stdout: silent.clone(), stderr: silent, end: End::Status(0) },
         }
     }
@@ -110,6 +112,13 @@ impl<'w> Dlock<'w> {
     /// What standard input holds; without this it is /dev/null.
     pub fn stdin(mut self, text: &str) -> Self {
         self.stdin = Some(text.to_owned());
+        self
+    }
+
+    /// Starts it with signals 32 and 33 at their default, too. posix_spawn leaves both ignored. The standard library's
+    /// other way, by which a group is set, is fork and exec: it copies the page tables of the whole suite.
+    pub fn with_all_signals(mut self) -> Self {
+        self.forked = true;
         self
     }
 
@@ -174,6 +183,9 @@ impl<'w> Dlock<'w> {
         // can reach the suite. A child that leads no group becomes the leader, and keeps its process id.
         let mut command = self.world.command("setsid");
         command.args(&words);
+        if self.forked {
+            command.gid(getegid().as_raw());
+        }
         for (name, value) in self.variables {
             match value {
                 Some(value) => command.env(name, value),
