@@ -1,6 +1,7 @@
 //! What every command has: the settings and the printer, and with them the deadline for the store,
 //! the full names of locks, and errors with their origin. `stores` opens the store.
 
+use super::doctor::identity;
 use super::held::{Held, Holds, OwnHold};
 use crate::cli::Common;
 use crate::cli::usage::nearest;
@@ -148,7 +149,8 @@ impl Context {
     pub fn suggestion(&self, store: &mut dyn Store, view: &View) -> String {
         // A store that is slow or forbids the search gives none.
         let known = self.known.get_or_init(|| store.glimpse(&self.settings.prefix).unwrap_or_default());
-        let others = known.iter().map(Name::key).filter(|key| *key != view.name.key());
+        let others =
+            known.iter().map(Name::key).filter(|key| ![view.name.key(), identity::KEY].contains(key));
         let near = nearest(view.name.key(), others);
         near.map(|near| format!("; did you mean {}?", quoted(near))).unwrap_or_default()
     }
