@@ -10,7 +10,7 @@
 //! backlog was full. So dlock first opens a *probe*: a connection that only asks `srvr`. The session
 //! moves only if a probe is answered and the silent connection is not.
 
-use super::jute::{Answers, Ask, hello};
+use super::jute::{Answers, Ask, Welcome, hello};
 use super::wire::{Connection, send_word};
 use crate::clock::Moment;
 use crate::rules::{millis, schedule};
@@ -70,6 +70,10 @@ pub struct Session {
     /// connection, such a commit would answer another request.
     number: i32,
     connection: Option<Connection>,
+    /// Connections that have asked for a new session and have no answer yet, by server. To begin a
+    /// session is a write of the whole ensemble. If a client that comes in a crowd dropped its
+    /// request and sent another one, the servers would do all of them, and none in time.
+    pending: Vec<Option<Connection>>,
     /// When the request was sent that the connection has not answered in time.
     silent_since: Option<Moment>,
     /// Index of the server to try next.
@@ -93,6 +97,7 @@ impl Session {
             seen: 0,
             number: 0,
             connection: None,
+            pending: (0..count).map(|_| None).collect(),
             silent_since: None,
             next,
             process: std::process::id(),
@@ -267,29 +272,74 @@ impl Session {
         }
     }
 
+    /// Connects to a server, and asks for the session there.
+    fn open(&mut self, at: usize, deadline: Moment) -> Result<Connection, Failure> {
+        let wanted = i32::try_from(millis(self.lease.unwrap_or(BRIEF_TIMEOUT))).unwrap_or(i32::MAX);
+        let hello = hello(self.seen, wanted, self.id, &self.password);
+        let (target, number) = (&self.target, self.number);
+        let open = || Connection::open(target, &target.servers[at], &hello, number, deadline);
+        interrupt::armed_by(self.connection.iter().map(|silent| silent.stream().as_fd()), open)
+    }
+
+    /// Asks this server for a new session, unless it was asked already. Returns the first server that
+    /// answers, its connection and its answer.
+    fn begin_at(&mut self, at: usize, deadline: Moment) -> Result<(usize, Connection, Welcome), Failure> {
+        if self.pending[at].is_none() {
+            self.pending[at] = Some(self.open(at, deadline)?);
+        }
+        loop {
+            for from in 0..self.pending.len() {
+                match self.pending[from].as_mut().map(Connection::has_news) {
+                    Some(Ok(true)) => {
+                        let Some(mut connection) = self.pending[from].take() else { continue };
+                        let welcome = connection.welcome(deadline)?;
+                        return Ok((from, connection, welcome));
+                    }
+                    Some(Err(failure)) => {
+                        self.pending[from] = None;
+                        if from == at {
+                            return Err(failure);
+                        }
+                    }
+                    Some(Ok(false)) | None => {}
+                }
+            }
+            let streams: Vec<&Stream> = self.pending.iter().flatten().map(Connection::stream).collect();
+            if !is_any_readable(&streams, deadline)? {
+                return Err(Failure::Silent(silent(&self.target.shown_at(&self.target.servers[at]))));
+            }
+        }
+    }
+
+    /// Ends the sessions that other servers may still begin.
+    fn end_pending(&mut self) {
+        self.pending.iter_mut().filter_map(Option::take).for_each(Connection::close);
+    }
+
     /// Tries the next server.
     fn try_next(&mut self, deadline: Moment) -> Result<(), Failure> {
         let target = Arc::clone(&self.target);
-        let server = &target.servers[self.next % target.servers.len()];
-        self.next = (self.next + 1) % target.servers.len();
-        let shown = target.shown_at(server);
-        let wanted = i32::try_from(millis(self.lease.unwrap_or(BRIEF_TIMEOUT))).unwrap_or(i32::MAX);
+        let mut at = self.next % target.servers.len();
+        self.next = (at + 1) % target.servers.len();
         loop {
-            let hello = hello(self.seen, wanted, self.id, &self.password);
-            let open = || Connection::open(&target, server, &hello, self.number, deadline);
-            let silent = self.connection.iter().map(|silent| silent.stream().as_fd());
-            let mut connection = match interrupt::armed_by(silent, open) {
-                Ok(connection) => connection,
-                // The silent connection may have answered, which interrupts this one.
-                Err(failure) => {
-                    let heard = self.hear(&mut [], Moment::now())?;
-                    return if matches!(heard, Heard::Session) { Ok(()) } else { Err(failure) };
+            let (mut connection, welcome);
+            if self.id == 0 {
+                (at, connection, welcome) = self.begin_at(at, deadline)?;
+            } else {
+                connection = match self.open(at, deadline) {
+                    Ok(connection) => connection,
+                    // The silent connection may have answered, which interrupts this one.
+                    Err(failure) => {
+                        let heard = self.hear(&mut [], Moment::now())?;
+                        return if matches!(heard, Heard::Session) { Ok(()) } else { Err(failure) };
+                    }
+                };
+                if self.is_answered_before(&mut connection, deadline)? {
+                    return Ok(());
                 }
-            };
-            if self.is_answered_before(&mut connection, deadline)? {
-                return Ok(());
+                welcome = connection.welcome(deadline)?;
             }
-            let welcome = connection.welcome(deadline)?;
+            let shown = target.shown_at(&target.servers[at]);
             let Some(timeout) = welcome.timeout else {
                 if self.id == 0 {
                     return Err(Failure::Broken(Error::Unavailable(format!(
@@ -321,6 +371,7 @@ impl Session {
                 })?;
             }
             (self.connection, self.silent_since) = (Some(connection), None);
+            self.end_pending();
             self.dial += 1;
             return Ok(());
         }
@@ -387,6 +438,7 @@ impl Session {
         if let Some(connection) = self.connection.take() {
             connection.close();
         }
+        self.end_pending();
         self.lose();
         self.id = 0;
         self.password.clear();

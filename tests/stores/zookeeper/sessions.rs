@@ -5,10 +5,12 @@ use crate::support::dlock::BINARY;
 use crate::support::proc;
 use crate::support::proxy::Proxy;
 use crate::support::wait::wait_until;
-use crate::support::world::World;
+use crate::support::world::{Backend, World};
 use crate::support::zookeeper::ZooKeeper;
 use dlock::rules::{Acquired, Left, Renewal};
 use rustix::process::Signal;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 #[test]
@@ -194,4 +196,43 @@ fn the_numbers_of_a_session_go_on_over_its_connections() {
     // The server numbers the start and the end of the session itself, in no order.
     let asked: Vec<i32> = numbers.iter().copied().filter(|number| *number > 0).collect();
     assert!(asked.is_sorted_by(|one, next| one < next), "{numbers:?}");
+}
+
+/// Relays to a server, whose first answer on each connection comes late, as in a crowd: to begin a
+/// session is a write of the whole ensemble. Returns the port.
+fn before_a_slow_start(server: u16, late: Duration) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("its address").port();
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let server = TcpStream::connect(("127.0.0.1", server)).expect("the server");
+            let (mut from, mut to) =
+                (client.try_clone().expect("a socket"), server.try_clone().expect("a socket"));
+            thread::spawn(move || {
+                std::io::copy(&mut from, &mut to).ok();
+                to.shutdown(Shutdown::Both)
+            });
+            thread::spawn(move || {
+                let (mut server, mut client) = (server, client);
+                server.peek(&mut [0]).ok();
+                sleep(late);
+                std::io::copy(&mut server, &mut client).ok();
+                client.shutdown(Shutdown::Both)
+            });
+        }
+    });
+    port
+}
+
+/// Each of three servers begins a session later than its share of an attempt lasts. The client does
+/// not give up its request for another one.
+#[test]
+fn a_session_that_begins_late_is_not_asked_for_anew() {
+    let world = World::new(Backend::ZooKeeper);
+    let server = ZooKeeper::shared().port();
+    let ports = [(); 3].map(|()| before_a_slow_start(server, Duration::from_millis(1500)).to_string());
+    let hosts = ports.join(",127.0.0.1:");
+    let url = world.url().replace(&format!(":{server}/"), &format!(":{hosts}/"));
+    world.run("k", &["--store", &url], "echo ran >> log").run();
+    assert_eq!(world.log(), ["ran"]);
 }
