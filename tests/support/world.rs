@@ -21,7 +21,6 @@ use super::redis::Redis;
 use super::wait::{wait_for, wait_until};
 #[cfg(feature = "zookeeper")]
 use super::zookeeper::ZooKeeper;
-use rustix::process::getegid;
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs;
@@ -230,9 +229,6 @@ impl World {
                 command.env_remove(name);
             }
         }
-        // With a group to set, the standard library takes fork and exec. Its other way,
-        // posix_spawn, leaves signals 32 and 33 ignored.
-        command.gid(getegid().as_raw());
         command.env("HOME", self.home.path()).env("XDG_CONFIG_HOME", self.path("config"));
         command.env("LC_ALL", "C").current_dir(self.home.path());
         command
