@@ -19,8 +19,12 @@ local spent = redis.call('GET', spent_key(lock, token))
 if spent then return spent == '1' and answer('already') or unknown() end
 
 local what, cooling = 'not-held', 0
-local hold = is_held_by(lock, token) and hold_of(lock, token)
+local is_revoked = is_revoked_from(lock, token)
+local hold = (is_revoked or is_held_by(lock, token)) and hold_of(lock, token)
 if hold and not is_granted(lock, hold, arg.fence) then
+  drop_hold(lock, token)
+elseif is_revoked then
+  what = 'released'
   drop_hold(lock, token)
 elseif hold then
   local since = hold.attempt
@@ -30,9 +34,6 @@ elseif hold then
     if pause and pause_after(lock, hold, ms, pause.lasts, pause.reason) then write_pause(lock) end
     if outcome then cooling = close(lock, token, outcome, arg.job, arg.once_per) else drop_hold(lock, token) end
   end
-elseif is_revoked_from(lock, token) then
-  what = 'released'
-  drop_hold(lock, token)
 end
 if arg.counts then tally(lock, { [arg.counts] = 1 }) end
 if not arg.attempt then
