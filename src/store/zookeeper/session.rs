@@ -28,6 +28,9 @@ use std::time::Duration;
 
 /// Timeout of a session that is no lease.
 const BRIEF_TIMEOUT: Duration = Duration::from_secs(10);
+/// For this long a server may owe the answer to a request for a new session. Then it is asked anew: its
+/// machine may have died without a sign.
+const OWED_AT_MOST: Duration = Duration::from_secs(10);
 /// First pause between two rounds through all servers when none serves: they may be electing a
 /// leader. It doubles after each round.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -70,10 +73,10 @@ pub struct Session {
     /// connection, such a commit would answer another request.
     number: i32,
     connection: Option<Connection>,
-    /// Connections that have asked for a new session and have no answer yet, by server. To begin a
+    /// Connections that have asked for a new session and have no answer yet, with the moment, by server. To begin a
     /// session is a write of the whole ensemble. If a client that comes in a crowd dropped its
     /// request and sent another one, the servers would do all of them, and none in time.
-    pending: Vec<Option<Connection>>,
+    pending: Vec<Option<(Moment, Connection)>>,
     /// When the request was sent that the connection has not answered in time.
     silent_since: Option<Moment>,
     /// Index of the server to try next.
@@ -284,14 +287,15 @@ impl Session {
     /// Asks this server for a new session, unless it was asked already. Returns the first server that
     /// answers, its connection and its answer.
     fn begin_at(&mut self, at: usize, deadline: Moment) -> Result<(usize, Connection, Welcome), Failure> {
-        if self.pending[at].is_none() {
-            self.pending[at] = Some(self.open(at, deadline)?);
+        let now = Moment::now();
+        if self.pending[at].as_ref().is_none_or(|(asked, _)| now.since(*asked) > OWED_AT_MOST) {
+            self.pending[at] = Some((now, self.open(at, deadline)?));
         }
         loop {
             for from in 0..self.pending.len() {
-                match self.pending[from].as_mut().map(Connection::has_news) {
+                match self.pending[from].as_mut().map(|(_, connection)| connection.has_news()) {
                     Some(Ok(true)) => {
-                        let Some(mut connection) = self.pending[from].take() else { continue };
+                        let Some((_, mut connection)) = self.pending[from].take() else { continue };
                         let welcome = connection.welcome(deadline)?;
                         return Ok((from, connection, welcome));
                     }
@@ -304,7 +308,8 @@ impl Session {
                     Some(Ok(false)) | None => {}
                 }
             }
-            let streams: Vec<&Stream> = self.pending.iter().flatten().map(Connection::stream).collect();
+            let streams: Vec<&Stream> =
+                self.pending.iter().flatten().map(|(_, connection)| connection.stream()).collect();
             if !is_any_readable(&streams, deadline)? {
                 return Err(Failure::Silent(silent(&self.target.shown_at(&self.target.servers[at]))));
             }
@@ -313,7 +318,7 @@ impl Session {
 
     /// Ends the sessions that other servers may still begin.
     fn end_pending(&mut self) {
-        self.pending.iter_mut().filter_map(Option::take).for_each(Connection::close);
+        self.pending.iter_mut().filter_map(Option::take).for_each(|(_, connection)| connection.close());
     }
 
     /// Tries the next server.

@@ -198,14 +198,15 @@ fn the_numbers_of_a_session_go_on_over_its_connections() {
     assert!(asked.is_sorted_by(|one, next| one < next), "{numbers:?}");
 }
 
-/// Relays to a server, whose first answer on each connection comes late, as in a crowd: to begin a
-/// session is a write of the whole ensemble. Returns the port.
-fn before_a_slow_start(server: u16, late: Duration) -> u16 {
+/// Relays to a server, whose first answer on each connection, by its number, comes late, as in a crowd:
+/// to begin a session is a write of the whole ensemble. Returns the port.
+fn before_a_slow_start(server: u16, late: impl Fn(usize) -> Duration + Send + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("its address").port();
     thread::spawn(move || {
-        for client in listener.incoming().flatten() {
+        for (number, client) in listener.incoming().flatten().enumerate() {
             let server = TcpStream::connect(("127.0.0.1", server)).expect("the server");
+            let late = late(number);
             let (mut from, mut to) =
                 (client.try_clone().expect("a socket"), server.try_clone().expect("a socket"));
             thread::spawn(move || {
@@ -230,9 +231,21 @@ fn before_a_slow_start(server: u16, late: Duration) -> u16 {
 fn a_session_that_begins_late_is_not_asked_for_anew() {
     let world = World::new(Backend::ZooKeeper);
     let server = ZooKeeper::shared().port();
-    let ports = [(); 3].map(|()| before_a_slow_start(server, Duration::from_millis(1500)).to_string());
+    let ports = [(); 3].map(|()| before_a_slow_start(server, |_| Duration::from_millis(1500)).to_string());
     let hosts = ports.join(",127.0.0.1:");
     let url = world.url().replace(&format!(":{server}/"), &format!(":{hosts}/"));
     world.run("k", &["--store", &url], "echo ran >> log").run();
+    assert_eq!(world.log(), ["ran"]);
+}
+
+/// The machine of a server dies without a sign while a waiter begins its session: the answer to the
+/// first request never comes.
+#[test]
+fn a_session_that_never_begins_is_asked_for_anew() {
+    let world = World::new(Backend::ZooKeeper);
+    let server = ZooKeeper::shared().port();
+    let port = before_a_slow_start(server, |number| Duration::from_secs(if number == 0 { 3600 } else { 0 }));
+    let url = world.url().replace(&format!(":{server}/"), &format!(":{port}/"));
+    world.run("k", &["-w", "--store", &url], "echo ran >> log").any_stderr().run();
     assert_eq!(world.log(), ["ran"]);
 }
