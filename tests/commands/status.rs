@@ -35,6 +35,7 @@ fn a_held_lock_with_waiters(backend: Backend) {
         &status,
         &[
             "key",
+            "known",
             "state",
             "mode",
             "slots",
