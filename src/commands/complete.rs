@@ -2,8 +2,7 @@
 //! every press of TAB, so it prints nothing but keys and ends in time, whatever the store does. If
 //! it cannot find out, it prints none.
 
-use super::context::Context;
-use super::doctor::identity;
+use super::context::{Context, IDENTITY_KEY};
 use crate::cli::complete::{CommandLine, Partial, Question, Shell};
 use crate::clock::Moment;
 use crate::config::url::Location;
@@ -68,7 +67,7 @@ fn keys_of(line: &CommandLine, deadline: Moment) -> Option<Vec<String>> {
     let names = store.find(&context.settings.prefix, Which::Recent).ok()?.names;
     let mut keys: Vec<String> = names.iter().map(|name| name.key().to_owned()).collect();
     // A key that is escaped on the screen could not be typed back from it.
-    keys.retain(|key| escaped(key) == *key && *key != identity::KEY);
+    keys.retain(|key| escaped(key) == *key && *key != IDENTITY_KEY);
     Some(keys)
 }
 

@@ -1,7 +1,6 @@
 //! What every command has: the settings and the printer, and with them the deadline for the store,
 //! the full names of locks, and errors with their origin. `stores` opens the store.
 
-use super::doctor::identity;
 use super::held::{Held, Holds, OwnHold};
 use crate::cli::Common;
 use crate::cli::usage::nearest;
@@ -19,6 +18,10 @@ use crate::store::net::interrupt;
 use crate::store::{self, Store, View};
 use std::sync::OnceLock;
 use std::time::Duration;
+
+/// The key of the lock that has the identity of the store (`doctor`), under the prefix. Commands without
+/// KEY leave it out, and no suggestion names it.
+pub const IDENTITY_KEY: &str = "dlock.identity";
 
 /// The settings and the printer of a command.
 #[derive(Debug, Clone)]
@@ -149,8 +152,7 @@ impl Context {
     pub fn suggestion(&self, store: &mut dyn Store, view: &View) -> String {
         // A store that is slow or forbids the search gives none.
         let known = self.known.get_or_init(|| store.glimpse(&self.settings.prefix).unwrap_or_default());
-        let others =
-            known.iter().map(Name::key).filter(|key| ![view.name.key(), identity::KEY].contains(key));
+        let others = known.iter().map(Name::key).filter(|key| ![view.name.key(), IDENTITY_KEY].contains(key));
         let near = nearest(view.name.key(), others);
         near.map(|near| format!("; did you mean {}?", quoted(near))).unwrap_or_default()
     }

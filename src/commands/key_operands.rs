@@ -1,8 +1,7 @@
 //! Resolves KEY operands: each names one lock, or with `*` or `?` in it every lock that the store
 //! knows now and whose key matches. Commands that take a lock take no patterns.
 
-use super::context::Context;
-use super::doctor::identity;
+use super::context::{Context, IDENTITY_KEY};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lock::{Key, Name, Pattern};
@@ -54,7 +53,7 @@ impl KeyOperands {
             return Ok(Found::default());
         }
         let mut found = store.find(&self.prefix, which)?;
-        found.names.retain(|name| name.key() != identity::KEY);
+        found.names.retain(|name| name.key() != IDENTITY_KEY);
         if !self.patterns.is_empty() {
             found.names.retain(|name| self.patterns.iter().any(|pattern| pattern.matches(name.key())));
         }

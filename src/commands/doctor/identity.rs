@@ -3,16 +3,13 @@
 //! hold if there is none, and once a day, so that the record is kept. It creates no table, directory
 //! or node for that.
 
-use crate::commands::context::Context;
+use crate::commands::context::{Context, IDENTITY_KEY};
 use crate::commands::owner::owner;
 use crate::lock::{Key, Mode, Names, Token};
 use crate::rules::{Acquired, Ask, End, Patience, Ran, Terms, millis};
 use crate::store::probe::{Survey, Tried};
 use crate::store::{Error, Store, View};
 use std::time::Duration;
-
-/// The key of the lock, under the prefix. Commands without KEY leave it out.
-pub const KEY: &str = "dlock.identity";
 
 /// Time after which the record is written again.
 const AGAIN_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
@@ -26,7 +23,7 @@ pub fn identity(context: &Context, survey: &Survey) -> Option<String> {
     if !has_place(survey) {
         return None;
     }
-    let names: Names = context.name(&Key::new(KEY).ok()?).ok()?.into();
+    let names: Names = context.name(&Key::new(IDENTITY_KEY).ok()?).ok()?.into();
     let parts: Vec<Option<String>> = context
         .open_each()
         .ok()?
