@@ -73,6 +73,29 @@ impl Histogram {
 }
 
 impl Stat {
+    /// Joins the totals with those of the same lock on another server: takes the larger of two
+    /// counts, and the later of two times. The caller joins the histogram.
+    pub fn join(&mut self, other: &Self) {
+        for (all, one) in [
+            (&mut self.grants, other.grants),
+            (&mut self.waited_ms, other.waited_ms),
+            (&mut self.busy, other.busy),
+            (&mut self.done, other.done),
+            (&mut self.superseded, other.superseded),
+            (&mut self.given_up, other.given_up),
+            (&mut self.succeeded, other.succeeded),
+            (&mut self.failed, other.failed),
+        ] {
+            *all = one.max(*all);
+        }
+        for (outcome, at) in &other.last {
+            let last = self.last.entry(*outcome).or_default();
+            *last = (*last).max(*at);
+        }
+        self.last_success = self.last_success.max(other.last_success);
+        self.last_failure = self.last_failure.max(other.last_failure);
+    }
+
     /// Counts a confirmed grant.
     pub(super) fn grant(&mut self, waited: u64) {
         count(&mut self.grants);

@@ -4,7 +4,7 @@
 
 use super::exchange::{Attempt, Blocked, Candidate, Leave};
 use super::masters::{Answers, Order};
-use super::view::{Firmness, Joined, MasterView};
+use super::view::{Clock, Firmness, Joined, MasterView};
 use super::{Held, LOOK, LOOK_FIRST, QuorumStore, STRAGGLERS, scripts};
 use crate::clock::{Moment, sleep_until};
 use crate::lock::{Fence, Name, Names};
@@ -201,15 +201,9 @@ impl QuorumStore {
         for at in 0..self.masters.len() {
             if let Some(answer) = answers.of(at, "busy").or_else(|| answers.of(at, "behind")) {
                 let blocked: Blocked = answer.reply.read()?;
+                let clock = Clock::of(answer.head.now, now);
                 ahead = ahead.max(blocked.ahead);
-                let mut one = blocked.seen.unwrap_or(MasterView::FREE);
-                // Runs announce a pause once for all, and know it by when it began.
-                if let Some(pause) = &mut one.paused {
-                    for time in [&mut pause.since, &mut pause.until] {
-                        *time = time.saturating_add(now).saturating_sub(answer.head.now);
-                    }
-                }
-                seen.push(one);
+                seen.push(blocked.seen.map_or(MasterView::FREE, |seen| seen.timed_by(clock)));
             } else if answers.says(at, "granted") || answers.says(at, "superseded") {
                 seen.push(MasterView::FREE);
             }

@@ -303,7 +303,8 @@ impl Answers {
         said.map(|at| self.run_id(at).ok_or(at)).collect::<BTreeSet<_>>().len()
     }
 
-    /// The middle one of the masters' clocks. Zero if none answered.
+    /// The common clock for all answers: the middle one of the masters' clocks. Zero if none
+    /// answered.
     pub fn now(&self) -> u64 {
         let mut clocks: Vec<_> = self.0.iter().flatten().flatten().map(|answer| answer.head.now).collect();
         clocks.sort_unstable();

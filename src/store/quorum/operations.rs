@@ -2,20 +2,19 @@
 
 use super::exchange::{Inspected, Lease, TakenAway, WinBack};
 use super::masters::{Answer, Answers, Call, Master};
-use super::view::{Firmness, Joined, MasterView};
-use super::{Held, Polling, QuorumStore, Reply, STRAGGLERS_SEEN, Vouches, scripts};
+use super::view::{Clock, Firmness, Joined, MasterView};
+use super::{Held, Polling, QuorumStore, Reply, STRAGGLERS_SEEN, Vouches, scripts, view};
 use crate::clock::Moment;
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use crate::rules;
 use crate::rules::{
-    Acquired, Ask, End, Forget, Holder, Left, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked,
-    State, millis, schedule,
+    Acquired, Ask, End, Forget, Left, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked, State,
+    schedule,
 };
 use crate::store::net::interrupt;
 use crate::store::redis::reply::{Noted, Refusals};
 use crate::store::redis::{RedisStore, argument};
 use crate::store::{Endurance, Error, Found, Listener, Slept, Store, Subscription, View, Which};
-use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -195,13 +194,19 @@ impl Store for QuorumStore {
                 }),
             });
         }
+        let now = answers.now();
         let (mut seen, mut left, mut deleted) = (Vec::new(), Vec::new(), false);
-        for answer in answers.0.iter().flatten().flatten() {
+        for at in 0..masters {
+            let Some(Ok(answer)) = &answers.0[at] else { continue };
             let told: TakenAway = answer.reply.read()?;
             left.push(told.left);
             // An attempt without a majority is no hold.
             let is_free = answer.head.outcome == "free";
-            seen.push(if is_free { MasterView::FREE } else { told.seen });
+            seen.push(if is_free {
+                MasterView::FREE
+            } else {
+                told.seen.timed_by(Clock::of(answer.head.now, now))
+            });
             deleted |= answer.head.outcome == "foreign-deleted";
         }
         left.sort_unstable();
@@ -234,60 +239,63 @@ impl Store for QuorumStore {
         }
     }
 
-    /// Those of the master that knows most of them; of several, the newest.
+    /// Each master records a refusal with the time of its own clock, so copies are recognised by
+    /// all fields but the time.
     fn refusals(&mut self, name: &Name, deadline: Moment) -> Result<Vec<Refusal>, Error> {
         let answers = self.ask_all(&self.call(&scripts::REFUSED, name, &argument::Nothing {})?, deadline);
-        let mut all = Vec::new();
+        let now = answers.now();
+        let mut all: Vec<Refusal> = Vec::new();
         for answer in (0..self.masters.len()).filter_map(|at| answers.of(at, "seen")) {
-            let refusals = answer.reply.read::<Refusals>()?.read();
-            let age = refusals.first().map(|newest| answer.head.now.saturating_sub(newest.at));
-            all.push((refusals.len(), Reverse(age), refusals));
+            for refusal in answer.reply.read::<Refusals>()?.read() {
+                let at = refusal.at.saturating_add(now).saturating_sub(answer.head.now);
+                let is_known = |known: &Refusal| Refusal { at: refusal.at, ..known.clone() } == refusal;
+                if !all.iter().any(is_known) {
+                    all.push(Refusal { at, ..refusal });
+                }
+            }
         }
-        let best = all.into_iter().max_by_key(|(count, age, _)| (*count, *age));
-        Ok(best.map(|(.., refusals)| refusals).unwrap_or_default())
+        all.sort_by_key(|refusal| std::cmp::Reverse(refusal.at));
+        all.truncate(rules::REFUSALS_KEPT);
+        Ok(all)
     }
 
-    /// The best-informed master tells log, totals and all times: of those that agree with the majority
-    /// the one that knows the last success and the last grant.
     fn inspect(&mut self, name: &Name, deadline: Moment) -> Result<View, Error> {
         let answers = self.ask_all(&self.call(&scripts::INSPECT, name, &argument::Nothing {})?, deadline);
         if answers.count("seen") < self.masters.majority() {
             return Err(self.too_few(&answers));
         }
-        let mut views: Vec<(usize, u64, Inspected)> = Vec::new();
+        let now = answers.now();
+        let (mut seen, mut fences) = (Vec::new(), Vec::new());
+        let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut successes, mut expected) = (Vec::new(), Vec::new());
         for at in 0..self.masters.len() {
             let Some(Answer { head, reply }) = answers.of(at, "seen") else { continue };
-            views.push((at, head.now, reply.read()?));
-            let unfit = views.last().and_then(|(.., one)| one.unfit.as_deref());
-            let why = unfit.and_then(|why| self.masters.why_unfit(at, why, head.counts_in));
-            self.note(at, why);
+            let clock = Clock::of(head.now, now);
+            let Inspected { seen: one, unfit, history } = reply.read()?;
+            log.extend(history.log().into_iter().map(|end| clock.of_end(end)));
+            stats.push(clock.of_stat(history.stat()));
+            seen.push((at, one.timed_by(clock)));
+            fences.extend(history.fence);
+            expected.push((history.fence, history.expected.map(|expected| clock.of_expected(expected))));
+            successes.extend(history.success.map(|success| clock.of_success(success)));
+            whys.push(unfit.and_then(|why| self.masters.why_unfit(at, &why, head.counts_in)));
         }
-        let all: Vec<_> = views.iter().map(|(.., one)| one.seen.clone()).collect();
+        for ((at, _), why) in seen.iter().zip(whys) {
+            self.note(*at, why);
+        }
+        let all: Vec<_> = seen.iter().map(|(_, seen)| seen.clone()).collect();
         let joined = Joined::of(&all, self.masters.len());
         // Attempts without a majority hold nothing.
         let trying = joined.firmness == Firmness::Unblocked;
         let MasterView { state, left, holder, foreign, token, paused } =
             if trying { MasterView::FREE } else { joined.seen };
-        let agrees = |one: &Inspected| (one.seen.state, &one.seen.token) == (state, &token);
-        for (at, _, one) in views.iter().filter(|(.., one)| !agrees(one)) {
-            let (shown, key) = (&self.masters.targets[*at].shown, name.key());
-            let (one, most) = (one.seen.state.word(), state.word());
-            (self.tell)(&format!("{key}: {shown} says {one}, a majority says {most}"));
+        for (at, seen) in seen {
+            if (seen.state, &seen.token) != (state, &token) {
+                let (shown, key) = (&self.masters.targets[at].shown, name.key());
+                let (one, most) = (seen.state.word(), state.word());
+                (self.tell)(&format!("{key}: {shown} says {one}, a majority says {most}"));
+            }
         }
-        views.sort_by_key(|(.., one)| {
-            let success = one.history.success.as_ref().map(|success| success.fence);
-            (agrees(one), one.seen.paused.is_some() == paused.is_some(), success, one.history.fence)
-        });
-        // Otherwise a total might become smaller when another master is the best informed.
-        let stats = views.iter().map(|(.., one)| one.history.stat());
-        let stat = stats.max_by_key(|stat| stat.grants).unwrap_or_default();
-        // The master decides that saw the last grant.
-        let expected = views.iter().map(|(.., one)| (one.history.fence, one.history.expected));
-        let (_, expected) = expected.max_by_key(|(fence, one)| (*fence, one.is_some())).unwrap_or_default();
-        let Some((_, now, Inspected { seen, history, .. })) = views.pop() else {
-            return Err(self.too_few(&answers));
-        };
-        let since = |holder: &Holder| now.saturating_sub(millis(holder.held));
         let is_kept = !matches!(state, State::Free | State::Paused);
         let mode = (is_kept && foreign.is_none()).then_some(Mode::Exclusive);
         Ok(View {
@@ -296,15 +304,19 @@ impl Store for QuorumStore {
             state,
             foreign,
             mode,
-            holders: holder.into_iter().map(|holder| Holder { since: since(&holder), ..holder }).collect(),
+            holders: holder.into_iter().collect(),
             left,
-            fence: history.fence,
+            fence: fences.into_iter().max(),
             waiters: Vec::new(),
-            log: history.log(),
-            stat,
-            paused: seen.paused.filter(|_| paused.is_some()),
-            success: history.success,
-            expected,
+            log: view::join_logs(log),
+            stat: view::join_stats(stats),
+            paused,
+            success: successes.into_iter().max_by_key(|success| success.fence),
+            // What the master says that saw the last grant.
+            expected: expected
+                .into_iter()
+                .max_by_key(|(fence, one)| (*fence, one.is_some()))
+                .and_then(|(_, one)| one),
         })
     }
 

@@ -1,11 +1,16 @@
 //! Joins what each master has seen of a lock into what a majority confirms, for refused callers and
 //! for `status`. Sends no requests.
 
-use crate::lock::Mode;
-use crate::rules::{Blocker, Foreign, Holder, Pause, State, ms};
+use crate::lock::{Fence, Mode};
+use crate::rules::stat::{Histogram, Stat};
+use crate::rules::{Blocker, Expected, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success, ms};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// Clocks that differ by less than this, in milliseconds, count as equal, because an answer may
+/// take that long to arrive.
+const SET: u64 = 1000;
 
 /// The lock on one master, as its scripts answer.
 #[derive(Debug, Clone, Deserialize)]
@@ -35,12 +40,72 @@ impl MasterView {
         paused: None,
     };
 
+    /// The same with its times converted by `clock`.
+    pub fn timed_by(mut self, clock: Clock) -> Self {
+        self.holder.iter_mut().for_each(|holder| clock.set(&mut holder.since));
+        self.paused = self.paused.map(|pause| clock.of_pause(pause));
+        self
+    }
+
     fn is_confirmed(&self) -> bool {
         self.holder.as_ref().is_some_and(|holder| holder.confirmed)
     }
 
     fn is_hold(&self) -> bool {
         self.state == State::Held && self.holder.is_some()
+    }
+}
+
+/// Converts the times of one master to the common clock.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    behind_ms: i64,
+}
+
+impl Clock {
+    /// A clock that shows `own` when the common clock shows `common`. A small difference is
+    /// ignored.
+    pub fn of(own: u64, common: u64) -> Self {
+        let behind = i64::try_from(common).unwrap_or_default() - i64::try_from(own).unwrap_or_default();
+        Self { behind_ms: if behind.unsigned_abs() < SET { 0 } else { behind } }
+    }
+
+    pub fn of_pause(self, mut pause: Pause) -> Pause {
+        self.set(&mut pause.since);
+        self.set(&mut pause.until);
+        pause
+    }
+
+    /// Converts a time of this clock to the common clock, in place.
+    const fn set(self, time: &mut u64) {
+        *time = time.saturating_add_signed(self.behind_ms);
+    }
+
+    /// The same for the times of an end.
+    pub const fn of_end(self, mut end: LoggedEnd) -> LoggedEnd {
+        self.set(&mut end.since);
+        self.set(&mut end.ended);
+        end
+    }
+
+    /// The same for the times of a success.
+    pub fn of_success(self, mut success: Success) -> Success {
+        self.set(&mut success.since);
+        self.set(&mut success.ended);
+        success
+    }
+
+    /// The same for the time of an expectation.
+    pub const fn of_expected(self, mut expected: Expected) -> Expected {
+        self.set(&mut expected.since);
+        expected
+    }
+
+    /// The same for the times among the totals.
+    pub fn of_stat(self, mut stat: Stat) -> Stat {
+        let lasts = stat.last.values_mut().chain(&mut stat.last_success).chain(&mut stat.last_failure);
+        lasts.for_each(|time| self.set(time));
+        stat
     }
 }
 
@@ -141,10 +206,51 @@ fn represent(group: &[&MasterView], majority: usize) -> MasterView {
     one
 }
 
+/// Joins several logs, newest first. Masters know more or less about the end of one hold: one that
+/// was cut off saw only that the lease ran out, or that the key was gone.
+pub fn join_logs(logs: impl IntoIterator<Item = LoggedEnd>) -> Vec<LoggedEnd> {
+    let knows = |end: &LoggedEnd| match end.outcome {
+        // Its own dlock or guard reported it.
+        Outcome::Released | Outcome::Crashed | Outcome::Timeout => 3,
+        Outcome::Stopped | Outcome::Superseded => 3,
+        Outcome::Expired | Outcome::Lost if end.job.is_some() => 3,
+        Outcome::Forced => 2,
+        Outcome::Expired => 1,
+        Outcome::Lost => 0,
+    };
+    let mut ends: BTreeMap<Fence, LoggedEnd> = BTreeMap::new();
+    for end in logs {
+        match ends.get(&end.fence) {
+            Some(known) if knows(known) >= knows(&end) => {}
+            _ => drop(ends.insert(end.fence, end)),
+        }
+    }
+    ends.into_values().rev().take(crate::rules::LOG_KEPT).collect()
+}
+
+/// Joins the totals of several masters. Each saw most of what happened, so the greatest count is
+/// nearest to the truth.
+pub fn join_stats(stats: impl IntoIterator<Item = Stat>) -> Stat {
+    let mut joined = Stat::default();
+    for stat in stats {
+        joined.join(&stat);
+        join_histograms(&mut joined.held, &stat.held);
+    }
+    joined
+}
+
+/// Takes the whole histogram of the master that counted most. Each master measures by its own
+/// clock, so one span may lie in different buckets.
+fn join_histograms(all: &mut Histogram, one: &Histogram) {
+    if (one.count(), one.sum) > (all.count(), all.sum) {
+        all.clone_from(one);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::{Fence, Owner};
+    use crate::lock::Owner;
 
     fn hold(token: &str, fence: u64, left: u64, confirmed: bool) -> MasterView {
         let holder = Holder {
@@ -212,5 +318,27 @@ mod tests {
         let kept = (State::Cooling, Firmness::Firm, String::new(), Some(9));
         assert_eq!(joined(&[cooling(), cooling(), hold("a", 1, 7, false)]), kept);
         assert_eq!(joined(&[cooling(), MasterView::FREE, MasterView::FREE]).0, State::Free);
+    }
+
+    #[test]
+    fn of_one_end_the_best_informed_log_counts() {
+        let end = |fence, outcome| LoggedEnd {
+            outcome,
+            owner: Owner::default(),
+            fence: Fence(fence),
+            since: 0,
+            ended: 0,
+            waited: 0,
+            job: None,
+            by: None,
+            during_pause: false,
+        };
+        let logs = [
+            end(1, Outcome::Expired),
+            end(2, Outcome::Lost),
+            end(1, Outcome::Released),
+            end(2, Outcome::Lost),
+        ];
+        assert_eq!(join_logs(logs), [end(2, Outcome::Lost), end(1, Outcome::Released)]);
     }
 }
