@@ -333,7 +333,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
             "{store} has a table with the name of dlock's, but other columns, of another program or an earlier build of dlock: {text}"
         )),
         // From [`REFUSE_GALERA`].
-        1690 => unfit(format!(
+        1690 if text.to_lowercase().contains("session_value") => unfit(format!(
             "{store} is one of several nodes of a Galera cluster (wsrep_on), which can lose an update, and with it a lock; name one node alone in the URL, the same on every machine"
         )),
         1064 => unfit(format!("{store} is too old for dlock, which needs MySQL 8.0 or MariaDB 10.6: {text}")),

@@ -288,8 +288,14 @@ impl Session {
     /// answers, its connection and its answer.
     fn begin_at(&mut self, at: usize, deadline: Moment) -> Result<(usize, Connection, Welcome), Failure> {
         let now = Moment::now();
-        if self.pending[at].as_ref().is_none_or(|(asked, _)| now.since(*asked) > OWED_AT_MOST) {
-            self.pending[at] = Some((now, self.open(at, deadline)?));
+        let is_owed = self.pending[at].as_mut().is_some_and(|(asked, connection)| {
+            now.since(*asked) <= OWED_AT_MOST || connection.has_news().unwrap_or(true)
+        });
+        if !is_owed {
+            let asked = (now, self.open(at, deadline)?);
+            if let Some((_, silent)) = self.pending[at].replace(asked) {
+                silent.close();
+            }
         }
         loop {
             for from in 0..self.pending.len() {
