@@ -80,17 +80,17 @@ fn a_failed_run_names_the_pause_that_is_in_force() {
     freeze("$D resume k 2> said;").stderr_like(said).run();
 }
 
-/// A run whose job does not end by itself.
+/// A run whose job does not end by itself. It writes its number into `pid` when it is ready.
 fn begun(world: &World, options: &[&str], job: &str) -> Running {
     let _ = std::fs::remove_file(world.path("pid"));
-    let run = pauses(world, options, &format!("echo $$ > pid; {job}")).any_stderr().spawn();
+    let run = pauses(world, options, job).any_stderr().spawn();
     world.wait_for_pid("pid");
     run
 }
 
 fn a_run_that_is_told_to_end_has_not_failed(backend: Backend) {
     let world = World::new(backend);
-    let job = "until [ -e end ]; do sleep 0.1; done; exit 1";
+    let job = "echo $$ > pid; until [ -e end ]; do sleep 0.1; done; exit 1";
     let run = begun(&world, &[], &format!("trap 'exit 1' TERM; {job}"));
     run.signal(Signal::TERM);
     run.output();
@@ -109,7 +109,7 @@ fn a_run_that_is_told_to_end_has_not_failed(backend: Backend) {
     world.wait_for_state("k", "free");
     assert_eq!(why(&world), Value::Null);
     // It stops a job that nobody told to end.
-    let run = begun(&world, &[], "sleep 1000");
+    let run = begun(&world, &[], "echo $$ > pid; sleep 1000");
     run.signal(Signal::KILL);
     run.output();
     world.wait_for_state("k", "paused");
@@ -136,7 +136,7 @@ fn kill(pid: i32, signal: Signal) {
 
 fn a_crash_pauses_the_lock(backend: Backend) {
     let world = World::new(backend);
-    let run = begun(&world, &["-t", "2s"], "exec sleep 1000");
+    let run = begun(&world, &["-t", "2s"], "echo $$ > pid; exec sleep 1000");
     let renewed = || world.status("k")["holders"][0]["held_ms"].as_u64().is_some_and(|held| held > 2000);
     wait_until("it was renewed", renewed);
     crash(run, &world);
@@ -156,7 +156,7 @@ fn a_master_of_a_quorum_pauses_nothing_by_itself() {
     let mut masters = Masters::aged(3);
     masters.use_own_store();
     let world = masters.world();
-    let run = begun(world, &["-t", "1s"], "exec sleep 1000");
+    let run = begun(world, &["-t", "1s"], "echo $$ > pid; exec sleep 1000");
     let renewed = || world.status("k")["holders"][0]["held_ms"].as_u64().is_some_and(|held| held > 1000);
     wait_until("it was renewed", renewed);
     crash(run, world);

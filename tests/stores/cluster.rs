@@ -248,7 +248,7 @@ fn connections_and_commands_are_few() {
     for (from, whose) in [(stranger, "another node"), (owner, "the owner")] {
         cluster.masters.iter().for_each(|node| node.ask::<()>(&["CONFIG", "RESETSTAT"]));
         let url = cluster.url(&[from]);
-        let holder = world.run("k", &["-t", "6s"], JOB).env("DLOCK_STORE", &url).status(7).spawn();
+        let holder = world.run("k", &["-t", "20s"], JOB).env("DLOCK_STORE", &url).status(7).spawn();
         world.wait_for_lines("up", if from == owner { 2 } else { 1 });
         let [evalsha, eval, slots] = ["evalsha", "eval", "cluster|slots"]
             .map(|name| cluster.masters.iter().map(|node| calls(node, name)).sum::<u64>());
