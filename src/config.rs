@@ -28,10 +28,11 @@ pub mod url;
 /// The store if none is named.
 pub const DEFAULT_STORE: &str = "redis://127.0.0.1:6379";
 
-const PASSWORD_IN_ARGV: &str = "every user of this machine can see a password on the command line, and a dlock inside the job does not get it; use --password-file or DLOCK_PASSWORD";
-
 /// The prefix if none is named.
 pub const DEFAULT_PREFIX: &str = "dlock:";
+
+/// The warning about a password in the URL of a flag.
+const PASSWORD_IN_ARGV: &str = "every user of this machine can see a password on the command line, and a dlock inside the job does not get it; use --password-file or DLOCK_PASSWORD";
 
 /// Every variable that dlock reads, besides HOME, XDG_CONFIG_HOME, SHELL, TZ and NO_COLOR.
 pub const VARIABLES: [&str; 10] = [

@@ -76,6 +76,11 @@ pub fn a_follower_is_cut_off(world: &World, cluster: &impl Cluster) {
     is_cut_off(world, cluster, (cluster.leader() + 1) % 3);
 }
 
+/// A job that says whether the one in `pid` still lives, with its state. A zombie is dead; who reaps it
+/// may wait for a processor.
+pub const AFTER_A_CUT: &str = "read -r pid < pid; state=$(sed 's/.*) \\(.\\).*/\\1/' /proc/$pid/stat 2> /dev/null); \
+    case $state in '' | Z | X) ;; *) echo both $state >> log ;; esac; echo next >> log";
+
 /// A member is cut off from the others; the holder and a waiter reach only that member. It renews
 /// nothing, and the others grant the lock when no process of the job is alive.
 fn is_cut_off(world: &World, cluster: &impl Cluster, member: usize) {
@@ -88,10 +93,7 @@ fn is_cut_off(world: &World, cluster: &impl Cluster, member: usize) {
     let waiter = world.run("k", &["-w", "--store", &alone], "echo last >> log").any_stderr().spawn();
     wait_until("it waits", || world.waiters("k") == 1);
     cluster.cut_off(member);
-    // A zombie is dead; who reaps it may wait for a processor.
-    let next = "read -r pid < pid; state=$(sed 's/.*) \\(.\\).*/\\1/' /proc/$pid/stat 2> /dev/null); \
-        case $state in '' | Z | X) ;; *) echo both $state >> log ;; esac; echo next >> log";
-    let next = world.run("k", &["-w", "--store", &others], next).any_stderr().spawn();
+    let next = world.run("k", &["-w", "--store", &others], AFTER_A_CUT).any_stderr().spawn();
     next.finish_within(OUTAGE);
     world.run("other", &["--store", &alone], "true").status(69).any_stderr().run();
     holder.finish();

@@ -89,6 +89,8 @@ fn settings(target: &Target) -> String {
 /// (MariaDB Galera 12). A MariaDB that is built without Galera has no such variable.
 const REFUSE_GALERA: &str = "/*M! @dlock_galera = (SELECT ~0 + LENGTH(session_value) FROM information_schema.system_variables \
      WHERE variable_name = 'WSREP_ON' AND session_value = 'ON'), */ ";
+/// What its failure means.
+const IS_GALERA: &str = "is one of several nodes of a Galera cluster (wsrep_on), which can lose an update, and with it a lock; name one node alone in the URL, the same on every machine";
 
 impl Dialect for Mysql {
     fn connect(&self, target: &Target, server: &Address, deadline: Moment) -> Result<Box<dyn Link>, Error> {
@@ -332,10 +334,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
         1054 | 1136 | 1364 | 1406 => unfit(format!(
             "{store} has a table with the name of dlock's, but other columns, of another program or an earlier build of dlock: {text}"
         )),
-        // From [`REFUSE_GALERA`].
-        1690 if text.to_lowercase().contains("session_value") => unfit(format!(
-            "{store} is one of several nodes of a Galera cluster (wsrep_on), which can lose an update, and with it a lock; name one node alone in the URL, the same on every machine"
-        )),
+        1690 if text.to_lowercase().contains("session_value") => unfit(format!("{store} {IS_GALERA}")),
         1064 => unfit(format!("{store} is too old for dlock, which needs MySQL 8.0 or MariaDB 10.6: {text}")),
         1176 | 1347 => denied(format!(
             "{store} has a view in the place of the table dlock_locks, or a table without its primary key: {text}; the code of a view runs with the rights of this user; have an administrator find out who made it, and make the table as docs/stores.md says"

@@ -73,7 +73,8 @@ pub struct Session {
     /// connection, such a commit would answer another request.
     number: i32,
     connection: Option<Connection>,
-    /// Connections that have asked for a new session and have no answer yet, with the moment, by server. To begin a
+    /// Connections that have asked for a new session and have no answer yet, by server, and when they
+    /// asked. To begin a
     /// session is a write of the whole ensemble. If a client that comes in a crowd dropped its
     /// request and sent another one, the servers would do all of them, and none in time.
     pending: Vec<Option<(Moment, Connection)>>,

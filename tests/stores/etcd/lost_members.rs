@@ -6,8 +6,8 @@ use crate::support::dlock::finish_all;
 use crate::support::etcd::Etcd;
 use crate::support::hand_over::JOB;
 use crate::support::members::{
-    a_follower_is_cut_off, a_leader_is_cut_off, all_are_gone_for_good, all_stand_still_for_half_a_lease,
-    increments_through_outages, leaders_are_killed, outages_of,
+    AFTER_A_CUT, a_follower_is_cut_off, a_leader_is_cut_off, all_are_gone_for_good,
+    all_stand_still_for_half_a_lease, increments_through_outages, leaders_are_killed, outages_of,
 };
 use crate::support::outages::storm_through_outages;
 use crate::support::proc;
@@ -192,12 +192,7 @@ fn a_lease_that_an_old_leader_keeps_is_not_relied_on() {
     let options = ["-t", "5s", "--grace", "300ms", "--store", &store];
     let holder = world.run("k", &options, job).status(79).any_stderr().spawn();
     world.wait_for_pid("pid");
-    let next = world.run(
-        "k",
-        &["-w"],
-        "read -r pid < pid; kill -0 $pid 2> /dev/null && echo overlap >> log; echo next >> log",
-    );
-    next.any_stderr().run();
+    world.run("k", &["-w"], AFTER_A_CUT).any_stderr().run();
     holder.finish();
     assert_eq!(world.log(), ["next"]);
 }
