@@ -77,7 +77,7 @@ pub fn busy(asked: &Asked, blocker: &Blocker, refusal: &Refusal) -> String {
 pub fn done(asked: &Asked, done: &Done, notice: &Notice, period: Period) -> String {
     let skipped = format!("{}: skipped: a run succeeded {} ago", asked.at(done.at), span(done.age));
     if notice.kind == Missed::TooLong {
-        let (period, shorter) = (span(period.whole()), shorter(done.age));
+        let (period, shorter) = (span(period.whole()), shorter(period.whole()));
         return format!(
             "{skipped}; --once-per {period} is as long as the period, write --once-per {shorter}"
         );
@@ -86,11 +86,11 @@ pub fn done(asked: &Asked, done: &Done, notice: &Notice, period: Period) -> Stri
     format!("{skipped}, at another hour than usual; {forget} lets it run")
 }
 
-/// What to write for runs that come at intervals of `age`: the word for that, or half of it.
-fn shorter(age: Duration) -> String {
-    let is_near = |whole: Duration| (whole / 5 * 4..=whole / 4 * 5).contains(&age);
+/// What to write in place of a DUR that is as long as the period: the word for that, or half of it.
+fn shorter(dur: Duration) -> String {
+    let is_near = |whole: Duration| (whole / 5 * 4..=whole / 4 * 5).contains(&dur);
     let word = Period::WORDS.into_iter().find(|(_, period)| is_near(period.whole()));
-    word.map_or_else(|| span(age / 2), |(word, _)| word.to_owned())
+    word.map_or_else(|| span(dur / 2), |(word, _)| word.to_owned())
 }
 
 #[cfg(test)]
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_word_for_an_interval() {
+    fn the_word_for_a_dur() {
         for (seconds, word) in
             [(59, "minute"), (3_599, "hour"), (86_399, "day"), (604_000, "week"), (21_600, "3h")]
         {

@@ -170,6 +170,9 @@ write --once-per day";
     none_says(&skip("1d", &[]));
     succeeded(&world, 24 * 60 - 1, 2);
     one_says(&skip("24h", &[]), too_long);
+    // The line of /etc/cron.daily, on a machine that comes late.
+    succeeded(&world, 17 * 60, 8);
+    one_says(&skip("20h", &[]), ".* a run succeeded 17h ago; .*, write --once-per day");
     // A skip in the middle shows that DUR is a limit.
     succeeded(&world, 12 * 60, 3);
     none_says(&skip("1d", &[]));

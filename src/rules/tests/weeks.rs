@@ -242,11 +242,13 @@ fn what_is_said_of_a_wrong_line() {
     use Missed::{GaveUp, OtherHour, StillHeld, TooLong};
     let span = |hours| Period::Span(Duration::from_secs(hours * HOUR));
     let daily = |once_per| Line { once_per, ..NIGHTLY };
-    let lines: [(&str, Line, &[Missed]); 8] = [
+    let lines: [(&str, Line, &[Missed]); 10] = [
         ("--once-per 1d", daily(span(24)), &[TooLong]),
         ("--once-per 36h in a daily line", daily(span(36)), &[]),
         ("--once-per day in an hourly line", Line { once_per: Period::Day, ..HOURLY }, &[OtherHour]),
         ("--once-per hour in a daily line", daily(Period::Hour), &[]),
+        ("--once-per week in a daily line", daily(Period::Week), &[OtherHour]),
+        ("machines in zones six hours apart", Line { spread: 6 * HOUR, ..NIGHTLY }, &[OtherHour]),
         ("no --max-run", Line { max_run: None, ..NIGHTLY }, &[GaveUp]),
         ("no -w, no --max-run", Line { wait: 0, max_run: None, ..NIGHTLY }, &[StillHeld]),
         ("-w shorter than the job", Line { wait: 10 * MINUTE, ..NIGHTLY }, &[GaveUp]),
