@@ -203,7 +203,7 @@ fn without_a_key_all_locks_are_shown_together(backend: Backend) {
 
 fn nothing_has_ended(backend: Backend) {
     let world = World::new(backend);
-    world.dlock(["history", "k", "--json"]).stdout("[]\n").run();
+    world.dlock(["history", "-q", "k", "--json"]).stdout("[]\n").run();
     world
         .dlock(["history", "k"])
         .stdout_like("no record of k in .*: no run in the last 40 days, or the store was restarted, .*\n")

@@ -27,9 +27,12 @@ fn a_mistyped_key_is_named_with_the_nearest(backend: Backend) {
         assert!(shown.ends_with("; did you mean 'nightly-report'?\n"), "{shown}");
         let both = world.dlock([command, key, "nightly-report"]).any_stdout();
         both.stderr_like(&format!("dlock: nightly-reprt in .*: {near}")).run();
-        // A program has the fields.
-        world.dlock([command, key, "--json"]).any_stdout().run();
     }
+    // A program has the field `known` of a status, and history has nothing to put one in.
+    world.dlock(["status", key, "--json"]).any_stdout().run();
+    let like = format!("dlock: nightly-reprt in .*: {near}");
+    world.dlock(["history", key, "--json"]).stdout("[]\n").stderr_like(&like).run();
+    world.dlock(["history", "-q", key, "--json"]).stdout("[]\n").run();
     let known = |key: &str| world.status(key)["known"].as_bool();
     assert_eq!((known(key), known("nightly-report")), (Some(false), Some(true)));
     let like = format!("dlock: nightly-reprt in .* is {near}dlock: .* \\(no success is known\\), .*\n");

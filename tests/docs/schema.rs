@@ -65,7 +65,7 @@ fn commands_print_what_the_schema_says(backend: Backend) {
     definitions.check("status", &print(&["status", "--json"]));
     ["a", "b", "c", "d"].iter().for_each(|key| world.wait_for_state(key, "free"));
     definitions.check("status", &print(&["status", "never", "--json"]));
-    definitions.check("history", &print(&["history", "never", "--json"]));
+    definitions.check("history", &print(&["history", "-q", "never", "--json"]));
 
     world.run("k", &["--reason", "why"], "exit 3").status(3).run();
     world.run("k", &[], "kill -KILL $$").dies_of(9).run();
