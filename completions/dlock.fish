@@ -81,7 +81,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand run" -l no-replace -d 'Once 
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l during-pause -d 'Run although the lock is paused; needs --reason'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l tree -d 'Keep the lock until every process of the job has ended, not CMD alone'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -l nonblock -d 'flock\'s way to say that it does not wait'
-complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand run" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
@@ -121,7 +121,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand hold" -l tree -d 'Keep the l
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l background -d 'Return when the lock is granted, and go on in the background; needs --pid'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l export -d 'Print shell code that sets DLOCK_KEY, DLOCK_HELD and so on; needs --background'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -l json -d 'Print what happens to the hold on stdout, one JSON object a line'
-complete -c dlock -n "__fish_dlock_using_subcommand hold" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand hold" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand hold" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s k -l key -d 'The same as KEY' -r -f
@@ -141,7 +141,7 @@ never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s a -l all -d 'Show every lock that the store knows, also those that are free, with the last run and the last success'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l overdue -d 'Show only the locks whose last success is too old, with their last run; exit 75 if there are any'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -l json -d 'Print a JSON array, one object a lock'
-complete -c dlock -n "__fish_dlock_using_subcommand status" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand status" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s k -l key -d 'The same as KEY' -r -f
@@ -163,7 +163,7 @@ never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l failed -d 'Show only runs that failed: a status other than 0, a signal, or an end that the job did not choose'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l refused -d 'Also show runs that did not get the lock, and why'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -l json -d 'Print a JSON array, one object a run, the newest first'
-complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand history" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand history" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s k -l key -d 'The lock\'s name: 1 to 512 bytes of UTF-8; several -k are taken together, all or none' -r -f
@@ -191,7 +191,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s s -l shared -d '
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s x -l exclusive -d 'One holder at a time [default]'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l export -d 'Print shell code that sets DLOCK_KEY, DLOCK_TOKEN and so on, in place of the token'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -l json -d 'Print a JSON array with one object, in place of the token'
-complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand acquire" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s k -l key -d 'The same as KEY' -r -f
@@ -210,7 +210,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand renew" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand check" -s k -l key -d 'The same as KEY' -r -f
@@ -228,7 +228,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand check" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand check" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand check" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand check" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand check" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s k -l key -d 'The same as KEY' -r -f
@@ -247,7 +247,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand wait" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand wait" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand wait" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s k -l key -d 'The same as KEY' -r -f
@@ -271,7 +271,7 @@ never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l force -d 'Take the lock away: its renewals are refused from now on'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -l now -d 'With --force: grant it to the next at once; both jobs may then run'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s y -l yes -d 'Do not ask for confirmation'
-complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand release" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand release" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -s k -l key -d 'The same as KEY' -r -f
@@ -292,7 +292,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand pause" -l color -d 'When to 
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -l stop -d 'Also ask the holder to end, as \'dlock release\' does'
-complete -c dlock -n "__fish_dlock_using_subcommand pause" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand pause" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand pause" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand resume" -s k -l key -d 'The same as KEY' -r -f
@@ -309,7 +309,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand resume" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand resume" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand resume" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand resume" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand resume" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s k -l key -d 'The same as KEY' -r -f
@@ -327,7 +327,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand forget" -l color -d 'When to
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -l retire -d 'Expect no run of KEY any more, in place of forgetting its last success'
-complete -c dlock -n "__fish_dlock_using_subcommand forget" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand forget" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand forget" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s k -l key -d 'The same as KEY' -r -f
@@ -345,7 +345,7 @@ complete -c dlock -n "__fish_dlock_using_subcommand watch" -l color -d 'When to 
 always\t'Also into a pipe'
 never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -l json -d 'Print one JSON object a line'
-complete -c dlock -n "__fish_dlock_using_subcommand watch" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand watch" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand watch" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s k -l key -d 'The same as KEY' -r -f
@@ -362,7 +362,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand metrics" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s t -l ttl -d 'The lease that the jobs use [default: that of the configuration files, else 30s]' -r
@@ -382,7 +382,7 @@ never\t'Not at all'"
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l strict -d 'Exit 1 if there is a warning'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l sql -d 'Print the SQL that creates the tables of this store, for an administrator; asks no server'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -l json -d 'Print a JSON array, one object a line'
-complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l store -d 'Where the locks are (or DLOCK_STORE) [default: redis://127.0.0.1:6379]' -r -f
@@ -398,7 +398,7 @@ json\t'One JSON object a line'"
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -l color -d 'When to use colours; NO_COLOR in the environment means never [default: auto]' -r -f -a "auto\t'On a terminal'
 always\t'Also into a pipe'
 never\t'Not at all'"
-complete -c dlock -n "__fish_dlock_using_subcommand completions" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported'
+complete -c dlock -n "__fish_dlock_using_subcommand completions" -s q -l quiet -d 'Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are still reported'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s v -l verbose -d 'Report more'
 complete -c dlock -n "__fish_dlock_using_subcommand completions" -s h -l help -d 'Print help (see more with \'--help\')'
 

@@ -144,9 +144,9 @@ pub struct Common {
 
     /// Read FILE in place of the configuration files (or DLOCK_CONFIG)
     ///
-    /// TOML; the settings are the long flags without the dashes, also those of `run`. Without this option
-    /// /etc/dlock.toml is read, then ~/.config/dlock.toml; a setting that is in both
-    /// is taken from the second.
+    /// TOML; the settings are the long flags without the dashes, also those of `run` that do not describe one job.
+    /// Without this option /etc/dlock.toml is read, then ~/.config/dlock.toml; a setting that is in both is taken from
+    /// the second.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<OsString>,
 
@@ -176,7 +176,8 @@ pub struct Common {
     #[arg(long, value_name = "DUR", value_parser = duration::parse_positive, hide_short_help = true)]
     pub op_timeout: Option<Duration>,
 
-    /// Do not report a busy lock, waiting, or trouble that passes; errors and a lost lock are still reported
+    /// Do not report a busy lock, waiting, or trouble that passes; errors, a lost lock and a missed --once-per run are
+    /// still reported
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
 
