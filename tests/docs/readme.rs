@@ -38,10 +38,29 @@ fn there_is_an_example_of_every_command() {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/use.md"));
     let page = page.expect("how it is used");
     let example = page.split("```").nth(1).expect("a block");
+    let help = dlock::cli::Cli::command().render_help().to_string();
     for command in dlock::cli::Cli::command().get_subcommands() {
         let line = format!("dlock {}", command.get_name());
         assert!(example.contains(&line), "no example of {line}");
+        assert!(help.contains(&format!("\n  {} ", command.get_name())), "{line} is in no group of the help");
     }
+}
+
+/// A scheduled run that waits and exits 75 did not happen: no recipe makes a success of it.
+#[test]
+fn no_recipe_hides_a_missed_run() {
+    let mut lines = 0;
+    for (name, text) in documents() {
+        assert!(!text.contains("SuccessExitStatus"), "{name}");
+        for line in text.lines().map(|line| line.replace(['"', ',', '[', ']'], " ")) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            if ["run", "--once-per", "-w"].iter().all(|word| words.contains(word)) {
+                lines += 1;
+                assert!(!words.windows(2).any(|pair| pair == ["-E", "0"]), "{name}: {line}");
+            }
+        }
+    }
+    assert!(lines >= 10, "{lines} lines");
 }
 
 /// The first lines of a page can be pasted: the page names the store before them, cron finds dlock,
