@@ -62,7 +62,7 @@ pub struct Engine<C: Coordinator> {
     /// Whether it was woken since the last request: something has changed, so the next request goes
     /// straight to a transaction.
     is_woken: bool,
-    /// Whether this process has cleaned up, which it does once, after its first acquire.
+    /// Whether this process has had its one chance to clean up, after its first acquire.
     has_cleaned_up: bool,
     /// The token whose release a read has shown to be right, and that has not succeeded yet.
     left: Option<Token>,
@@ -104,6 +104,11 @@ impl<C: Coordinator> Engine<C> {
             ahead: 0,
             watched: Watched::default(),
         }
+    }
+
+    /// Removes what is too old, or was left by dead processes.
+    pub fn clean_up(&mut self, deadline: Moment) {
+        self.coordinator.clean_up(deadline);
     }
 
     /// Applies `operation` as one transaction on behalf of `me`. Starts again after a write

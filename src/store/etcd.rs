@@ -45,7 +45,6 @@ use crate::rules::HEARTBEAT;
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, Leases, Purpose, Reading, Snapshot, Watching, Written,
-    is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
 use crate::store::net::failure::silent;
@@ -251,9 +250,7 @@ impl Coordinator for Keys {
     }
 
     fn clean_up(&mut self, deadline: Moment) {
-        if is_chosen_to_clean_up() {
-            self.remove_old(deadline).ok();
-        }
+        self.remove_old(deadline).ok();
     }
 
     fn reset(&mut self) {

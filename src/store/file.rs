@@ -174,6 +174,8 @@ impl Coordinator for Files {
 
     const LEASES: Leases = Leases::Published;
     const CROWD: (u64, u32) = (50, 8);
+    /// The directory remembers when it was last cleaned up.
+    const CLEANS_UP_ONE_IN: u32 = 1;
 
     fn request_time(&self) -> Duration {
         Duration::from_secs(5)

@@ -36,7 +36,6 @@ use crate::rules::{RARER_HEARTBEAT, millis};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, Leases, Purpose, Reading, Snapshot, Watching, Written,
-    is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
 use crate::store::net::failure::silent;
@@ -288,9 +287,7 @@ impl Coordinator for Tables {
     }
 
     fn clean_up(&mut self, deadline: Moment) {
-        if is_chosen_to_clean_up() {
-            self.ask(&self.dialect.clean_up(), Again::No, deadline).ok();
-        }
+        self.ask(&self.dialect.clean_up(), Again::No, deadline).ok();
     }
 
     fn reset(&mut self) {

@@ -52,7 +52,6 @@ use crate::lock::{Name, Names, Token};
 use crate::store::engine::Engine;
 use crate::store::engine::coordinator::{
     Batch, Coordinator, KeepAlive, Leases, OwnLiveness, Reading, Snapshot, Watching, Written,
-    is_chosen_to_clean_up,
 };
 use crate::store::engine::subscription::Resumed;
 use crate::store::net::failure::silent;
@@ -267,9 +266,7 @@ impl Coordinator for Znodes {
     }
 
     fn clean_up(&mut self, deadline: Moment) {
-        if is_chosen_to_clean_up() {
-            self.sweep(deadline).ok();
-        }
+        self.sweep(deadline).ok();
     }
 
     fn reset(&mut self) {

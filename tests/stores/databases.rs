@@ -8,8 +8,11 @@ use crate::support::database::{Kind, Server, on_every_database, refused};
 use crate::support::dlock::{Dlock, End};
 use crate::support::hand_over::hand_over;
 use crate::support::proxy::{Fault, Proxy};
+use crate::support::target::{local, target};
 use crate::support::wait::wait_until;
 use crate::support::world::World;
+use dlock::clock::Moment;
+use dlock::store::sql::SqlStore;
 use rustix::process::Signal;
 use std::fs;
 use std::process::Command;
@@ -33,7 +36,7 @@ on_every_database!(
     a_full_disk_refuses_locks_and_ends_no_job,
     deleted_rows_are_a_lost_lock,
     every_connection_ends_politely,
-    a_row_of_which_runs_are_expected_is_old_320_days_later,
+    a_row_of_which_runs_are_expected_is_kept_for_400_days,
 );
 
 /// A world with a server of its own.
@@ -46,8 +49,9 @@ fn large_server(kind: Kind) -> (World, Server) {
     World::with_server(|home| Server::start(kind, home, kind.for_many()), Server::url)
 }
 
-/// Rows that count as unused for 80 days are removed, by earlier builds, too.
-fn a_row_of_which_runs_are_expected_is_old_320_days_later(kind: Kind) {
+/// Rows that count as unused for 80 days are removed, by earlier builds, too. So the rows of a lock
+/// of which runs are expected are dated 320 days later.
+fn a_row_of_which_runs_are_expected_is_kept_for_400_days(kind: Kind) {
     let world = kind.world();
     let now = match kind {
         #[cfg(feature = "mysql")]
@@ -61,11 +65,50 @@ fn a_row_of_which_runs_are_expected_is_old_320_days_later(kind: Kind) {
     };
     world.run("k", &[], "true").run();
     assert_eq!(later(), 0);
-    world.run("k", &["--once-per", "day"], "true").run();
+    let expecting = |key: &str| drop(world.run(key, &["--once-per", "day"], "true").run());
+    expecting("k");
     world.run("k", &[], "true").run();
     assert_eq!(later(), 320);
     world.dlock(["forget", "--retire", "k"]).run();
     assert_eq!(later(), 0);
+    expecting("due");
+    let [waiters, left, all] = match kind {
+        // `gone` has left, and its client has not deleted the row.
+        #[cfg(feature = "mysql")]
+        Kind::Mysql => [
+            "INSERT INTO dlock_locks (kind, name, id, queued) SELECT 1, name, 'waits', 1 FROM dlock_locks WHERE kind = 0",
+            "INSERT INTO dlock_locks (kind, name, id) SELECT 1, name, 'gone' FROM dlock_locks WHERE kind = 0",
+            "SELECT CONCAT(SUBSTRING_INDEX(name, ':', -1), kind, id = 'gone') FROM dlock_locks ORDER BY 1",
+        ],
+        #[cfg(feature = "postgres")]
+        Kind::Postgres => [
+            "INSERT INTO dlock_waiters SELECT name, 'waits', true, 0, '' FROM dlock_locks",
+            "",
+            "SELECT substring(convert_from(name, 'UTF8') from 7) || kind FROM (SELECT name, '00' AS kind FROM dlock_locks UNION ALL \
+             SELECT name, '10' FROM dlock_waiters UNION ALL SELECT name, '20' FROM dlock_ends) AS r ORDER BY 1",
+        ],
+    };
+    kind.ask(&world, waiters);
+    kind.ask(&world, left);
+    let servers = vec![local(kind.port())];
+    let target = target(servers, Some("app"), world.database());
+    let mut store = match kind {
+        #[cfg(feature = "mysql")]
+        Kind::Mysql => SqlStore::mysql(target),
+        #[cfg(feature = "postgres")]
+        Kind::Postgres => SqlStore::postgres(target),
+    };
+    let due = ["due00", "due10", "due20"];
+    let k = ["k00", "k10", "k20", "k20", "k20"];
+    let mut past = 0;
+    for (days, rows) in
+        [(79, [&due[..], &k].concat()), (81, due.to_vec()), (399, due.to_vec()), (401, vec![])]
+    {
+        kind.ask(&world, &format!("UPDATE dlock_locks SET used = used - {}", (days - past) * 86_400_000i64));
+        past = days;
+        store.clean_up(Moment::now().after(Duration::from_secs(20)));
+        assert_eq!(kind.ask(&world, all).lines().collect::<Vec<_>>(), rows, "after {days} days");
+    }
 }
 
 /// Every command works for the user in the URL.

@@ -146,6 +146,7 @@ impl Coordinator for Memory {
 
     const LEASES: Leases = Leases::Recorded;
     const CROWD: (u64, u32) = (50, 8);
+    const CLEANS_UP_ONE_IN: u32 = 1;
 
     fn request_time(&self) -> Duration {
         Duration::from_secs(20)

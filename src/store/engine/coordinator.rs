@@ -37,6 +37,9 @@ pub trait Coordinator: Clone + Send {
     /// [`KeepAlive`], decides when a waiter is stale.
     const HEARTBEAT: Duration = HEARTBEAT;
 
+    /// One process in this many [cleans up](Coordinator::clean_up), after its first acquire.
+    const CLEANS_UP_ONE_IN: u32 = 512;
+
     /// Time for a request that has no deadline of its own.
     fn request_time(&self) -> Duration;
 
@@ -110,8 +113,8 @@ pub trait Coordinator: Clone + Send {
     /// For each record, the lock's full name, or what is wrong with the record.
     fn list(&mut self, deadline: Moment) -> Result<Vec<Result<String, Error>>, Error>;
 
-    /// Removes, now and then, what is too old or was left by dead processes. The first acquire of a
-    /// process ends with it; errors are ignored, because no operation depends on it.
+    /// Removes what is too old or was left by dead processes. Errors are ignored, because no
+    /// operation depends on it.
     fn clean_up(&mut self, _: Moment) {}
 
     /// Drops all connections.
@@ -121,12 +124,6 @@ pub trait Coordinator: Clone + Send {
     fn endurance(&self) -> Endurance {
         Endurance::Short
     }
-}
-
-/// Whether this process cleans up a server: one in 512 does.
-#[cfg(any(feature = "sql", feature = "etcd", feature = "zookeeper"))]
-pub fn is_chosen_to_clean_up() -> bool {
-    getrandom::u32().is_ok_and(|chance| chance % 512 == 0)
 }
 
 /// What extends a lease.

@@ -70,8 +70,10 @@ impl<C: Coordinator> Store for Engine<C> {
             // A revoked holder keeps its liveness, because its job may still run.
             _ => {}
         }
-        if !std::mem::replace(&mut self.has_cleaned_up, true) {
-            self.coordinator.clean_up(deadline);
+        if !std::mem::replace(&mut self.has_cleaned_up, true)
+            && getrandom::u32().is_ok_and(|chance| chance % C::CLEANS_UP_ONE_IN == 0)
+        {
+            self.clean_up(deadline);
         }
         Ok(answer)
     }

@@ -158,7 +158,7 @@ fn a_storm_leaves_no_key_and_no_lease() {
 }
 
 /// Records that must stay, paused or held, do not keep the others from being removed. Among the
-/// others is the record of a holder that died.
+/// others are the record of a holder that died, and one of which runs are expected.
 #[test]
 fn records_unused_for_long_are_removed() {
     let (world, etcd) = own_cluster(1, &[]);
@@ -182,24 +182,26 @@ fn records_unused_for_long_are_removed() {
     // More than one clean-up reads at once, and all changed before the rest.
     (0..70).for_each(|number| put(&format!("paused{number}"), &paused));
     ["gone1", "gone2"].into_iter().zip([&held, &free]).for_each(|(key, body)| put(key, body));
+    let day = 24 * 60 * 60 * 1000;
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("a time").as_millis() as u64;
+    world.run("e", &["--once-per", "day"], "true").run();
+    for (key, days) in [("expects", 399), ("gone3", 401)] {
+        let mut expects = old("e");
+        expects["used"] = (now - days * day).into();
+        put(key, &expects);
+    }
     put("held", &held);
     let token = held["record"]["holds"].as_object().and_then(|holds| holds.keys().next()).expect("a holder");
     etcd.ctl(&["put", &format!("dlock/session/dlock:held/{token}"), "60000"]);
-    // One in five hundred processes looks for old records, after its first acquire.
-    let asker = || Asker::new(&etcd, "/dlock");
-    asker().holds();
-    wait_within(OUTAGE, "what is old is removed", || {
-        for _ in 0..50 {
-            let mut other = asker();
-            let ask = Ask { patience: Patience::None, ..other.ask() };
-            drop(other.store.acquire(&other.names, &ask, in_time()).expect("an answer"));
-        }
-        let keys = etcd.keys("/dlock");
-        (!keys.iter().any(|key| key.contains("gone"))).then_some(())
+    let mut asker = Asker::new(&etcd, "/dlock");
+    wait_until("what is old is removed", || {
+        asker.store.clean_up(in_time());
+        !etcd.keys("/dlock").iter().any(|key| key.contains("gone"))
     });
     let keys = etcd.keys("/dlock");
     let kept = |begin: &str| keys.iter().filter(|key| key.starts_with(begin)).count();
-    assert_eq!((kept("dlock/lock/dlock:paused"), kept("dlock/lock/dlock:held")), (70, 1), "{keys:?}");
+    let kept = ["paused", "held", "expects"].map(|key| kept(&format!("dlock/lock/dlock:{key}")));
+    assert_eq!(kept, [70, 1, 1], "{keys:?}");
 }
 
 /// etcd limits the number of operations in a transaction.

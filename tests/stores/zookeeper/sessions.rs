@@ -1,6 +1,6 @@
 //! Sessions that end too soon or too late, and what they mean for a lease.
 
-use super::{JOB, own_server, person, person_at};
+use super::{JOB, in_time, own_server, person, person_at};
 use crate::support::dlock::BINARY;
 use crate::support::proc;
 use crate::support::proxy::Proxy;
@@ -248,4 +248,32 @@ fn a_session_that_never_begins_is_asked_for_anew() {
     let url = world.url().replace(&format!(":{server}/"), &format!(":{port}/"));
     world.run("k", &["-w", "--store", &url], "echo ran >> log").any_stderr().run();
     assert_eq!(world.log(), ["ran"]);
+}
+
+/// A lock is as old as its node, by the server's clock. One that is waited for is kept.
+#[test]
+fn locks_unused_for_long_are_removed() {
+    let mut world = World::without_redis();
+    let server = ZooKeeper::start_steered(&world.path(""), &[]);
+    world.use_store(server.url("/ops"));
+    for (key, options) in [("due", ["--once-per", "day"].as_slice()), ("free", &[]), ("waited", &[])] {
+        world.run(key, options, "true").run();
+    }
+    server.put(&world, "dlock/locks/dlock:waited/b-0", b"");
+    let locks = "/ops/dlock/locks/dlock:";
+    for (days, kept) in [
+        (79, ["due", "free", "waited"].as_slice()),
+        (81, &["due", "waited"]),
+        (399, &["due", "waited"]),
+        (401, &["waited"]),
+    ] {
+        server.step_clock(days * 24 * 60 * 60);
+        let mut client = person_at(&world, server.port());
+        client.asks();
+        client.store.clean_up(in_time());
+        let nodes = server.below(&world);
+        let keys: Vec<_> = nodes.iter().filter_map(|node| node.strip_prefix(locks)).collect();
+        let keys: Vec<_> = keys.into_iter().filter(|key| !key.contains('/')).collect();
+        assert_eq!(keys, kept, "after {days} days");
+    }
 }
