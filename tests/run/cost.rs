@@ -36,21 +36,22 @@ fn a_run_that_need_not_wait_makes_two_requests() {
         crate::support::redis::ask(&mut connection, words).expect("an answer")
     };
     let proxy = Proxy::before(world.redis().port());
-    let requests = || {
+    let requests = |key: &str, options: &[&str]| {
         // The proxy only counts: the fault is planned for a request that never comes.
         proxy.plan(usize::MAX, Fault::Swallowed);
         world
-            .run("k", &[], "exit 3")
+            .run(key, options, "exit 3")
             .env("DLOCK_STORE", format!("redis://127.0.0.1:{}/3", proxy.port()))
             .env("DLOCK_PASSWORD", "sesame")
             .status(3)
             .run();
         proxy.seen()
     };
-    requests();
-    assert_eq!(requests(), 2, "one takes the lock, one gives it back");
+    requests("k", &[]);
+    assert_eq!(requests("k", &[]), 2, "one takes the lock, one gives it back");
+    assert_eq!(requests("due", &["--once-per", "week", "--expect", "day"]), 2, "the same for a tick");
     assert_eq!(redis(&world, &["SCRIPT", "FLUSH"]), "OK");
-    assert_eq!(requests(), 3, "a server that knows no script costs one more");
+    assert_eq!(requests("k", &[]), 3, "a server that knows no script costs one more");
 }
 
 #[test]
