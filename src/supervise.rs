@@ -353,7 +353,7 @@ impl Guard {
     /// Starts CMD within these limits, with these variables set or unset.
     pub fn start(&mut self, env: &[(OsString, Option<OsString>)], limits: Limits) -> io::Result<()> {
         self.limits.set(limits);
-        self.modes = tty::Modes::save();
+        self.modes = tty::Modes::save(Pid::from_raw(sys::own_group()));
         // Arm the timer before the start: what can fail must fail while nothing runs.
         if self.on_lost == OnLost::Stop {
             self.arm(limits.kill_at.after(OVERDUE))?;

@@ -7,6 +7,7 @@ use super::limits::LimitsSender;
 use super::process_tree::ProcessTree;
 use super::protocol::{self, Change, Order};
 use super::stop::Stop;
+use super::tty::Modes;
 use super::{Ended, Event, GUARD_NAME, Group, Leftovers, NotStarted, Orphaned, Process, StopReason};
 use crate::clock::{Moment, Timer};
 use crate::exit::OnLost;
@@ -76,6 +77,8 @@ struct GuardProcess<F> {
     buffer: Vec<u8>,
     changes: Vec<Change>,
     cmd: Option<Cmd>,
+    /// The modes of the terminal when CMD was started.
+    modes: Option<Modes>,
     state: JobState,
     /// When to look for what the process of a hold with `--tree` has started.
     follow_at: Moment,
@@ -144,6 +147,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             buffer: vec![0],
             changes: Vec::new(),
             cmd: None,
+            modes: None,
             state: JobState::Idle,
             follow_at: Moment::now(),
             follow_all_at: Moment::now(),
@@ -223,6 +227,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
                 Ok((0, _)) => {
                     self.is_orphaned = true;
                     self.unsent.clear();
+                    self.restore_terminal();
                     return Ok(());
                 }
                 Ok((length, _)) => match protocol::decode(&self.buffer[..length]) {
@@ -257,6 +262,20 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
     fn end(&mut self, reason: Option<StopReason>) {
         self.state = JobState::Ended { reason };
         self.send_event(&Event::Ended { status: self.status(), reason });
+        if self.is_orphaned {
+            self.restore_terminal();
+        }
+    }
+
+    /// Restores the modes of the terminal once, when dlock is gone: as soon as the foreground is not
+    /// the job's own. dlock's caller goes on while the job is stopped, and may set modes of its own
+    /// (no echo, for a password).
+    fn restore_terminal(&mut self) {
+        let stops = matches!(
+            self.state,
+            JobState::Running { .. } | JobState::Stopping(_) | JobState::Ended { reason: Some(_) }
+        );
+        self.modes = self.modes.take().filter(|modes| stops && !modes.restore());
     }
 
     /// Whether nothing is left to do after dlock is gone. If so, calls `on_orphaned` for the last

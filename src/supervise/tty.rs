@@ -5,8 +5,9 @@
 use crate::sys;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
-use rustix::process::{Pid, getpgrp};
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
+use rustix::process::Pid;
+use rustix::stdio::stdout;
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
 use std::os::fd::OwnedFd;
 
 /// The process group that CMD runs in.
@@ -36,32 +37,40 @@ pub fn group() -> Group {
 /// The modes of the terminal in whose foreground a job begins. A job that is killed cannot restore
 /// them, and a shell that finds an exit status, not a signal, takes them for wanted.
 #[derive(Debug)]
-pub(super) struct Modes(Termios);
+pub(super) struct Modes {
+    /// The group of dlock's caller.
+    group: Pid,
+    before: Termios,
+}
 
 impl Modes {
-    /// None without a controlling terminal, or in its background.
-    pub(super) fn save() -> Option<Self> {
-        let terminal = terminal()?;
-        let is_ours = tcgetpgrp(&terminal).ok()? == getpgrp();
-        is_ours.then(|| tcgetattr(&terminal).ok().map(Self)).flatten()
+    /// None without a controlling terminal, if this group is in its background, or if stdout is not
+    /// a terminal: what reads it may be a pager, which sets modes of its own while the job runs.
+    pub(super) fn save(group: Option<Pid>) -> Option<Self> {
+        let (group, terminal) = (group.filter(|_| isatty(stdout()))?, terminal()?);
+        let is_in_front = tcgetpgrp(&terminal).ok()? == group;
+        let before = tcgetattr(&terminal).ok()?;
+        is_in_front.then_some(Self { group, before })
     }
 
-    /// Restores them, unless the terminal belongs to another job by now. Does not wait for output.
-    /// The caller has TTOU blocked, so that it may change them from a background that the job made.
-    pub(super) fn restore(&self) {
-        let Some(terminal) = terminal() else { return };
-        let Ok(front) = tcgetpgrp(&terminal) else { return };
+    /// Restores them, unless the terminal belongs to another job now. Returns whether it did.
+    /// Does not wait for output. The caller has TTOU blocked, so that it may change them from the
+    /// background.
+    pub(super) fn restore(&self) -> bool {
+        let Some(terminal) = terminal() else { return false };
+        let Ok(front) = tcgetpgrp(&terminal) else { return false };
         let is_gone = |group: Pid| {
             sys::kill(-group.as_raw_pid(), 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
         };
-        if front != getpgrp() && !is_gone(front) {
-            return;
+        if front != self.group && !is_gone(front) {
+            return false;
         }
         // A terminal that hangs up meanwhile has no modes to restore.
-        if front != getpgrp() {
-            let _ = tcsetpgrp(&terminal, getpgrp());
+        if front != self.group {
+            let _ = tcsetpgrp(&terminal, self.group);
         }
-        let _ = tcsetattr(&terminal, OptionalActions::Now, &self.0);
+        let _ = tcsetattr(&terminal, OptionalActions::Now, &self.before);
+        true
     }
 }
 

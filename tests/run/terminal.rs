@@ -122,6 +122,60 @@ fn the_terminal_is_as_before_a_job_that_was_stopped() {
     terminal.close();
 }
 
+/// dlock is killed, and the script that started it goes on while the guard stops the job. The guard
+/// does not undo what the script changes.
+#[test]
+fn the_terminal_is_as_before_a_job_that_the_guard_stopped() {
+    let world = World::new(Backend::Redis);
+    world.write(
+        "raw",
+        "trap 'echo term >> log' TERM; stty raw -echo; echo up >> log; while :; do sleep 0.1; done",
+    );
+    world.write("own", "set -m; sh raw");
+    let mut terminal = Terminal::open(&world);
+    let change = "stty -echo -icanon; stty -g > changed";
+    for (job, next, same) in
+        [("sh raw", "", "before"), ("bash own", "", "before"), ("sh raw", change, "changed")]
+    {
+        let script = format!(
+            "stty -g > before
+            sh -c 'echo $$ > dlock.pid; exec dlock run -q -k k --grace 500ms -- {job}'
+            until grep -q term log; do sleep 0.1; done; {next}
+            dlock run -q -k k -w -- stty -g > after
+            stty sane; echo > done\n",
+        );
+        world.write("script", &script);
+        world.write("log", "");
+        terminal.type_line("sh script");
+        world.wait_for_log("up");
+        proc::signal(world.wait_for_pid("dlock.pid"), Signal::KILL);
+        wait_until("the script ends", || world.path("done").exists());
+        assert_eq!(world.read(same), world.read("after"), "{job}, {next}");
+        terminal.expect("READY> ");
+        for file in ["done", "dlock.pid"] {
+            std::fs::remove_file(world.path(file)).expect("a file");
+        }
+    }
+    terminal.close();
+}
+
+/// A pager behind a job that is stopped: the modes that it has set are its own.
+#[test]
+fn a_pager_keeps_its_terminal_when_the_job_before_it_is_stopped() {
+    let world = World::new(Backend::Redis);
+    world.write(
+        "pager",
+        "read line; stty raw -echo <&3; stty -g <&3 > before; cat; stty -g <&3 > after; stty sane <&3; echo > done\n",
+    );
+    let mut terminal = Terminal::open(&world);
+    let job = "dlock run -q -k k --max-run 1s --grace 100ms -- sh -c 'echo up; exec sleep 1000'";
+    terminal.type_line(&format!("{job} | sh pager 3< /dev/tty"));
+    wait_until("the pager ends", || world.path("done").exists());
+    assert_eq!(world.read("before"), world.read("after"));
+    terminal.expect("READY> ");
+    terminal.close();
+}
+
 /// The dlock that runs this job.
 fn dlock_above(job: i32) -> i32 {
     let mut all = proc::pids().into_iter();

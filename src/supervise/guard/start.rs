@@ -6,6 +6,7 @@ use crate::supervise::bond::Bond;
 use crate::supervise::pin::Pin;
 use crate::supervise::procfs::own_pid;
 use crate::supervise::protocol::Change;
+use crate::supervise::tty::Modes;
 use crate::supervise::{Event, Group, Leftovers, NotStarted, Orphaned};
 use crate::sys::{self, Disposition, Fork};
 use rustix::fs::fstat;
@@ -30,6 +31,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             // A caller that knows of the grant may rely on this look.
             self.setup.tree.follow_foreign();
         }
+        self.modes = Modes::save(self.setup.caller_group);
         let (pid, failed) = match &self.setup.bond {
             Some(bond) => self.start_watcher(bond)?,
             None => self.start_cmd()?,
