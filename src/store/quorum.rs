@@ -22,10 +22,10 @@ use super::redis::script::Code;
 use super::redis::{Target, argument};
 use super::{Error, Listener, Subscription, json};
 use crate::clock::Moment;
-use crate::lock::{Mode, Name, Names, Token};
+use crate::lock::{Fence, Mode, Name, Names, Token};
 use crate::rules::{End, Left, Ran, Renewal};
 use crate::store::net::interrupt;
-use exchange::{Argument, Leave, Renewed, Vouched, WinBack};
+use exchange::{Argument, Leave, Renewed, Vouched};
 use masters::{Answers, Call, Masters, Order};
 use serde::Serialize;
 use std::time::Duration;
@@ -185,8 +185,9 @@ impl QuorumStore {
 
     /// Joins the answers of the masters that have renewed a hold, whose fence is `known` if this
     /// process won it.
-    fn vouches(&self, answers: &Answers, known: Option<u64>) -> Result<Vouches, Error> {
-        let mut vouches = Vouches { fence: known.unwrap_or_default(), ..Vouches::default() };
+    fn vouches(&self, answers: &Answers, known: Option<Fence>) -> Result<Vouches, Error> {
+        let fence = known.map(|fence| fence.0).unwrap_or_default();
+        let mut vouches = Vouches { fence, ..Vouches::default() };
         for at in 0..self.masters.len() {
             let Some(answer) = answers.of(at, "renewed") else { continue };
             let Renewed { fence, superseded, asked, hold } = answer.reply.read()?;
@@ -204,19 +205,39 @@ impl QuorumStore {
             let not_replaceable = hold.not_replaceable || vouches.hold.not_replaceable;
             vouches.hold = Vouched { waited, cooling, not_replaceable, ..hold };
         }
+        if vouches.fence == 0 {
+            vouches.untold.clear();
+        }
         Ok(vouches)
     }
 
-    /// Gives the hold to masters that have lost it. Returns how many took it, if the answers are
-    /// waited for.
-    fn win_back(&mut self, name: &Name, win: &WinBack<'_>, missing: &[usize], until: Reply) -> usize {
-        let Ok(win) = self.call(&scripts::WIN_BACK, name, win) else { return 0 };
-        match until {
-            Reply::Awaited(deadline) => self.ask(missing, &win, deadline, STRAGGLERS, |_| true).count("won"),
-            Reply::Ignored(deadline) => {
-                drop(self.masters.send(missing, &win, Order::Behind, deadline));
-                0
+    /// Gives a renewed hold to the masters that have lost it, and its fence to the `untold` ones. If
+    /// the hold lacks a majority, waits for their answers until `until`. Returns how many masters
+    /// have the hold, and to how many it is lost: a hold that no master confirms is lost, and one
+    /// that an operator has begun to revoke is not won back.
+    fn win_back(
+        &mut self,
+        win: &Call,
+        answers: &Answers,
+        mut untold: Vec<usize>,
+        soon: Moment,
+        until: Option<Moment>,
+    ) -> (usize, usize) {
+        let (renewed, lost) = tally(answers, false);
+        let is_won_back = renewed > 0 && answers.count("revoked") == 0;
+        let is_missing = |at: &usize| is_won_back && answers.says(*at, "missing");
+        let missing: Vec<_> = (0..self.masters.len()).filter(is_missing).collect();
+        let has_majority = renewed >= self.masters.majority();
+        if has_majority {
+            untold.extend(&missing);
+        }
+        drop(self.masters.send(&untold, win, Order::Behind, soon));
+        match until.filter(|_| !has_majority && !missing.is_empty()) {
+            Some(until) => {
+                let won = self.ask(&missing, win, until, STRAGGLERS, |_| true).count("won");
+                (renewed + won, lost.saturating_sub(missing.len()))
             }
+            None => (renewed, lost),
         }
     }
 }
@@ -229,17 +250,20 @@ struct Vouches {
     hold: Vouched,
     /// The greatest fence.
     fence: u64,
-    /// The masters that do not know the fence.
+    /// The masters that do not know the fence, if it is known.
     untold: Vec<usize>,
 }
 
-/// Whether the answer to a request is waited for, and the deadline.
-#[derive(Clone, Copy)]
-enum Reply {
-    /// Its answer is waited for.
-    Awaited(Moment),
-    /// It is only sent.
-    Ignored(Moment),
+/// How many masters have a hold by their answers to its renewal, and to how many it is lost. With
+/// `wins_back`, those that have lost it will have it again, if one master has it.
+fn tally(answers: &Answers, wins_back: bool) -> (usize, usize) {
+    let [renewed, revoked, missing, not_held] =
+        ["renewed", "revoked", "missing", "not-held"].map(|what| answers.count(what));
+    match wins_back && revoked == 0 {
+        true if renewed > 0 => (renewed + missing, not_held),
+        true => (0, not_held),
+        false => (renewed, revoked + not_held + missing),
+    }
 }
 
 impl QuorumStore {

@@ -3,7 +3,7 @@
 use super::exchange::{Inspected, Lease, TakenAway, WinBack};
 use super::masters::{Answer, Answers, Call, Master};
 use super::view::{Clock, Firmness, Joined, MasterView};
-use super::{Held, Polling, QuorumStore, Reply, STRAGGLERS_SEEN, Vouches, scripts, view};
+use super::{Held, Polling, QuorumStore, STRAGGLERS_SEEN, Vouches, scripts, tally, view};
 use crate::clock::Moment;
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use crate::rules;
@@ -29,52 +29,32 @@ impl Store for QuorumStore {
     }
 
     fn renew(&mut self, names: &Names, renew: &rules::Renew<'_>, deadline: Moment) -> Result<Renewal, Error> {
-        let rules::Renew { token, ttl, .. } = *renew;
-        let (name, sent) = (names.first(), Moment::now());
-        let (masters, majority) = (self.masters.len(), self.masters.majority());
-        let old = self.hold.take().filter(|hold| hold.token == *token);
+        let (sent, majority) = (Moment::now(), self.masters.majority());
+        let old = self.hold.take().filter(|hold| hold.token == *renew.token);
         // The masters know a fence that the caller does not.
         let won = old.as_ref().map(|hold| Fence(hold.fence)).filter(|fence| fence.0 > 0);
-        let known = renew.fence.or(won);
-        let argument = argument::Renew::new(&rules::Renew { fence: known, ..*renew });
-        let renew = Call { within: ttl, ..self.call(&scripts::RENEW, name, &argument)? };
-        let wins_back = old.as_ref().is_some_and(|old| !old.until.passed());
-        let is_decided = |answers: &Answers| {
-            let (renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
-            let (missing, gone) = (answers.count("missing"), revoked + answers.count("not-held"));
-            // One master that has the hold is enough to win back those that have lost it.
-            let (won_back, lost) = match wins_back && revoked == 0 {
-                true if renewed > 0 => (missing, gone),
-                true => (0, gone),
-                false => (0, gone + missing),
-            };
-            renewed + won_back >= majority || lost > masters - majority
-        };
-        let answers = self.decide(&renew, deadline, is_decided);
-        let (mut renewed, revoked) = (answers.count("renewed"), answers.count("revoked"));
-        let mut lost = revoked + answers.count("not-held") + answers.count("missing");
-        let missing: Vec<_> = (0..masters).filter(|at| answers.says(*at, "missing")).collect();
-        let Vouches { asked, hold, fence, untold } = self.vouches(&answers, known.map(|fence| fence.0))?;
-        let win = WinBack { token, ttl, fence: fence.to_string(), hold: &hold };
-        let until = Reply::Ignored(schedule::deadline(sent, ttl).min(sent.after(self.request_time())));
-        if fence > 0 && !untold.is_empty() {
-            self.win_back(name, &win, &untold, until);
-        }
-        // A hold that no master confirms is lost. A hold that an operator has begun to revoke is
-        // not won back.
-        if renewed > 0 && revoked == 0 && !missing.is_empty() {
-            if renewed >= majority {
-                self.win_back(name, &win, &missing, until);
-            } else if let Some(old) = old.as_ref().filter(|old| !old.until.passed()) {
-                lost = lost.saturating_sub(missing.len());
-                renewed += self.win_back(name, &win, &missing, Reply::Awaited(deadline.min(old.until)));
-            }
-        }
+        let renew = &rules::Renew { fence: renew.fence.or(won), ..*renew };
+        let call = self.call(&scripts::RENEW, names.first(), &argument::Renew::new(renew))?;
+        let wins_until = || old.as_ref().map(|old| old.until).filter(|until| !until.passed());
+        let (wins_back, most_lost) = (wins_until().is_some(), self.masters.len() - majority);
+        let answers = self.decide(&Call { within: renew.ttl, ..call }, deadline, |answers| {
+            let (renewed, lost) = tally(answers, wins_back);
+            renewed >= majority || lost > most_lost
+        });
+        let Vouches { asked, hold, fence, untold } = self.vouches(&answers, renew.fence)?;
+        let until = schedule::deadline(sent, renew.ttl);
+        let win = WinBack { token: renew.token, ttl: renew.ttl, fence: fence.to_string(), hold: &hold };
+        let win = self.call(&scripts::WIN_BACK, names.first(), &win)?;
+        // A master that does not know the fence need not take it before the next renewal.
+        let soon = until.min(sent.after(self.request_time()));
+        let (renewed, lost) =
+            self.win_back(&win, &answers, untold, soon, wins_until().map(|until| until.min(deadline)));
         if renewed >= majority {
-            self.hold = Some(Held { token: token.clone(), until: schedule::deadline(sent, ttl), fence });
+            let token = renew.token.clone();
+            self.hold = Some(Held { token, until, fence });
             Ok(asked.unwrap_or(Renewal::Renewed))
-        } else if lost > masters - majority {
-            Ok(if revoked > 0 { Renewal::Revoked } else { Renewal::NotHeld })
+        } else if lost > most_lost {
+            Ok(if answers.count("revoked") > 0 { Renewal::Revoked } else { Renewal::NotHeld })
         } else {
             self.hold = old;
             Err(self.too_few(&answers))
