@@ -60,6 +60,7 @@ fn cycle(store: &mut RedisStore, key: usize, then: Then) -> Done<bool> {
             by: By::Run,
             ttl: None,
             once_per: None,
+            rest: None,
         },
         patience: if then == Then::Queue { Patience::Queue } else { Patience::None },
         terms: Terms::default(),

@@ -21,9 +21,9 @@ use sha1_smol::Sha1;
 use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 use stores::Stores;
@@ -193,6 +193,7 @@ impl Lease {
             claims: AtomicUsize::new(0),
             has_renewed: AtomicBool::new(false),
             listens: AtomicBool::new(false),
+            rest: OnceLock::new(),
         });
         let main_work = RefCell::new(MainWork::Acquire(Box::new(Progress::begin())));
         Ok(Self { reports, keeper, main_work })
@@ -306,6 +307,11 @@ impl Lease {
     /// Whether the store has answered a renewal.
     pub fn has_renewed(&self) -> bool {
         self.keeper.has_renewed.load(Ordering::Acquire)
+    }
+
+    /// From the next renewal on, the store knows that these processes keep the lock.
+    pub fn set_rest(&self, rest: String) {
+        let _ = self.keeper.rest.set(rest);
     }
 
     /// The owner in the request.

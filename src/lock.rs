@@ -492,6 +492,10 @@ pub struct Owner {
     /// How long a success of this run counts; `None` without `--once-per`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub once_per: Option<Duration>,
+    /// With `--tree`, the processes that kept the hold when the one it was for had ended; `None`
+    /// before that.
+    #[serde(deserialize_with = "bounded_if_any::<TEXT_MAX, _>", skip_serializing_if = "Option::is_none")]
+    pub rest: Option<String>,
 }
 
 /// Deserializes an owner on which no decision depends. An owner that cannot be read becomes `?`.

@@ -206,12 +206,12 @@ impl LockTable {
     /// Extends the lease of a token that holds all of these locks under this fence, and of no other
     /// (I2, I6, I12).
     pub fn renew(&mut self, now: Time, names: &Names, renew: &Renew<'_>) -> Renewal {
-        let Renew { token, fence, ttl } = *renew;
+        let Renew { token, fence, ttl, rest } = *renew;
         self.expire(now, names);
         let is_of_grant = names.iter().all(|name| self.record(name.as_str()).is_of_grant(token, fence));
         let answer = if is_of_grant && self.holds_all(names, token) {
             for name in names {
-                self.record(name.as_str()).renew(now, token, ttl);
+                self.record(name.as_str()).renew(now, token, ttl, rest);
             }
             let asked = names.iter().filter_map(|name| self.record(name.as_str()).asked(token));
             asked.min_by_key(|asked| *asked != Renewal::Asked).unwrap_or(Renewal::Renewed)

@@ -140,6 +140,7 @@ impl Worker {
                 by: By::Run,
                 ttl: Some(self.ttl.get()),
                 once_per: None,
+                rest: None,
             },
             patience: until.patience(),
             terms: Terms::default(),

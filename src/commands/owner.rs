@@ -24,6 +24,7 @@ pub fn owner(command: String, reason: Option<String>) -> Owner {
         by: By::Run,
         ttl: None,
         once_per: None,
+        rest: None,
     }
     .shortened()
 }

@@ -58,7 +58,7 @@ fn renew_once(claim: &HoldRef, ttl: Option<Ttl>) -> Result<(), Error> {
             format!("{who} asks for {place} back: it was renewed, but give it back soon ('dlock release')");
         printer.say(Kind::Warning, event, &text);
     };
-    let renew = Renew { token, fence: held.known_fence(), ttl };
+    let renew = Renew { token, fence: held.known_fence(), ttl, rest: None };
     match store.renew(names, &renew, context.deadline()).map_err(unsure)? {
         Renewal::Renewed => {}
         Renewal::Superseded => asks_back(What::Superseded.into(), "a newer run (--replace)".into()),

@@ -13,9 +13,9 @@ use crate::store::net::interrupt;
 use crate::store::{BACKOFF, Error, Listener, Subscription};
 use race::Race;
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 mod race;
@@ -46,6 +46,8 @@ pub struct Keeper {
     pub has_renewed: AtomicBool,
     /// Whether the lease thread has a subscription, which it closes when it ends.
     pub listens: AtomicBool,
+    /// [`Renew::rest`] of the next renewals.
+    pub rest: OnceLock<String>,
 }
 
 /// The state of a hold between two renewals.
@@ -75,8 +77,9 @@ impl Keeping {
     }
 
     /// The arguments of a renewal.
-    fn renew<'a>(&self, ask: &'a Ask) -> Renew<'a> {
-        Renew { token: &ask.token, fence: Some(self.fence), ttl: ask.ttl }
+    fn renew<'a>(&self, keeper: &'a Keeper) -> Renew<'a> {
+        let Ask { token, ttl, .. } = &keeper.request.ask;
+        Renew { token, fence: Some(self.fence), ttl: *ttl, rest: keeper.rest.get().map(String::as_str) }
     }
 }
 
@@ -137,13 +140,12 @@ impl Keeper {
         let schedule = self.request.schedule;
         let mut store = self.stores.lock();
         let began = Moment::now();
-        let (names, ask) = (&self.request.names, &self.request.ask);
         let failed = if keeping.failures == 0 { FailedBefore::No } else { FailedBefore::Yes };
         let limit = match self.stores.is_long() {
             true => schedule.long_attempt(keeping.last_took),
             false => schedule.attempt(failed),
         };
-        let renew = || store.renew(names, &keeping.renew(ask), began.after(limit));
+        let renew = || store.renew(&self.request.names, &keeping.renew(self), began.after(limit));
         match budget::with(Purpose::Renewal, renew) {
             Ok(answer) => {
                 drop(store);

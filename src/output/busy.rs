@@ -4,7 +4,7 @@
 
 use super::columns::{Width, fitted, width};
 use super::live::Said;
-use super::owner::{because, who};
+use super::owner::{because, left_behind, who};
 use super::time::{about, local, millis, span};
 use crate::clock::Moment;
 use crate::lock::{Key, Mode, Owner};
@@ -262,11 +262,11 @@ fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
         _ => and_others(blocker.others, ", and by"),
     };
     let Holder { owner, since, held, lease, .. } = holder;
-    let (who, what, why) = (who(owner), quoted_command(owner), because(owner));
+    let (who, what, rest, why) = (who(owner), quoted_command(owner), left_behind(owner), because(owner));
     let (since, held, end, lease) = (local(*since, now), span(*held), local(end, now), span(*lease));
     let (to_stop, conflict) = (asked_to_stop(holder), mode_conflict(blocker, asked));
     format!(
-        "{how} {who} since {since} ({held} ago), running {what}{why}, lease good until {end} ({lease} more){to_stop}{others}{conflict}"
+        "{how} {who} since {since} ({held} ago), running {what}{rest}{why}, lease good until {end} ({lease} more){to_stop}{others}{conflict}"
     )
 }
 

@@ -5,7 +5,7 @@ use super::busy::{and_others, asked_to_stop, held_briefly, quoted_command};
 use super::columns::{Width, width};
 use super::escaped;
 use super::live::Said;
-use super::owner::{because, who};
+use super::owner::{because, left_behind, who};
 use super::time::{local, millis, span};
 use crate::clock::Moment;
 use crate::exit::Ended;
@@ -138,10 +138,10 @@ pub fn hold(holder: &Holder) -> String {
         By::Hold => "for",
     };
     let (who, what) = (who(&holder.owner), quoted_command(&holder.owner));
-    let (because, asked) = (because(&holder.owner), asked_to_stop(holder));
+    let (rest, because, asked) = (left_behind(&holder.owner), because(&holder.owner), asked_to_stop(holder));
     let (since, held, lease) = (local(holder.since, now), span(holder.held), span(holder.lease));
     format!(
-        "{slot}held by {who} since {since} ({held} ago), {how} {what}{because}, lease good for {lease} more{asked}"
+        "{slot}held by {who} since {since} ({held} ago), {how} {what}{rest}{because}, lease good for {lease} more{asked}"
     )
 }
 

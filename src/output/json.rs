@@ -204,6 +204,7 @@ pub struct Holds<'a> {
     foreign: bool,
     asked_by: Option<Actor<'a>>,
     superseded: bool,
+    rest: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -314,6 +315,7 @@ impl<'a> Holds<'a> {
             foreign: false,
             asked_by: holder.asked.as_ref().map(Actor::from),
             superseded: holder.superseded,
+            rest: holder.owner.rest.as_deref(),
         }
     }
 }

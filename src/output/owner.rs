@@ -1,4 +1,5 @@
-//! Formats the owner of a hold, for a sentence and for a table cell, and the reason for the hold.
+//! Formats the owner of a hold, for a sentence and for a table cell, the reason for the hold, and
+//! what keeps it after the end of its command.
 
 use super::escaped;
 use crate::lock::Owner;
@@ -16,4 +17,10 @@ pub fn cell(owner: &Owner) -> String {
 /// The reason in parentheses, to follow the command, if there is one.
 pub fn because(owner: &Owner) -> String {
     owner.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default()
+}
+
+/// After the end of the command, what it left behind, in parentheses, to follow it.
+pub fn left_behind(owner: &Owner) -> String {
+    let rest = owner.rest.as_deref();
+    rest.map(|rest| format!(" (has ended; what it started keeps the lock: {rest})")).unwrap_or_default()
 }

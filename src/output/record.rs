@@ -176,6 +176,9 @@ fn held(lines: &mut Lines, view: &View, holder: &Holder) {
     let stale = if holder.is_stale() { ", stale: its dlock is stopped, or cut off" } else { "" };
     lines.add(2, "lease", &format!("{} left{renewed}{stale}", span(holder.lease)));
     lines.add(2, "command", &holder.owner.command);
+    if let Some(rest) = &holder.owner.rest {
+        lines.add(2, "kept by", &format!("{rest}: the command has ended, and had started this"));
+    }
     if let Some(reason) = &holder.owner.reason {
         lines.add(2, "reason", reason);
     }

@@ -7,7 +7,7 @@
 
 use super::columns::{Width, broken, fitted, padded, spaces, width};
 use super::history::how;
-use super::owner::{self, because};
+use super::owner::{self, because, left_behind};
 use super::time::{local, span};
 use super::{Coloured, describe, escaped};
 use crate::lock::Mode;
@@ -258,9 +258,9 @@ fn row(view: &View, holder: Option<&Holder>, width: Width) -> Cells {
         (_, None) => "no end".into(),
     };
     let command = match (holder, paused(view)) {
-        (Some(Holder { owner, .. }), None) => format!("{}{}", owner.command, because(owner)),
-        (Some(Holder { owner, .. }), Some(paused)) => {
-            format!("{}{}; {paused}", owner.command, because(owner))
+        (Some(Holder { owner, .. }), paused) => {
+            let paused = paused.map(|paused| format!("; {paused}")).unwrap_or_default();
+            format!("{}{}{}{paused}", owner.command, left_behind(owner), because(owner))
         }
         (None, Some(paused)) => paused,
         (None, None) if view.overdue() == Some(true) => describe::expected(view).unwrap_or_default(),

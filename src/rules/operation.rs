@@ -49,6 +49,8 @@ pub struct Renew<'a> {
     /// granted it after the caller's own had ended. None if the caller knows its token only.
     pub fence: Option<Fence>,
     pub ttl: Duration,
+    /// What [`Owner::rest`] becomes; None if it stays.
+    pub rest: Option<&'a str>,
 }
 
 /// Conditions of an acquire.

@@ -443,8 +443,11 @@ impl Record {
     }
 
     /// Extends the lease of a hold for its holder.
-    pub(super) fn renew(&mut self, now: Time, token: &Token, ttl: Duration) {
+    pub(super) fn renew(&mut self, now: Time, token: &Token, ttl: Duration, rest: Option<&str>) {
         if let Some(hold) = self.holds.get_mut(token) {
+            if let Some(rest) = rest {
+                hold.owner.rest = Some(rest.into());
+            }
             hold.renewed = hold.pause_on_failure.is_some();
         }
         self.extend(now, token, ttl);

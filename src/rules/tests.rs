@@ -107,7 +107,7 @@ impl Scene {
         self.table.renew(
             self.now,
             &Self::names(locks),
-            &Renew { token: &token(who), fence: None, ttl: self.ttl },
+            &Renew { token: &token(who), fence: None, ttl: self.ttl, rest: None },
         )
     }
 

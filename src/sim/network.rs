@@ -68,7 +68,7 @@ impl Step {
             What::Acquire(ask) => Reply::Acquired(Box::new(table.acquire(now, &self.names, ask))),
             What::Renew(fence, ttl) => {
                 let fence = fence.filter(|_| planted != Planted::RenewsAnyGrant);
-                let renew = Renew { token: &self.token, fence, ttl: *ttl };
+                let renew = Renew { token: &self.token, fence, ttl: *ttl, rest: None };
                 Reply::Renewal(table.renew(now, &self.names, &renew))
             }
             What::Leave(end) => {

@@ -21,7 +21,7 @@ use crate::store::Store as _;
 use guard::Guard;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// How long after a due KILL the guard may show no progress, as in src/supervise.rs.
@@ -162,6 +162,7 @@ impl Main {
             claims: AtomicUsize::new(0),
             has_renewed: AtomicBool::new(false),
             listens: AtomicBool::new(false),
+            rest: OnceLock::new(),
         });
         let (of_thread, net, store) = (Arc::clone(&keeper), Arc::clone(&self.net), self.store(task));
         sim.spawn(self.processes.dlock, move |thread| {

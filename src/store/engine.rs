@@ -286,7 +286,7 @@ impl<C: Coordinator> Engine<C> {
 
     /// Returns what the rules answer to a renewal, by the records as they are now. Writes nothing.
     /// None if the token does not hold all of the locks or has not confirmed the grants, if the first
-    /// renewal must be recorded, or if the answer is that a lock is lost.
+    /// renewal or [`Renew::rest`] must be recorded, or if the answer is that a lock is lost.
     fn renewal_by_records(
         &mut self,
         names: &Names,
@@ -297,7 +297,10 @@ impl<C: Coordinator> Engine<C> {
         let is_known = names.iter().all(|name| {
             let record = transaction.table.records.get(name.as_str());
             let hold = record.and_then(|record| record.holds.get(renew.token));
-            hold.is_some_and(|hold| hold.confirmed && (hold.renewed || hold.pause_on_failure.is_none()))
+            hold.is_some_and(|hold| {
+                let is_shown = renew.rest.is_none() || hold.owner.rest.as_deref() == renew.rest;
+                hold.confirmed && (hold.renewed || hold.pause_on_failure.is_none()) && is_shown
+            })
         });
         let renewal = transaction.table.renew(transaction.now, names, renew);
         Ok(Some(renewal).filter(|renewal| is_known && is_held(*renewal)))

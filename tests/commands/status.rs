@@ -74,6 +74,7 @@ fn a_held_lock_with_waiters(backend: Backend) {
         "foreign",
         "asked_by",
         "superseded",
+        "rest",
     ];
     assert_fields(shown, &fields);
     assert_eq!(shown["pid"], holder.pid());

@@ -72,7 +72,11 @@ fn the_lock_is_kept_for_a_daemon(backend: Backend) {
     let line = message.lines().find(|line| line.contains(KEPT)).expect("it was there");
     assert!(line.contains("status 7") && line.contains(&format!("{daemon} (sh)")), "{line}");
     // Longer than the lease, so the lock must be renewed.
-    world.run("k", &["-w", "6s"], "echo overlap >> log").status(75).any_stderr().run();
+    let busy = world.run("k", &["-w", "6s"], "echo overlap >> log").status(75).any_stderr().run();
+    let kept = format!("what it started keeps the lock: {daemon} (sh)");
+    assert!(busy.stderr.contains(&kept), "{}", busy.stderr);
+    let rest = world.status("k")["holders"][0]["rest"].to_string();
+    assert!(rest.contains(&format!("{daemon} (sh)")), "{rest}");
     let next = world.run("k", &["-w"], "echo next >> log").any_stderr().spawn();
     world.wait_for_waiters("k", 1);
     world.write("go", "");

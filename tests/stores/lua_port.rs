@@ -261,7 +261,7 @@ fn no_lease_is_cut_short(servers: &Servers) {
     for passed in [0, 150, 15_000, 15_001, 15_050, 17_000, 30_000] {
         servers.set_clock(Time(BEGIN.0 + passed * 1000));
         assert_eq!(
-            store.renew(&names, &Renew { token: &token, fence: None, ttl }, by()).unwrap(),
+            store.renew(&names, &Renew { token: &token, fence: None, ttl, rest: None }, by()).unwrap(),
             Renewal::Renewed,
             "{passed}"
         );
@@ -273,11 +273,11 @@ fn no_lease_is_cut_short(servers: &Servers) {
     let brief = Duration::from_millis(150);
     store.reset();
     assert_eq!(
-        store.renew(&names, &Renew { token: &token, fence: None, ttl: brief }, by()).unwrap(),
+        store.renew(&names, &Renew { token: &token, fence: None, ttl: brief, rest: None }, by()).unwrap(),
         Renewal::Renewed
     );
     assert_eq!(
-        store.renew(&names, &Renew { token: &token, fence: None, ttl: brief }, by()).unwrap(),
+        store.renew(&names, &Renew { token: &token, fence: None, ttl: brief, rest: None }, by()).unwrap(),
         Renewal::Renewed
     );
 }

@@ -153,7 +153,7 @@ fn a_request_reaches_the_holder() {
     let other = Fence(grant.fence.0 + 1);
     assert_eq!(store.request(name, other, &Owner::default(), by()), Ok(Requested::Gone));
     assert_eq!(
-        store.renew(&names, &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
+        store.renew(&names, &Renew { token: &ask.token, fence: None, ttl: ask.ttl, rest: None }, by()),
         Ok(Renewal::Renewed)
     );
     masters.at_mut(0).kill();
@@ -165,7 +165,7 @@ fn a_request_reaches_the_holder() {
     );
     assert_eq!(store.prove(&names, &Token::random().unwrap(), None, by()), Ok(None));
     assert_eq!(
-        store.renew(&names, &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
+        store.renew(&names, &Renew { token: &ask.token, fence: None, ttl: ask.ttl, rest: None }, by()),
         Ok(Renewal::Asked)
     );
     let end = End { ran: Ran::Yes, job: Some(Ended::Code(1)), once_per: false, fence: None, pause: None };

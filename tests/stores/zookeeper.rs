@@ -84,7 +84,7 @@ impl Person {
 
     fn renews(&mut self, ttl: Duration) -> Renewal {
         self.store
-            .renew(&names(), &Renew { token: &self.token, fence: None, ttl }, in_time())
+            .renew(&names(), &Renew { token: &self.token, fence: None, ttl, rest: None }, in_time())
             .expect("an answer")
     }
 

@@ -287,34 +287,33 @@ impl<'a> Messages<'a> {
         self.say(Kind::Error, Event::from(What::NotStarted).ends(exit), &text);
     }
 
-    /// CMD has ended. From now on messages are about the rest of the job.
-    pub fn command_ended(&self, status: Ended, rest: impl FnOnce() -> Vec<Process>) {
+    /// CMD has ended. From now on messages are about the rest of the job, which is returned.
+    pub fn command_ended(&self, status: Ended, mut rest: Vec<Process>) -> String {
         const NAMED: usize = 5;
         self.job.set("the rest of the job");
-        if !self.context.printer.says(Kind::Detail) {
-            return;
-        }
         let how = match status {
             Ended::Code(code) => format!("has ended with status {code}"),
             Ended::Signal(signal) => format!("died of signal {signal}"),
         };
-        let (mut rest, lock) = (rest(), self.lock());
         let more = rest.len().saturating_sub(NAMED);
         rest.truncate(NAMED);
-        let rest = named(&rest, more);
+        let (lock, rest) = (self.lock(), named(&rest, more));
         let text =
             format!("the command {how}; {lock} is kept until the rest of the job has ended (--tree): {rest}");
         self.say(Kind::Detail, What::Ended, &text);
+        rest
     }
 
-    /// The process of a hold has ended. From now on messages are about what it left behind.
-    pub fn process_ended(&self, rest: &[Process], more: usize) {
+    /// The process of a hold has ended. From now on messages are about what it left behind, which is
+    /// returned.
+    pub fn process_ended(&self, rest: &[Process], more: usize) -> String {
         self.job.set("what the process has started");
         let (lock, rest) = (self.lock(), named(rest, more));
         let text = format!(
             "the process it is held for has ended; {lock} is kept until what it has started has ended (--tree): {rest}; 'dlock release' stops it"
         );
         self.say(Kind::Note, What::Ended, &text);
+        rest
     }
 
     /// A process of the job cannot be stopped: dlock has no right to signal it.

@@ -151,9 +151,8 @@ impl Keeper {
         let (keeper, interrupt, say, timeout_error) =
             (Arc::clone(self), Arc::clone(&cancel), race.say.clone(), race.timeout_error.clone());
         thread::Builder::new().name("dlock-renewal".into()).spawn(move || {
-            let (names, ask) = (&keeper.request.names, &keeper.request.ask);
             let mut store = keeper.stores.lock_at(index);
-            let renew = || store.renew(names, &keeping.renew(ask), deadline);
+            let renew = || store.renew(&keeper.request.names, &keeping.renew(&keeper), deadline);
             let answer = budget::with(Purpose::Renewal, || interrupt::unless(interrupt.as_fd(), renew));
             let answer = answer.unwrap_or(Err(timeout_error));
             if answer.is_err() {

@@ -27,7 +27,7 @@ fn no_renewal_extends_what_a_late_request_was_granted() {
         let mut scene = Scene::new();
         let fence = |scene: &mut Scene| scene.record("a").holds.get(&token(1)).map(|hold| Fence(hold.fence));
         let renew = |scene: &mut Scene, fence| {
-            let renew = Renew { token: &token(1), fence, ttl: TTL };
+            let renew = Renew { token: &token(1), fence, ttl: TTL, rest: None };
             scene.table.renew(scene.now, &Scene::names("ab"), &renew)
         };
         assert!(scene.queue(1, "ab", mode));

@@ -244,7 +244,7 @@ impl World {
                 let asker = self.askers[who].clone();
                 if !self.observer.is_waiting(&asker) {
                     let ttl = Duration::from_millis(ttl);
-                    let renew = &Renew { token: &asker.token, fence: None, ttl };
+                    let renew = &Renew { token: &asker.token, fence: None, ttl, rest: None };
                     let (answer, again) =
                         self.run(&asker.names, |table| table.renew(now, &asker.names, renew))?;
                     prop_assert_eq!(answer, again);

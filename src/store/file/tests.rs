@@ -294,7 +294,11 @@ impl Process {
     }
 
     fn renew(&mut self) -> Result<Renewal> {
-        Ok(self.store.renew(&self.names, &Renew { token: &self.token, fence: None, ttl: TTL }, by())?)
+        Ok(self.store.renew(
+            &self.names,
+            &Renew { token: &self.token, fence: None, ttl: TTL, rest: None },
+            by(),
+        )?)
     }
 
     fn leave(&mut self) -> Result<Left> {

@@ -49,12 +49,14 @@ pub struct Renew<'a> {
     ttl: Duration,
     #[serde(skip_serializing_if = "Option::is_none")]
     fence: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rest: Option<&'a str>,
 }
 
 impl<'a> Renew<'a> {
     pub fn new(renew: &rules::Renew<'a>) -> Self {
         let fence = renew.fence.map(|fence| fence.to_string());
-        Self { token: renew.token, ttl: renew.ttl, fence }
+        Self { token: renew.token, ttl: renew.ttl, fence, rest: renew.rest }
     }
 }
 
@@ -141,7 +143,7 @@ mod tests {
         let leave = json(&Leave::new(token, &end))?;
         assert_eq!(leave, format!(r#"{{"token":"{}","once_per":false}}"#, token.secret()));
         assert_eq!(json(&Pause { pause: None })?, "{}");
-        let renew = json(&Renew { token, ttl: Duration::from_micros(1_500_700), fence: None })?;
+        let renew = json(&Renew { token, ttl: Duration::from_micros(1_500_700), fence: None, rest: None })?;
         assert_eq!(renew, format!(r#"{{"token":"{}","ttl":1500}}"#, token.secret()));
         Ok(())
     }

@@ -7,10 +7,11 @@ use crate::support::proc;
 use crate::support::wait::wait_until;
 use crate::support::world::World;
 use rustix::process::Signal;
+use serde_json::Value;
 
 /// A hold for this process that has begun: it has looked for what is below the process.
 fn begun(world: &World, options: &[&str], status: i32, target: &Target) -> Running {
-    let dlock = hold(world, "k", options, target).args(["-t", LONG, "--json"]).status(status);
+    let dlock = hold(world, "k", options, target).args(["--json"]).status(status);
     let holder = dlock.any_stdout().any_stderr().spawn();
     wait_until("it is held", || holder.printed().contains("granted"));
     holder
@@ -34,8 +35,16 @@ fn a_child_of_a_killed_script_keeps_the_lock() {
     let world = World::without_redis();
     let mut target = Target::sh(&world, "sleep 1000 & echo $! > child.pid; wait");
     let child = world.wait_for_pid("child.pid");
-    let holder = begun(&world, &["--tree"], 0, &target);
+    let holder = begun(&world, &["--tree", "-t", "4s"], 0, &target);
+    let rest = || world.status("k")["holders"][0]["rest"].clone();
+    assert_eq!(rest(), Value::Null);
     target.0.kill().expect("it lives");
+    let kept = format!("{child} (sleep)");
+    wait_until("status names the child", || rest() == kept.as_str());
+    let shown = world.dlock(["status", "k"]).any_stdout().run().stdout;
+    assert!(shown.contains(&format!("kept by  {kept}: the command has ended")), "{shown}");
+    let shown = world.dlock(["status"]).any_stdout().run().stdout;
+    assert!(shown.contains(&format!("(has ended; what it started keeps the lock: {kept})")), "{shown}");
     waits_for(&world, holder, child);
 }
 
@@ -45,7 +54,7 @@ fn what_is_left_of_a_session_keeps_the_lock() {
     let world = World::without_redis();
     let script = "until [ -e go ]; do sleep 0.05; done; sleep 1000 & echo $! > child.pid; kill -9 $$";
     let target = Target(world.command("setsid").args(["sh", "-c", script]).spawn().expect("a process"));
-    let holder = begun(&world, &["--tree"], 0, &target);
+    let holder = begun(&world, &["--tree", "-t", LONG], 0, &target);
     world.write("go", "");
     waits_for(&world, holder, world.wait_for_pid("child.pid"));
 }
@@ -58,7 +67,7 @@ fn a_daemon_is_not_waited_for() {
         echo $! > parent.pid; until [ -e end ]; do sleep 0.05; done";
     let target = Target::sh(&world, script);
     let (daemon, parent) = (world.wait_for_pid("daemon.pid"), world.wait_for_pid("parent.pid"));
-    let holder = begun(&world, &["--tree"], 0, &target);
+    let holder = begun(&world, &["--tree", "-t", LONG], 0, &target);
     world.write("leave", "");
     wait_until("its parent has ended", || !proc::acts(parent));
     world.write("end", "");
@@ -72,7 +81,7 @@ fn an_operator_stops_what_is_waited_for() {
     let world = World::without_redis();
     let mut target = Target::sh(&world, "sleep 1000 & echo $! > child.pid; wait");
     let child = world.wait_for_pid("child.pid");
-    let holder = begun(&world, &["--tree"], 79, &target);
+    let holder = begun(&world, &["--tree", "-t", LONG], 79, &target);
     target.0.kill().expect("it lives");
     wait_until("it waits", || holder.messages().contains("(--tree)"));
     world.dlock(["release", "k", "-y"]).any_stderr().run();
@@ -127,7 +136,7 @@ fn a_signal_does_not_end_a_hold_in_the_background() {
 fn a_stopped_watcher_keeps_no_lock() {
     let world = World::without_redis();
     let target = Target::sh(&world, "exec sleep 1000");
-    let holder = begun(&world, &[], 0, &target);
+    let holder = begun(&world, &["-t", LONG], 0, &target);
     let watcher = proc::children(holder.guard()).into_iter().find(|pid| proc::name(*pid) == "dlock-watch");
     proc::signal(watcher.expect("a watcher"), Signal::STOP);
     drop(target);

@@ -206,7 +206,7 @@ impl Person {
     }
 
     pub fn renews_under(&mut self, fence: Option<Fence>) -> Renewal {
-        let renew = Renew { token: &self.token, fence, ttl: TTL };
+        let renew = Renew { token: &self.token, fence, ttl: TTL, rest: None };
         self.store.renew(&self.names, &renew, deadline()).expect("an answer")
     }
 

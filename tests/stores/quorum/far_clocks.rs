@@ -120,7 +120,7 @@ fn a_hold_has_one_fence() {
         Some(grant.fence)
     );
     assert_eq!(
-        other.renew(&names, &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
+        other.renew(&names, &Renew { token: &ask.token, fence: None, ttl: ask.ttl, rest: None }, by()),
         Ok(Renewal::Renewed)
     );
     wait_until("all masters know the fence", || {
@@ -134,7 +134,7 @@ fn a_hold_has_one_fence() {
     for at in [1, 2] {
         masters.at(at).ask::<i64>(&["HSET", record, ask.token.secret(), &fields.to_string()]);
     }
-    let renew = Renew { token: &ask.token, fence: Some(grant.fence), ttl: ask.ttl };
+    let renew = Renew { token: &ask.token, fence: Some(grant.fence), ttl: ask.ttl, rest: None };
     assert_eq!(store.renew(&names, &renew, by()), Ok(Renewal::Renewed));
     wait_until("all masters know the fence again", || {
         let hold: String = masters.at(1).ask(&["HGET", record, ask.token.secret()]);

@@ -74,14 +74,14 @@ fn nothing_is_won_back_after_the_deadline() {
     lose();
     // Before the deadline the one remaining master proves the hold.
     assert_eq!(
-        store.renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
+        store.renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl, rest: None }, by()),
         Ok(Renewal::Renewed)
     );
     assert_eq!(masters.at(0).get("dlock:k").as_deref(), Some(ask.token.secret()));
     lose();
     sleep_until(Moment::now().after(ask.ttl));
     assert_eq!(
-        store.renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()),
+        store.renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl, rest: None }, by()),
         Ok(Renewal::NotHeld)
     );
     assert_eq!(masters.at(0).get("dlock:k"), None);

@@ -139,7 +139,7 @@ fn stay(store: &mut QuorumStore, visit: &Visit, max_lease: Duration) -> Option<S
     let end = from.after(visit.stay);
     while !end.passed() && !until.passed() {
         let sent = Moment::now();
-        match store.renew(&names, &Renew { token: &ask.token, fence: None, ttl }, by(100)) {
+        match store.renew(&names, &Renew { token: &ask.token, fence: None, ttl, rest: None }, by(100)) {
             Ok(Renewal::Renewed) if !until.passed() => until = deadline(sent),
             // Late, or lost: the hold counts until the previous deadline.
             Ok(_) => break,

@@ -32,7 +32,13 @@ fn silent_masters_do_not_lengthen_an_operation() {
             let ask = ask(Duration::from_secs(30));
             let errors = [
                 store.acquire(&names(), &ask, by()).err(),
-                store.renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by()).err(),
+                store
+                    .renew(
+                        &names(),
+                        &Renew { token: &ask.token, fence: None, ttl: ask.ttl, rest: None },
+                        by(),
+                    )
+                    .err(),
                 store.leave(&names(), &ask.token, &NOT_RUN, by()).err(),
                 store.prove(&names(), &ask.token, None, by()).err(),
                 store.inspect(names().first(), by()).err(),
@@ -91,8 +97,11 @@ fn a_slow_master_that_decides_is_waited_for() {
     masters.at(2).ask::<()>(&["DEL", "dlock:k"]);
     slow.delay_replies(Duration::from_secs(1));
     let ports = [masters.at(0).port(), slow.port(), masters.at(2).port()];
-    let renewed =
-        store(&ports, LONG).renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by());
+    let renewed = store(&ports, LONG).renew(
+        &names(),
+        &Renew { token: &ask.token, fence: None, ttl: ask.ttl, rest: None },
+        by(),
+    );
     assert!(matches!(renewed, Ok(Renewal::Renewed)), "{renewed:?}");
 }
 
@@ -111,7 +120,8 @@ fn a_slow_master_that_vouches_is_waited_for() {
     masters.at(2).ask::<()>(&["DEL", "dlock:k"]);
     masters.at(0).ask::<()>(&["FLUSHALL"]);
     slow.delay_replies(Duration::from_secs(1));
-    let renewed = store.renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl }, by());
+    let renewed =
+        store.renew(&names(), &Renew { token: &ask.token, fence: None, ttl: ask.ttl, rest: None }, by());
     assert!(matches!(renewed, Ok(Renewal::Renewed)), "{renewed:?}");
     assert_eq!(masters.at(0).get("dlock:k"), Some(ask.token.secret().to_owned()), "it was won back");
 }

@@ -38,7 +38,7 @@ impl Session<'_> {
                     self.handle_lease(lease, report).map_err(|error| self.messages.cannot_watch(&error))?;
                 }
                 News::Job(event) => {
-                    if let Some(over) = self.handle_job(event) {
+                    if let Some(over) = self.handle_job(lease, event) {
                         return Ok(over);
                     }
                 }
@@ -127,7 +127,7 @@ impl Session<'_> {
     }
 
     /// Handles an event of the guard. Returns how the job ended, once it has.
-    fn handle_job(&mut self, event: Event) -> Option<Over> {
+    fn handle_job(&mut self, lease: Option<&Lease>, event: Event) -> Option<Over> {
         match event {
             Event::NotStarted(why) => return Some(self.not_started(why)),
             Event::Ended { status, reason } => return Some(self.over(status, reason)),
@@ -140,15 +140,22 @@ impl Session<'_> {
             }
             Event::Refused(process) => self.messages.refused(&process),
             Event::CommandEnded { .. } if self.is_hold() => self.runs = Runs::Rest,
-            Event::Left { rest, more } => self.messages.process_ended(&rest, more),
+            Event::Left { rest, more } => self.show_rest(lease, self.messages.process_ended(&rest, more)),
             Event::CommandEnded { status } => {
                 self.runs = Runs::Rest;
-                self.messages.command_ended(status, || self.guard.processes());
+                self.show_rest(lease, self.messages.command_ended(status, self.guard.processes()));
             }
             // After `Died`, `Stopping` and `Ended` follow.
             Event::Suspended { .. } | Event::Continued | Event::Died => {}
         }
         None
+    }
+
+    /// Has the store show what keeps the lock after the end of the command, or of a hold's process.
+    fn show_rest(&self, lease: Option<&Lease>, rest: String) {
+        if let Some(lease) = lease {
+            lease.set_rest(rest);
+        }
     }
 
     /// CMD could not be executed, or was too late to start.

@@ -119,7 +119,7 @@ impl Rules {
         match table.renew(
             Time(now),
             names,
-            &Renew { token: &token(who), fence, ttl: Duration::from_micros(TTL) },
+            &Renew { token: &token(who), fence, ttl: Duration::from_micros(TTL), rest: None },
         ) {
             Renewal::NotHeld if self == Self::RenewsAnybody => Renewal::Renewed,
             answer => answer,

@@ -187,7 +187,7 @@ impl State {
                 Run::Waits => self.ask(rules, who)?,
                 Run::Runs => {
                     let ttl = Duration::from_secs(LEASE);
-                    let renew = Renew { token: &token(who as u32), fence: None, ttl };
+                    let renew = Renew { token: &token(who as u32), fence: None, ttl, rest: None };
                     self.table.renew(self.now(), &name("k").into(), &renew);
                     self.renewed[who] = true;
                 }

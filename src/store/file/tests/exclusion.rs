@@ -21,7 +21,7 @@ fn a_reader_without_the_mutex_never_sees_half_a_record() -> Result<()> {
                 ensure!(
                     holder.store.renew(
                         &holder.names,
-                        &Renew { token: &holder.token, fence: None, ttl: TTL },
+                        &Renew { token: &holder.token, fence: None, ttl: TTL, rest: None },
                         by()
                     )? == Renewal::Renewed
                 );

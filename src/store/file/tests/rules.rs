@@ -165,13 +165,13 @@ impl<'a> Sides<'a> {
                 let process = &mut self.people[who];
                 let answer = process.store.renew(
                     &process.names,
-                    &Renew { token: &process.token, fence: None, ttl: ms(ttl) },
+                    &Renew { token: &process.token, fence: None, ttl: ms(ttl), rest: None },
                     by(),
                 )?;
                 let rules = self.rules.renew(
                     now,
                     &process.names,
-                    &Renew { token: &process.token, fence: None, ttl: ms(ttl) },
+                    &Renew { token: &process.token, fence: None, ttl: ms(ttl), rest: None },
                 );
                 ensure!(answer == rules, "{answer:?}, {rules:?}");
                 // A holder publishes the new end of its lease before it learns that the renewal is

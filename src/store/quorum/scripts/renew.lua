@@ -1,6 +1,6 @@
 -- renew.lua: extends the lease of the token that the lock key names, under this fence, and of no
 -- other.
--- Argument: token, ttl (ms), fence (none: the recorded one).
+-- Argument: token, ttl (ms), fence (none: the recorded one), rest (as in a server's renew.lua).
 -- Replies: renewed {fence (none: not told yet), held, waited, cooling (left, ms), owner, asked (whether it is
 --        asked to end), superseded, not_replaceable} · missing: this master is free, and was granted to
 --        nobody after that fence, so it may be won back · not-held · revoked, and those of
@@ -19,6 +19,7 @@ if hold and is_granted(lock, hold, fence) then
   if fence then hold.fence, hold.confirmed = fence, true end
   if hold.confirmed then remember_fence(lock, hold.fence) end
   hold['until'] = ms + arg.ttl
+  hold.owner.rest = arg.rest or hold.owner.rest
   save(lock, token, hold)
   return answer('renewed', { fence = agreed(hold), held = shown(hold).held, waited = hold.waited, cooling = left(hold.cool),
     owner = hold.owner, asked = hold.asked ~= nil, superseded = hold.superseded, not_replaceable = hold.not_replaceable })

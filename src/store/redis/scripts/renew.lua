@@ -1,6 +1,7 @@
 -- renew.lua: extends the lease of a token that holds all of these locks under this fence, and of no
 -- other (rules: LockTable::renew).
--- Argument: token, ttl (ms), fence (none: of any grant), prefix of the locks' names.
+-- Argument: token, ttl (ms), fence (none: of any grant), rest (what keeps the lock now; none: as before), prefix of
+--        the locks' names.
 -- Replies: renewed · asked (renewed, and an operator asks it to end) · superseded (renewed, and a
 --        newer run with --replace asks that) · revoked · not-held.
 -- Why atomic: compare and extend; and a lock that has run out is granted to the next waiter at
@@ -21,6 +22,7 @@ if is_held then
       redis.call('DEL', waiter_key(lock, token))
     end
     hold['until'], hold.renewed = ms + arg.ttl, hold.pause_on_failure ~= nil or nil
+    hold.owner.rest = arg.rest or hold.owner.rest
     save(lock, token, hold)
     if not hold.asked then
       if outcome == 'not-held' then outcome = 'renewed' end

@@ -169,7 +169,7 @@ impl World<'_> {
                         Deed::Renew => {
                             process.store.renew(
                                 &process.names,
-                                &Renew { token: &token, fence: None, ttl: TTL },
+                                &Renew { token: &token, fence: None, ttl: TTL, rest: None },
                                 by(),
                             )?;
                         }
