@@ -54,6 +54,23 @@ fn a_run_that_need_not_wait_makes_two_requests() {
     assert_eq!(requests("k", &[]), 3, "a server that knows no script costs one more");
 }
 
+/// A script may call it before each of its steps.
+#[test]
+fn a_check_makes_one_request() {
+    let world = World::new(Backend::Redis);
+    let proxy = Proxy::before(world.redis().port());
+    let script = r#"lock=$("$D" acquire -k k -t 1h --export) || exit; eval "$lock"; "$D" check && printf %s "$DLOCK_HELD" > held"#;
+    let mut command = world.command("sh");
+    command.args(["-c", script]).env("D", BINARY).env("DLOCK_STORE", proxy.url());
+    assert!(command.status().expect("sh").success());
+    for words in [&["check"][..], &["check", "k"]] {
+        proxy.plan(usize::MAX, Fault::Swallowed);
+        let check = world.dlock(words).env("DLOCK_STORE", proxy.url());
+        check.env("DLOCK_HELD", world.read("held")).run();
+        assert_eq!(proxy.seen(), 1, "{words:?}");
+    }
+}
+
 #[test]
 fn a_run_sends_little_to_the_server() {
     let world = World::new(Backend::Redis);
