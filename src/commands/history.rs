@@ -65,6 +65,9 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
         }
     };
     output::print(&if flags.json { text } else { safe_lines(&text) })?;
+    if flags.json || !all.is_empty() {
+        wanted.say_unmatched(context, &views);
+    }
     // The JSON has no entry for a lock without a run.
     if unused.is_none() {
         wanted.say_unknown(context, &mut *store, &views, |_| true);

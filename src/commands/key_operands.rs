@@ -79,6 +79,14 @@ impl KeyOperands {
         Some(format!("{place} has no key that matches {pattern}"))
     }
 
+    /// Says that a pattern matches none of these locks, if the output does not show that.
+    pub fn say_unmatched(&self, context: &Context, views: &[View]) {
+        let names: Vec<Name> = views.iter().map(|view| view.name.clone()).collect();
+        if let Some(none) = self.unmatched(&names, &context.settings.store) {
+            context.printer.say(Kind::Note, What::Matched, &none);
+        }
+    }
+
     /// The lock, if one was named that was never used: what is printed about it says so.
     pub fn unused<'v>(&self, views: &'v [View]) -> Option<&'v View> {
         self.single().and(views.first()).filter(|view| !view.is_used())

@@ -4,9 +4,8 @@ use super::context::Context;
 use super::key_operands::{KeyOperands, Overview};
 use crate::cli::{self, key::each_once};
 use crate::exit::Exit;
-use crate::lock::Name;
+use crate::output;
 use crate::output::metrics::Exposition;
-use crate::output::{self, Kind, What};
 use crate::store::{View, Which};
 
 pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Result<Exit> {
@@ -16,10 +15,7 @@ pub fn metrics(context: &Context, flags: &cli::metrics::Metrics) -> anyhow::Resu
     // The totals include the ends, so the log is not needed.
     let looked = wanted.look(context, &mut *store, Which::Known, 0, "counted");
     let Overview { views, exit, .. } = looked.map_err(|error| context.with_origin(error))?;
-    let names: Vec<Name> = views.iter().map(|view| view.name.clone()).collect();
-    if let Some(none) = wanted.unmatched(&names, &context.settings.store) {
-        context.printer.say(Kind::Note, What::Matched, &none);
-    }
+    wanted.say_unmatched(context, &views);
     let mut page = Exposition::default();
     // A record that only a watcher has left is no lock.
     let counts = |view: &View| view.is_used() || wanted.named.contains(&view.name);

@@ -54,6 +54,9 @@ pub fn status(context: &Context, flags: &cli::Status) -> anyhow::Result<Exit> {
         (_, views) => table::status(views, width, colours),
     };
     output::print(&if flags.json { text } else { safe_lines(&text) })?;
+    if !flags.overdue && (flags.json || !views.is_empty()) {
+        wanted.say_unmatched(context, &views);
+    }
     if !flags.json && unused.is_none() {
         // The table shows which were never used.
         wanted.say_unknown(context, &mut *store, &views, |near| !near.is_empty());

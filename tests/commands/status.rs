@@ -213,7 +213,7 @@ fn a_pattern_selects_the_keys_that_match(backend: Backend) {
     world.wait_for_lines("up", 3);
     world.run("deploy-idle", &[], "true").run();
     let shown = |words: &[&str]| {
-        let output = world.dlock(words).args(["--json"]).any_stdout().run().stdout;
+        let output = world.dlock(words).args(["--json", "-q"]).any_stdout().run().stdout;
         let json: Value = serde_json::from_str(&output).expect("JSON");
         let keys = json.as_array().expect("an array").iter().map(|one| one["key"].to_string());
         keys.collect::<Vec<_>>().join(" ").replace('"', "")

@@ -33,6 +33,14 @@ fn a_mistyped_key_is_named_with_the_nearest(backend: Backend) {
     let like = format!("dlock: nightly-reprt in .*: {near}");
     world.dlock(["history", key, "--json"]).stdout("[]\n").stderr_like(&like).run();
     world.dlock(["history", "-q", key, "--json"]).stdout("[]\n").run();
+    let none = "dlock: .* has no key that matches z\\*\n";
+    for command in ["status", "history", "metrics"] {
+        world.dlock([command, "z*", "nightly-*"]).any_stdout().stderr_like(none).run();
+    }
+    for command in ["status", "history"] {
+        world.dlock([command, "z*", "--json"]).stdout("[]\n").stderr_like(none).run();
+        world.dlock([command, "z*"]).stdout_like(".* no key that matches z\\*.*\n|no key that .*\n").run();
+    }
     let known = |key: &str| world.status(key)["known"].as_bool();
     assert_eq!((known(key), known("nightly-report")), (Some(false), Some(true)));
     let like = format!("dlock: nightly-reprt in .* is {near}dlock: .* \\(no success is known\\), .*\n");
