@@ -64,13 +64,16 @@ pub fn pause(view: &View) -> Option<String> {
 /// What is expected of a lock, and whether it is overdue, as a clause that reads after its name; None
 /// if nothing is.
 pub fn expected(view: &View) -> Option<String> {
-    let (expected, ms) = (view.expected?, Duration::from_millis);
+    let (expected, ms, is_overdue) = (view.expected?, Duration::from_millis, view.overdue() == Some(true));
     let ago = |at: u64| span(ms(view.now.saturating_sub(at)));
     let last = match view.stat.last_success {
+        Some(ended) if ended > view.now && is_overdue => {
+            format!("the last one was recorded by a clock that was {} ahead", span(ms(ended - view.now)))
+        }
         Some(ended) => format!("the last one ended {} ago", ago(ended)),
         None => format!("none on record, expected since {} ago", ago(expected.since)),
     };
-    let overdue = if view.overdue() == Some(true) { "overdue: " } else { "" };
+    let overdue = if is_overdue { "overdue: " } else { "" };
     Some(format!("{overdue}a success each {}, {last}", span(expected.every)))
 }
 

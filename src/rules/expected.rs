@@ -22,11 +22,12 @@ pub struct Expected {
 
 impl Expected {
     /// Whether a run should have succeeded by now. It may be late by a quarter of the time, and by
-    /// [`LATE_LEAST`]. Without a success, the time counts from when a run first named one.
+    /// [`LATE_LEAST`]. Without a success, the time counts from when a run first named one. A time that is
+    /// as far ahead is of a clock that was wrong, and counts as little as one that is long ago.
     pub fn is_overdue(&self, now: u64, last_success: Option<u64>) -> bool {
         let late = LATE_LEAST.max(self.every / 4);
-        let ago = now.saturating_sub(last_success.unwrap_or(self.since));
-        ago > millis(self.every.saturating_add(late))
+        let away = now.abs_diff(last_success.unwrap_or(self.since));
+        away > millis(self.every.saturating_add(late))
     }
 }
 

@@ -97,6 +97,10 @@ fn a_job_that_should_have_run_is_shown_for_400_days() {
         page.contains("\ndlock_overdue{key=\"nightly\"} 1\n") && !page.contains("overdue{key=\"usual"),
         "{page}"
     );
+    let ahead = (world.redis().ask::<Vec<u64>>(&["TIME"])[0] + 1000 * 86_400) * 1000;
+    world.redis().ask::<i64>(&["HSET", &key("stat"), "last-job.succeeded", &ahead.to_string()]);
+    let line = "nightly is overdue: a success each 1d, the last one was recorded by a clock that was \\d+d.* ahead; last run .*\n";
+    world.dlock(["status", "--overdue", "nightly"]).stdout_like(line).status(75).run();
     world.run("nightly", &["--once-per", "day"], "true").run();
     world.dlock(["status", "--overdue", "nightly"]).run();
     let page = world.dlock(["metrics"]).any_stdout().run().stdout;
