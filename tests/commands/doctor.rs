@@ -118,6 +118,32 @@ fn the_first_line_says_which_locks_are_meant(backend: Backend) {
     assert!(!first(&other, &[]).contains(identity));
 }
 
+/// It found no identity, or another one was faster, and its lease ran out before it gave the lock
+/// back.
+#[test]
+fn a_doctor_that_died_leaves_no_identity() {
+    let world = World::new(Backend::Redis);
+    let first = || {
+        let text = world.dlock(["doctor"]).any_stdout().run().stdout;
+        text.lines().next().expect("a line").to_owned()
+    };
+    let dies = |label: &str| {
+        let label = ["-t", "500ms", "--label", label];
+        world.dlock(["acquire", "-k", "dlock.identity"]).args(&label).any_stdout().run();
+        world.wait_for_state("dlock.identity", "free");
+        // The next step records that.
+        world.dlock(["pause", "dlock.identity", "--reason", "a test"]).any_stderr().run();
+        world.dlock(["resume", "dlock.identity"]).any_stderr().run();
+        let history = world.dlock(["history", "--json", "dlock.identity"]).any_stdout().run().stdout;
+        assert!(history.contains("\"expired\""), "{history}");
+    };
+    dies("11111111");
+    let line = first();
+    assert!(line.contains("; prefix dlock:, identity ") && !line.contains("11111111"), "{line}");
+    dies("22222222");
+    assert_eq!(first(), line);
+}
+
 #[test]
 fn a_quorum_has_the_identities_of_its_masters() {
     let masters = Masters::aged(3);

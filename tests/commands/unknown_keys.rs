@@ -55,6 +55,10 @@ fn a_mistyped_key_is_named_with_the_nearest(backend: Backend) {
 fn a_suggestion_costs_ten_scans_at_most_and_a_release_none() {
     let world = World::with_redis(&[]);
     let redis = world.redis();
+    world.dlock(["doctor"]).any_stdout().run();
+    let like = "dlock: dlock.identiti in .* is free; nothing to release; not known here\n";
+    world.dlock(["release", "dlock.identiti"]).stderr_like(like).run();
+    assert_eq!(redis.ask::<String>(&["CONFIG", "RESETSTAT"]), "OK");
     let fill = "for i = 1, 30000 do redis.call('SET', 'other:' .. i, 1) end";
     redis.ask::<()>(&["EVAL", fill, "0"]);
     let scans = || {

@@ -6,7 +6,7 @@
 use crate::commands::context::{Context, IDENTITY_KEY};
 use crate::commands::owner::owner;
 use crate::lock::{Key, Mode, Names, Token};
-use crate::rules::{Acquired, Ask, End, Patience, Ran, Terms, millis};
+use crate::rules::{Acquired, Ask, End, LoggedEnd, Outcome, Patience, Ran, Terms, millis};
 use crate::store::probe::{Survey, Tried};
 use crate::store::{Error, Store, View};
 use std::time::Duration;
@@ -65,21 +65,26 @@ fn of_server(
     is_own: bool,
 ) -> Result<Option<String>, Error> {
     let random = Token::random().map_err(|error| Error::Unavailable(error.to_string()))?;
-    let known = |view: &View| view.log.first().map(|end| end.owner.command.clone());
     let view = store.inspect(names.first(), context.deadline())?;
-    let found = known(&view);
-    let is_recent =
-        view.log.first().is_some_and(|end| view.now < end.ended.saturating_add(millis(AGAIN_AFTER)));
+    let label = |view: &View| known(view).map(|end| end.owner.command.clone());
+    let found = label(&view);
+    let is_recent = known(&view).is_some_and(|end| view.now < end.ended.saturating_add(millis(AGAIN_AFTER)));
     if is_recent || !is_own {
         return Ok(found);
     }
-    let label = found.clone().unwrap_or_else(|| random.secret().chars().take(DIGITS).collect());
+    let kept = found.clone().unwrap_or_else(|| random.secret().chars().take(DIGITS).collect());
     // A read-only user sees what is there.
-    let written = write(context, store, names, &random, label, found.is_none());
+    let written = write(context, store, names, &random, kept, found.is_none());
     match found {
         Some(found) => Ok(Some(found)),
-        None => written.and_then(|()| Ok(known(&store.inspect(names.first(), context.deadline())?))),
+        None => written.and_then(|()| Ok(label(&store.inspect(names.first(), context.deadline())?))),
     }
+}
+
+/// The last end that has the identity: one of a doctor that gave the lock back. The label of one that
+/// died is another text, if it was the first or not as fast as the first.
+fn known(view: &View) -> Option<&LoggedEnd> {
+    view.log.iter().find(|end| end.outcome == Outcome::Released)
 }
 
 /// Leaves the end of a hold with this label. If `is_first`, another doctor may have been faster.
@@ -104,7 +109,7 @@ fn write(
         has_waited: false,
     };
     let Acquired::Granted(grant) = store.acquire(names, &ask, context.deadline())? else { return Ok(()) };
-    let is_needed = !is_first || store.inspect(names.first(), context.deadline())?.log.is_empty();
+    let is_needed = !is_first || known(&store.inspect(names.first(), context.deadline())?).is_none();
     let ran = if is_needed { Ran::Yes } else { Ran::No };
     let end = End { ran, job: None, once_per: false, fence: Some(grant.fence), pause: None };
     store.leave(names, token, &end, context.deadline()).map(drop)
