@@ -287,8 +287,7 @@ impl Lease {
     }
 
     /// Records a refusal at one of the locks. `at`: index in the request's names. Returns whether this
-    /// run is to announce it. If the store does not answer, each run does; if others changed the
-    /// record at each attempt, one of those does.
+    /// run is to announce it. If the store does not answer, each run does.
     pub fn note(&self, at: usize, refusal: &Refusal) -> bool {
         let request = &self.keeper.request;
         let within = if refusal.notice.is_some() { Duration::MAX } else { EXPLAINED_WITHIN };
@@ -299,7 +298,6 @@ impl Lease {
         let claimed = request.names.as_slice().get(at).zip(self.keeper.claim(deadline).ok());
         match claimed.map(|(name, mut store)| store.refuse(name, refusal, deadline)) {
             Some(Ok(announces)) => announces,
-            Some(Err(Error::Contended(_))) => false,
             Some(Err(_)) | None => refusal.notice.as_ref().is_some_and(|notice| notice.kind.is_announced()),
         }
     }

@@ -3,15 +3,15 @@
 //! them, so it has no sessions and no secrets.
 
 use dlock::clock::Moment;
-use dlock::lock::{Name, Names, Token};
-use dlock::rules::{LOG_KEPT, Time};
+use dlock::lock::{Fence, Key, Name, Names, Owner, Token};
+use dlock::rules::{LOG_KEPT, Missed, Notice, Refusal, Subject, Time};
 use dlock::store::engine::Engine;
 use dlock::store::engine::coordinator::{
     Batch, Coordinator, Leases, Purpose, Reading, Snapshot, Watching, Written,
 };
 use dlock::store::engine::stored_lock::{EndPart, StoredLock};
 use dlock::store::net::interrupt;
-use dlock::store::{Error, Listener, Subscription};
+use dlock::store::{Error, Listener, Store as _, Subscription};
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -36,6 +36,8 @@ struct Shelf {
     /// Number of writes so far. A version is the number of its write, so none comes twice.
     writes: u64,
     bells: BTreeMap<Token, Weak<OwnedFd>>,
+    /// Whether another client is faster at each write.
+    is_contended: bool,
     /// When the machine booted, since 1970. The time counts from it, so a step of the wall clock ends no lease.
     booted: Duration,
 }
@@ -53,7 +55,8 @@ impl Memory {
     pub fn new() -> Self {
         let today = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970");
         let booted = today.saturating_sub(Moment::now().since_boot());
-        let shelf = Shelf { locks: BTreeMap::new(), writes: 0, bells: BTreeMap::new(), booted };
+        let shelf =
+            Shelf { locks: BTreeMap::new(), writes: 0, bells: BTreeMap::new(), is_contended: false, booted };
         Self { shelf: Arc::new(Mutex::new(shelf)), bells: BTreeMap::new() }
     }
 
@@ -170,7 +173,9 @@ impl Coordinator for Memory {
 
     fn commit(&mut self, (): (), batch: Batch<'_>) -> Result<Written, Error> {
         let mut shelf = self.shelf();
-        if batch.changes.iter().any(|change| shelf.version(&change.after.name) != change.after.version) {
+        if shelf.is_contended
+            || batch.changes.iter().any(|change| shelf.version(&change.after.name) != change.after.version)
+        {
             return Ok(Written::Conflict);
         }
         let mut writes = Vec::new();
@@ -225,4 +230,22 @@ impl Subscription for Subscribed {
             interrupt::sleep_until(until.min(Moment::now().after(Duration::from_secs(1))));
         })
     }
+}
+
+/// Others write in its place at each attempt, and may announce nothing.
+#[test]
+fn a_refusal_that_is_not_recorded_is_announced_unless_another_one_was() {
+    let memory = Memory::new();
+    let mut store = MemoryStore::new(memory.clone());
+    let name = Name::new("", &Key::new("k").expect("a key")).expect("a name");
+    let mut announces = |by: &str, is_contended| {
+        memory.shelf().is_contended = is_contended;
+        let subject = Some(Subject::Fence(Fence(7)));
+        let notice = Notice { kind: Missed::GaveUp, subject, by: by.into() };
+        let refusal = Refusal::interrupted(&Owner::default(), None, Duration::ZERO).with(Some(notice));
+        store.refuse(&name, &refusal, Moment::now().after(Duration::from_millis(100))).expect("an answer")
+    };
+    assert!(announces("one", true));
+    assert!(announces("two", false));
+    assert!(!announces("three", true));
 }

@@ -176,14 +176,22 @@ impl<C: Coordinator> Store for Engine<C> {
         self.change(name, deadline, |table, now| table.revoke(now, name, revoke))
     }
 
-    /// After a few conflicts the refusal is not recorded, unless the caller is to announce it.
+    /// After a few conflicts the refusal is not recorded, unless the caller is to announce it. If it cannot
+    /// be, because others are faster at each attempt, the caller announces it unless one of those did.
     fn refuse(&mut self, name: &Name, refusal: &Refusal, deadline: Moment) -> Result<bool, Error> {
         let beside = name.of_refusals();
-        self.transact(&beside.clone().into(), None, None, None, deadline, |transaction| {
+        let refused = self.transact(&beside.clone().into(), None, None, None, deadline, |transaction| {
             let announces = transaction.table.refuse(transaction.now, &beside, refusal);
             transaction.may_abort = transaction.is_crowded && !announces;
             announces
-        })
+        });
+        if !matches!(refused, Err(Error::Contended(_))) || refusal.notice.is_none() {
+            return refused;
+        }
+        let soon = Moment::now().after(self.coordinator.request_time());
+        let (lock, now) = self.read_one(&beside, None, soon)?;
+        let records = BTreeMap::from([(lock.name, lock.record)]);
+        Ok(LockTable { records, ..LockTable::default() }.refuse(now, &beside, refusal))
     }
 
     fn refusals(&mut self, name: &Name, deadline: Moment) -> Result<Vec<Refusal>, Error> {
