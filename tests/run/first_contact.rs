@@ -5,6 +5,7 @@ use crate::support::dlock::{Dlock, finish_all};
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World};
 use std::net::TcpListener;
+use std::time::Instant;
 
 /// The URL of a store at which nothing listens yet.
 fn absent(world: &World) -> String {
@@ -29,10 +30,13 @@ fn calls<'w>(world: &'w World, bound: &str) -> [Dlock<'w>; 3] {
 fn an_outage_at_the_start_is_waited_out() {
     let world = World::new(Backend::Redis);
     let calls = calls(&world, "10m").map(|call| call.any_stderr().spawn());
+    wait_until("the run waits", || calls[0].messages().contains("still waiting for"));
+    let said = Instant::now();
     for call in &calls {
         wait_until("it says that it waits", || call.messages().contains("still waiting for"));
     }
     assert!(!world.path("ran").exists());
+    let tried = said.elapsed();
     appears(&world);
     for call in calls {
         let said = call.finish().stderr;
@@ -42,6 +46,11 @@ fn an_outage_at_the_start_is_waited_out() {
         assert!(over.iter().any(|over| said.contains(over)), "{said}");
     }
     assert!(world.path("ran").exists());
+    // It arrived when it first tried.
+    let ends = world.dlock(["history", "--json", "run"]).any_stdout().run().stdout;
+    let ends: serde_json::Value = serde_json::from_str(&ends).expect("JSON");
+    let waited = ends[0]["waited_ms"].as_u64().expect("a time");
+    assert!(u128::from(waited) > tried.as_millis(), "{ends}");
 }
 
 /// Inside a job dlock first asks the store whether the lock is held, before it joins a queue.

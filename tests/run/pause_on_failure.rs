@@ -116,6 +116,19 @@ fn a_run_that_is_told_to_end_has_not_failed(backend: Backend) {
     assert!(why(&world).as_str().is_some_and(|why| why.ends_with(": dlock or its guard was killed")));
 }
 
+/// `systemctl stop`, the drain of a node, a closed terminal, ^C.
+#[test]
+fn no_signal_that_ends_dlock_makes_a_failure() {
+    let world = World::new(Backend::File);
+    for (name, signal) in [("INT", Signal::INT), ("HUP", Signal::HUP), ("QUIT", Signal::QUIT)] {
+        let run =
+            begun(&world, &[], &format!("trap 'exit 1' {name}; echo $$ > pid; while :; do sleep 0.1; done"));
+        run.signal(signal);
+        run.output();
+        assert_eq!(why(&world), Value::Null, "{name}");
+    }
+}
+
 /// Kills a run, its guard and its job, as a power cut would.
 fn crash(run: Running, world: &World) {
     let job = world.wait_for_pid("pid");

@@ -168,16 +168,39 @@ fn a_lease_that_ran_out_pauses_from_its_end_whenever_that_is_noticed() {
 
 #[test]
 fn a_hold_that_was_lost_before_another_run_pauses_nothing() {
+    for was_shut in [false, true] {
+        let lasts = Some(Duration::from_secs(9 * 60));
+        let mut night = Night::new(HOUR);
+        night.scene.terms.pause_on_failure = lasts.filter(|_| was_shut);
+        night.runs(1, 0);
+        night.renews(1, 10_000);
+        if was_shut {
+            night.shut_until(MINUTE, 9 * MINUTE + 40_000, Cause::Failure);
+        }
+        night.runs(2, 10 * MINUTE);
+        assert_eq!(night.ends(2, 10 * MINUTE + 9000, 0), GONE);
+        // The old one's guard gives back what it does not hold.
+        night.scene.terms.pause_on_failure = lasts;
+        assert_eq!(night.ends(1, 2 * HOUR, 1), Left::NotHeld);
+        night.open(2 * HOUR);
+    }
+}
+
+/// Others are merely busy before.
+#[test]
+fn the_first_that_is_refused_after_a_crash_is_to_say_so() {
     let mut night = Night::new(HOUR);
-    night.scene.terms.pause_on_failure = None;
     night.runs(1, 0);
     night.renews(1, 10_000);
-    night.runs(2, MINUTE);
-    assert_eq!(night.ends(2, MINUTE + 9000, 0), GONE);
-    // The old one's guard gives back what it does not hold.
-    night.scene.terms.pause_on_failure = Some(Duration::from_secs(3600));
-    assert_eq!(night.ends(1, HOUR, 1), Left::NotHeld);
-    night.open(HOUR);
+    let notice = |night: &mut Night, at| match night.at(at).acquire(2, "k", X, Patience::None) {
+        Acquired::Busy(blocker) => {
+            Notice::busy(&blocker, None, None).map(|notice| (notice.kind, notice.subject))
+        }
+        answer => unreachable!("{answer:?}"),
+    };
+    assert_eq!(notice(&mut night, 20_000), None);
+    let since = night.began.millis() + 40_000;
+    assert_eq!(notice(&mut night, MINUTE), Some((Missed::Failed, Some(Subject::Pause(since)))));
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod explored;
 
 use super::*;
 use crate::exit::Ended;
+use crate::lock::Period;
 
 const MINUTE: u64 = 60_000;
 const HOUR: u64 = 60 * MINUTE;
@@ -120,7 +121,9 @@ fn a_stand_by_that_was_granted_late_does_not_cost_the_next_tick() {
     let mut day = Day::new(HOUR / 2);
     day.runs(1, 0, 0);
     day.waits(2, 1);
-    day.ends(1, MINUTE, &FAILURE);
+    let pause = Some(FailurePause { lasts: Duration::from_secs(40 * 60), reason: "exit 1".into() });
+    day.ends(1, MINUTE, &End { pause, ..FAILURE });
+    day.waits(2, 40 * MINUTE);
     day.runs(2, 1, 41 * MINUTE);
     day.ends(2, 42 * MINUTE, &SUCCESS);
     day.runs(3, HOUR, HOUR);
@@ -129,10 +132,9 @@ fn a_stand_by_that_was_granted_late_does_not_cost_the_next_tick() {
 #[test]
 fn after_a_freeze_of_days_one_run_catches_up_and_the_next_night_runs() {
     let mut day = Day::new(12 * HOUR);
-    for (who, night) in (1..).zip([0, 24, 48]) {
-        assert!(matches!(day.ask(9, night * HOUR, night * HOUR), Acquired::Granted(_)), "{who}");
-        day.ends(9, night * HOUR, &FAILURE);
-    }
+    let pause = NewPause { by: &Owner::default(), lasts: Duration::from_millis(61 * HOUR), shortens: false };
+    day.scene.table.pause(day.began, &name("k"), Some(pause));
+    (1..).zip([0, 24, 48]).for_each(|(who, night)| day.waits(who, night * HOUR));
     // 03:00 is the beginning; it is opened at 16:00.
     day.runs(1, 0, 61 * HOUR);
     day.ends(1, 62 * HOUR, &SUCCESS);
@@ -168,6 +170,17 @@ fn a_span_may_be_a_limit() {
         day.skips(2, at * MINUTE, at * MINUTE);
     }
     day.runs(3, 6 * 24 * HOUR, 6 * 24 * HOUR);
+}
+
+/// `1h -w 4h` and a job of 50 minutes: a skip tells nothing about DUR, as ages are from arrival to arrival.
+#[test]
+fn a_stand_by_of_a_long_job_is_skipped_without_a_word() {
+    let mut day = Day::new(HOUR);
+    day.runs(1, 0, 0);
+    day.waits(2, 400);
+    day.ends(1, 50 * MINUTE, &SUCCESS);
+    let Acquired::Done(done) = day.ask(2, 400, 50 * MINUTE) else { unreachable!("it is done") };
+    assert_eq!(Notice::done(&done, Period::Span(Duration::from_secs(3600))), None);
 }
 
 #[test]
