@@ -50,15 +50,9 @@ impl Tables {
         until: Moment,
     ) -> Result<bool, Failure> {
         loop {
-            let is_new = self.listen(token, self.soon())?;
-            let mut next = until;
-            if is_new || self.line.as_ref().is_none_or(|line| !line.listens) {
-                // A notification before the subscription is lost.
-                let Some(before) = self.place(names, token)? else { return Ok(true) };
-                next = self.next_poll(token, ahead, before).unwrap_or(until).min(until);
-            }
+            let Some(pause) = self.next_look(names, token, ahead)? else { return Ok(true) };
             let Some(line) = &mut self.line else { return Ok(true) };
-            if line.link.listen(if line.listens { until } else { next })? {
+            if line.link.listen(Moment::now().after(pause).min(until))? {
                 // A holder subscribes anew, and then looks for a request that came meanwhile.
                 line.listens = false;
                 return Ok(true);
@@ -69,22 +63,35 @@ impl Tables {
         }
     }
 
+    /// How long the waiter listens before it looks at its place again. None if the place is gone.
+    fn next_look(&mut self, names: &Names, token: &Token, ahead: u64) -> Result<Option<Duration>, Failure> {
+        let is_new = self.listen(token, self.soon())?;
+        let listens = |tables: &Self| tables.line.as_ref().is_some_and(|line| line.listens);
+        if listens(self) && !is_new {
+            return Ok(Some(Duration::MAX));
+        }
+        // A notification before the subscription is lost.
+        let Some(before) = self.place(names, token)? else { return Ok(None) };
+        Ok(Some(if listens(self) { Duration::MAX } else { self.next_poll(token, ahead, before) }))
+    }
+
     /// When a waiter polls next, if nothing wakes it: the nearer to its turn the sooner. Far from it
     /// never: its heartbeat says whether it still waits.
-    fn next_poll(&mut self, token: &Token, ahead: u64, before: usize) -> Option<Moment> {
+    fn next_poll(&mut self, token: &Token, ahead: u64, before: usize) -> Duration {
         let now = Moment::now();
         // Behind a pooler the number of waiters is that of the last read.
         let is_pooled = self.dialect.wake_channel(token).is_some();
         let before = if is_pooled { ahead } else { before as u64 };
         if before == 0 {
             let part = now.since(*self.first_since.get_or_insert(now)) / FIRST_POLL_PART;
-            return Some(now.after(part.clamp(POLL, FIRST_POLL_LONGEST)));
+            return part.clamp(POLL, FIRST_POLL_LONGEST);
         }
         self.first_since = None;
         let turns = u32::try_from(before.saturating_add(1)).unwrap_or(u32::MAX);
-        if is_pooled {
-            return Some(now.after(POLL.saturating_mul(turns).min(POLL_LONGEST)));
+        match before < NEAR as u64 {
+            _ if is_pooled => POLL.saturating_mul(turns).min(POLL_LONGEST),
+            true => POLL * turns * turns,
+            false => Duration::MAX,
         }
-        (before < NEAR as u64).then(|| now.after(POLL * turns * turns))
     }
 }

@@ -151,53 +151,47 @@ impl Znodes {
         Ok(Some(locks))
     }
 
-    /// Looks up session nodes and heartbeats, and applies the heartbeats to the records.
+    /// Looks up session nodes and heartbeats, and applies the heartbeats to the records. The lock
+    /// rules pass over stale waiters: if all of the first ones are stale, a decision depends on
+    /// those behind them, which are looked up, too.
     fn look_up(
         &mut self,
         locks: &mut [StoredLock],
         seen: &mut Seen,
         reading: &Reading<'_>,
     ) -> Result<(), Error> {
-        let shows_all = reading.purpose == Purpose::LookAtAll && reading.me.is_none();
-        let mut front = if shows_all { usize::MAX } else { FRONT };
-        loop {
-            let (mut lives, mut beats) = (BTreeSet::new(), Vec::new());
-            for (at, (lock, node)) in locks.iter().zip(&seen.nodes).enumerate() {
-                lives.extend(holders(lock, shows_all, seen.now));
-                if !is_confirming(lock, reading) {
-                    // A waiter that only looks watches its predecessor, and its own heartbeats
-                    // decide nothing.
-                    let me = reading.me.filter(|_| reading.purpose != Purpose::Look);
-                    let waiters: BTreeSet<&Token> = deciding(&lock.record, me, front).collect();
-                    lives.extend(waiters.iter().copied());
-                    let beat = |token: &Token| Some((at, token.clone(), node.beat(token)?));
-                    beats.extend(waiters.into_iter().filter_map(beat));
-                }
-            }
-            lives.retain(|token| !seen.lives.contains_key(*token));
-            let lives: Vec<Token> = lives.into_iter().cloned().collect();
-            beats.retain(|(_, token, _)| !seen.heard.contains_key(token));
-            self.ask_for(seen, lives, beats, reading)?;
+        let fronts: &[usize] = if shows_all(reading) { &[usize::MAX] } else { &[FRONT, FRONT_MOST] };
+        for &front in fronts {
+            self.ask_for(locks, seen, reading, front)?;
             for (lock, node) in locks.iter_mut().zip(&seen.nodes) {
                 seen.apply_heartbeats(lock, node);
             }
-            // The lock rules pass over stale waiters, so a decision depends on those behind them.
             let is_enough =
                 |lock: &StoredLock| lock.record.queue.len() <= front || seen.is_one_heard(lock, front);
-            if front >= FRONT_MOST || locks.iter().all(is_enough) {
-                return Ok(());
+            if locks.iter().all(is_enough) {
+                break;
             }
-            front = FRONT_MOST;
         }
+        Ok(())
     }
 
+    /// Looks up the session nodes and heartbeats that a decision can depend on, with `front` waiters
+    /// of each queue, and that were not looked up yet.
     fn ask_for(
         &mut self,
+        locks: &[StoredLock],
         seen: &mut Seen,
-        lives: Vec<Token>,
-        beats: Vec<(usize, Token, String)>,
         reading: &Reading<'_>,
+        front: usize,
     ) -> Result<(), Error> {
+        let (mut lives, mut beats) = (BTreeSet::new(), Vec::new());
+        for (at, (lock, node)) in locks.iter().zip(&seen.nodes).enumerate() {
+            let waiters = waiters(lock, reading, front);
+            let unseen = waiters.iter().filter(|token| !seen.heard.contains_key(**token));
+            beats.extend(unseen.filter_map(|token| Some((at, (*token).clone(), node.beat(token)?))));
+            lives.extend(holders(lock, shows_all(reading), seen.now).chain(waiters));
+        }
+        lives.retain(|token| !seen.lives.contains_key(*token));
         let paths = lives.iter().map(|token| self.life_path(token));
         let paths = paths.chain(beats.iter().map(|(_, _, path)| path.clone()));
         let asks: Vec<Ask> = paths.map(Ask::Look).collect();
@@ -206,7 +200,7 @@ impl Znodes {
         }
         let mut answers = self.ask(&asks, reading.deadline)?.into_iter();
         for (token, answer) in lives.into_iter().zip(&mut answers) {
-            seen.lives.insert(token, self.found(answer)?.is_some());
+            seen.lives.insert(token.clone(), self.found(answer)?.is_some());
         }
         for ((at, token, _), answer) in beats.into_iter().zip(answers) {
             let node = &mut seen.nodes[at];
@@ -246,21 +240,27 @@ impl Znodes {
     }
 }
 
-/// Whether the caller is about to confirm an exclusive grant. That depends on no other process, and
-/// the job starts sooner if none is looked up.
-fn is_confirming(lock: &StoredLock, reading: &Reading<'_>) -> bool {
-    let Lock::Exclusive { token, .. } = &lock.record.lock else { return false };
-    let is_new = |hold: &Hold| hold.phase == Phase::Held && !hold.confirmed;
-    reading.names.len() == 1 && reading.me == Some(token) && lock.record.holds.get(token).is_some_and(is_new)
+/// Whether the reading shows whole locks to a person.
+fn shows_all(reading: &Reading<'_>) -> bool {
+    reading.purpose == Purpose::LookAtAll && reading.me.is_none()
 }
 
 /// The waiters that a decision can depend on: the first ones, the caller and its predecessor or, if
-/// the caller may join, the last ones.
-fn deciding<'r>(record: &'r Record, me: Option<&Token>, first: usize) -> impl Iterator<Item = &'r Token> {
-    let me = me.filter(|me| !record.holds.contains_key(*me));
-    let end = |me: &Token| (record.waiters.get(me).map_or(u64::MAX, |waiter| waiter.ticket), me.clone());
-    let near = me.into_iter().flat_map(move |me| record.queue.range(..=end(me)).rev().take(2));
-    record.queue.iter().take(first).chain(near).map(|(_, token)| token)
+/// the caller may join, the last ones. None if the caller is about to confirm an exclusive grant:
+/// that depends on no other process, and the job starts sooner.
+fn waiters<'r>(lock: &'r StoredLock, reading: &Reading<'_>, front: usize) -> BTreeSet<&'r Token> {
+    let Record { queue, waiters, holds, .. } = &lock.record;
+    let is_new = |hold: &Hold| hold.phase == Phase::Held && !hold.confirmed;
+    if let Lock::Exclusive { token, .. } = &lock.record.lock
+        && (reading.names.len() == 1 && reading.me == Some(token) && holds.get(token).is_some_and(is_new))
+    {
+        return BTreeSet::new();
+    }
+    // A waiter that only looks watches its predecessor, and its own heartbeats decide nothing.
+    let me = reading.me.filter(|me| reading.purpose != Purpose::Look && !holds.contains_key(*me));
+    let end = |me: &Token| (waiters.get(me).map_or(u64::MAX, |waiter| waiter.ticket), me.clone());
+    let near = me.into_iter().flat_map(|me| queue.range(..=end(me)).rev().take(2));
+    queue.iter().take(front).chain(near).map(|(_, token)| token).collect()
 }
 
 /// The holders that are looked up: all if they are few, else those whose lease is over by the
