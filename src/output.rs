@@ -7,10 +7,10 @@ use crate::config::{Settings, Verbosity};
 use crate::error::Error;
 use crate::lock::{Key, shorten};
 use crate::sys;
+use json::Object;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::stdio::{stderr, stdout};
-use serde::Serialize;
 use std::os::fd::BorrowedFd;
 
 pub mod acquired;
@@ -122,20 +122,6 @@ impl Printer {
 
     /// A message as it is written, with its line end.
     fn line(&self, kind: Kind, text: &str, event: Event<'_>) -> String {
-        #[derive(Serialize)]
-        struct Message<'a> {
-            time: String,
-            level: &'static str,
-            message: &'a str,
-            event: What,
-            key: Option<&'a str>,
-            store: Option<&'a str>,
-            holder: Option<json::Holds<'a>>,
-            ahead: Option<u64>,
-            by: Option<json::Actor<'a>>,
-            missed: Option<missed::Fields>,
-            status: Option<u8>,
-        }
         let level = match kind {
             Kind::Error => "error",
             Kind::Warning | Kind::Passing => "warning",
@@ -153,19 +139,18 @@ impl Printer {
             }
             LogFormat::Json => {
                 let object = |text: &str, event: Event<'_>| {
-                    let message = Message {
-                        time: time::utc(time::now()),
-                        level,
-                        message: text,
-                        event: event.what,
-                        key: event.key.or(self.key.as_deref()),
-                        store: self.store.as_deref().filter(|store| store.len() <= LONGEST / 16),
-                        holder: event.holder.map(json::Holds::of),
-                        ahead: event.ahead,
-                        by: event.by.map(json::Actor::from),
-                        missed: event.missed,
-                        status: event.status,
-                    };
+                    let message = Object::default()
+                        .set("time", time::utc(time::now()))
+                        .set("level", level)
+                        .set("message", text)
+                        .set("event", event.what)
+                        .set("key", event.key.or(self.key.as_deref()))
+                        .set("store", self.store.as_deref().filter(|store| store.len() <= LONGEST / 16))
+                        .set("holder", event.holder.map(json::holder))
+                        .set("ahead", event.ahead)
+                        .set("by", event.by.map(json::actor))
+                        .set("missed", event.missed)
+                        .set("status", event.status);
                     json::line(&message).unwrap_or_default()
                 };
                 let line = object(text, event);

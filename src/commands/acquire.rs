@@ -16,8 +16,9 @@ use crate::exit::Exit;
 use crate::lease::obtain::{Progress, Step};
 use crate::lease::{Report, Request, Until, give_back};
 use crate::lock::{Key, Mode, Names, Token, Wait};
-use crate::output::acquired::{Acquired, shell};
+use crate::output::acquired::shell;
 use crate::output::busy::Tried;
+use crate::output::json::Object;
 use crate::output::time::{local, millis, span};
 use crate::output::{self, Kind, What, json};
 use crate::rules::schedule::Schedule;
@@ -282,21 +283,19 @@ impl Acquiring<'_> {
         let settings = &self.context.settings;
         let held = Held::new(settings, self.keys.clone(), token.clone(), grant.fence, By::Acquire);
         let held = Held { ttl_ms: Some(millis(*ttl)), ..held };
-        let (mode, slots) = json::mode(*mode);
         let text = if self.flags.export {
             Ok(shell(&environment(settings, &self.keys, &held, grant.slot, Some(Holds::of_process()))))
         } else if self.flags.json {
-            json::line(&[Acquired {
-                keys: &self.keys,
-                store: settings.store.to_string(),
-                mode,
-                slots,
-                slot: grant.slot,
-                fence: grant.fence,
-                token,
-                lease_ms: millis(until.left()),
-                waited_ms: millis(grant.waited),
-            }])
+            let object = Object::default()
+                .set("keys", &self.keys)
+                .set("store", settings.store.to_string())
+                .with(json::mode(Some(*mode)))
+                .set("slot", grant.slot)
+                .set("fence", grant.fence)
+                .set("token", token)
+                .set("lease_ms", millis(until.left()))
+                .set("waited_ms", millis(grant.waited));
+            json::line(&[object])
         } else {
             Ok(format!("{}\n", token.secret()))
         };

@@ -1,30 +1,9 @@
 //! The output of `acquire`: the token, a JSON object, or shell code that sets the variables which
 //! `run` sets for its command. This output contains the secret.
 
-use crate::lock::{Fence, Key, Token};
 use crate::shell::quoted;
-use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt::Write as _;
-
-/// The object of `--json`. docs/dlock.schema.json explains the fields; a new field is a minor
-/// change.
-#[derive(Serialize)]
-pub struct Acquired<'a> {
-    /// The keys in the order given.
-    pub keys: &'a [Key],
-    /// The store's name without its secret.
-    pub store: String,
-    pub mode: &'static str,
-    pub slots: Option<u32>,
-    pub slot: Option<u32>,
-    pub fence: Fence,
-    pub token: &'a Token,
-    /// Time left of the lease.
-    pub lease_ms: u64,
-    /// How long the grant took.
-    pub waited_ms: u64,
-}
 
 /// Code for sh, bash, dash, ksh and zsh that sets or unsets these variables.
 pub fn shell(environment: &[(OsString, Option<OsString>)]) -> String {

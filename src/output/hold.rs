@@ -2,7 +2,7 @@
 //! pipe. A field without a value is null; spans are whole milliseconds. docs/hold.md explains the
 //! fields; adding one is a minor change.
 
-use super::json::{self, Actor};
+use super::json::{self, Object};
 use super::report::HowLost;
 use super::time;
 use crate::error::Error;
@@ -18,10 +18,10 @@ pub enum HoldEvent<'a> {
         /// Number of waiters ahead in the queue.
         ahead: u64,
         /// The holder, or one of several.
-        holder: Option<Actor<'a>>,
+        holder: Option<Object>,
     },
     /// The lock was not obtained. dlock exits with this status.
-    Busy { holder: Option<Actor<'a>>, status: u8 },
+    Busy { holder: Option<Object>, status: u8 },
     /// The lock is held. The only line that contains the token.
     Granted { token: &'a str, fence: Fence, slot: Option<u32>, lease_ms: u64, waited_ms: u64 },
     /// The store does not answer.
@@ -33,7 +33,7 @@ pub enum HoldEvent<'a> {
     /// The store answers again.
     Recovered,
     /// An operator or a newer run asks for the lock. It is still held.
-    Asked { by: Option<Actor<'a>>, superseded: bool },
+    Asked { by: Option<Object>, superseded: bool },
     /// The lock is lost, or about to be.
     Lost {
         how: HowLost,

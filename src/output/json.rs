@@ -9,35 +9,50 @@ use super::history::HistoryEntry;
 use super::time::{millis, utc};
 use crate::error::Error;
 use crate::exit::Ended;
-use crate::lock::{Fence, Mode, Owner};
-use crate::rules::{self, Cause, Holder, LoggedEnd, Pause, Refusal, State, Why};
+use crate::lock::{Mode, Owner};
+use crate::rules::{Holder, LastSuccess, LoggedEnd, Pause, Refusal, Success};
 use crate::store::{View, Waiter};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
 use std::fmt::Write as _;
 use std::time::Duration;
+
+/// The fields of a JSON object, in this order.
+#[derive(Debug, Default, Clone)]
+pub struct Object(Vec<(&'static str, Value)>);
+
+impl Object {
+    pub fn set(mut self, name: &'static str, value: impl Serialize) -> Self {
+        self.0.push((name, serde_json::to_value(value).unwrap_or_default()));
+        self
+    }
+
+    /// Adds the fields of another object.
+    pub fn with(mut self, more: Self) -> Self {
+        self.0.extend(more.0);
+        self
+    }
+}
+
+impl Serialize for Object {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
 
 /// The output of `status --json`: an array, also for one key. `refused` has the last refusal of
 /// each lock, if it was read.
 pub fn status(views: &[View], refused: &[Option<Refusal>]) -> Result<String, Error> {
-    let successes: Vec<_> = views.iter().map(View::last_success).collect();
-    let locks = views.iter().zip(&successes).enumerate().map(|(at, (view, success))| Lock {
-        last_refusal: refused.get(at).and_then(Option::as_ref).map(|one| Refused::of(view.name.key(), one)),
-        ..Lock::of(view, success.as_ref())
-    });
+    let locks = views.iter().enumerate();
+    let locks = locks.map(|(at, view)| lock(view, refused.get(at).and_then(Option::as_ref)));
     pretty(&locks.collect::<Vec<_>>())
 }
 
 /// The output of `history --json`: an array, newest end first, each with its key.
 pub fn history(all: &[(String, HistoryEntry)]) -> Result<String, Error> {
-    #[derive(Serialize)]
-    #[serde(untagged)]
-    enum Entry<'a> {
-        End(Box<LastRun<'a>>),
-        Refusal(Refused<'a>),
-    }
-    let entries = all.iter().map(|(key, told)| match told {
-        HistoryEntry::End(end, counts_until) => Entry::End(Box::new(LastRun::of(key, end, *counts_until))),
-        HistoryEntry::Refusal(refusal) => Entry::Refusal(Refused::of(key, refusal)),
+    let entries = all.iter().map(|(key, entry)| match entry {
+        HistoryEntry::End(end, counts_until) => last_run(key, end, *counts_until),
+        HistoryEntry::Refusal(refusal) => refused(key, refusal),
     });
     pretty(&entries.collect::<Vec<_>>())
 }
@@ -72,305 +87,150 @@ fn escaped_json(json: &str) -> String {
     safe
 }
 
-/// A mode for programs: its name, and the number of slots.
-pub fn mode(mode: Mode) -> (&'static str, Option<u32>) {
-    match mode {
-        Mode::Exclusive => ("exclusive", None),
-        Mode::Shared => ("shared", None),
-        Mode::Slots(slots) => ("slots", Some(slots)),
-    }
+/// A mode for programs: its name, and the number of slots; null if unknown.
+pub fn mode(mode: Option<Mode>) -> Object {
+    let (name, slots) = match mode {
+        None => (None, None),
+        Some(Mode::Exclusive) => (Some("exclusive"), None),
+        Some(Mode::Shared) => (Some("shared"), None),
+        Some(Mode::Slots(slots)) => (Some("slots"), Some(slots)),
+    };
+    Object::default().set("mode", name).set("slots", slots)
 }
 
 /// A process and its command; null if unknown.
-#[derive(Default, Serialize)]
-pub struct Who<'a> {
-    host: Option<&'a str>,
-    pid: Option<u32>,
-    user: Option<&'a str>,
-    command: Option<&'a str>,
-    reason: Option<&'a str>,
+pub fn who(owner: Option<&Owner>) -> Object {
+    Object::default()
+        .set("host", owner.map(|owner| &owner.host))
+        .set("pid", owner.map(|owner| owner.pid))
+        .set("user", owner.map(|owner| &owner.user))
+        .set("command", owner.map(|owner| &owner.command))
+        .set("reason", owner.and_then(|owner| owner.reason.as_deref()))
 }
 
-impl<'a> From<&'a Owner> for Who<'a> {
-    fn from(Owner { host, pid, user, command, reason, .. }: &'a Owner) -> Self {
-        let (host, pid, user) = (Some(&**host), Some(*pid), Some(&**user));
-        Self { host, pid, user, command: Some(command), reason: reason.as_deref() }
-    }
-}
-
-#[derive(Debug, Serialize)]
-pub struct Person<'a> {
-    host: &'a str,
-    pid: u32,
-    user: &'a str,
-}
-
-impl<'a> From<&'a Owner> for Person<'a> {
-    fn from(Owner { host, pid, user, .. }: &'a Owner) -> Self {
-        Self { host, pid: *pid, user }
-    }
+fn person(Owner { host, pid, user, .. }: &Owner) -> Object {
+    Object::default().set("host", host).set("pid", pid).set("user", user)
 }
 
 /// Who acted on a hold, and why.
-#[derive(Debug, Serialize)]
-pub struct Actor<'a> {
-    #[serde(flatten)]
-    who: Person<'a>,
-    reason: Option<&'a str>,
-}
-
-impl<'a> From<&'a Owner> for Actor<'a> {
-    fn from(owner: &'a Owner) -> Self {
-        Self { who: owner.into(), reason: owner.reason.as_deref() }
-    }
+pub fn actor(owner: &Owner) -> Object {
+    person(owner).set("reason", &owner.reason)
 }
 
 /// How a job ended; null if there was none or it is unknown.
-#[derive(Debug, Default, Serialize)]
-pub struct JobEnd {
-    exit_status: Option<u8>,
-    signal: Option<i32>,
+pub fn job_end(job: Option<Ended>) -> Object {
+    let (status, signal) = match job {
+        Some(Ended::Code(status)) => (Some(status), None),
+        Some(Ended::Signal(signal)) => (None, Some(signal)),
+        None => (None, None),
+    };
+    Object::default().set("exit_status", status).set("signal", signal)
 }
 
-impl From<Option<Ended>> for JobEnd {
-    fn from(job: Option<Ended>) -> Self {
-        match job {
-            Some(Ended::Code(status)) => Self { exit_status: Some(status), signal: None },
-            Some(Ended::Signal(signal)) => Self { exit_status: None, signal: Some(signal) },
-            None => Self::default(),
-        }
-    }
+fn lock(view: &View, refusal: Option<&Refusal>) -> Object {
+    let key = view.name.key();
+    let foreign = view.foreign.as_ref().map(|foreign| hold(None, foreign.left));
+    let holders = view.holders.iter().map(holder).chain(foreign);
+    let wanted = || view.waiters.first().map(|waiter| waiter.mode);
+    let success = view.last_success();
+    Object::default()
+        .set("key", key)
+        .set("known", view.is_known())
+        .set("state", view.state)
+        .with(mode(view.mode.or_else(wanted)))
+        .set("fence", view.fence)
+        .set("holders", holders.collect::<Vec<_>>())
+        .set("waiters", view.waiters.iter().zip(view.turns()).map(waiter).collect::<Vec<_>>())
+        .set("last_run", view.log.first().map(|end| last_run(key, end, view.counts_until(end))))
+        .set("last_success", success.as_ref().map(last_success))
+        .set("done", view.counting().map(|(success, until)| done(success, until)))
+        .set("last_refusal", refusal.map(|refusal| refused(key, refusal)))
+        .set("paused", view.paused.as_ref().map(paused))
+        .set("expect_ms", view.expected.map(|expected| millis(expected.every)))
+        .set("overdue", view.overdue())
 }
 
-#[derive(Serialize)]
-struct Lock<'a> {
-    key: &'a str,
-    known: bool,
-    state: State,
-    mode: Option<&'static str>,
-    slots: Option<u32>,
-    fence: Option<Fence>,
-    holders: Vec<Holds<'a>>,
-    waiters: Vec<Waits<'a>>,
-    last_run: Option<LastRun<'a>>,
-    last_success: Option<LastSuccess<'a>>,
-    done: Option<Done<'a>>,
-    last_refusal: Option<Refused<'a>>,
-    paused: Option<Paused<'a>>,
-    expect_ms: Option<u64>,
-    overdue: Option<bool>,
+fn refused(key: &str, refusal: &Refusal) -> Object {
+    Object::default()
+        .set("key", key)
+        .set("outcome", "refused")
+        .set("why", refusal.why)
+        .with(who(Some(&refusal.owner)))
+        .set("refused_at", utc(refusal.at))
+        .set("waited_ms", refusal.waited)
+        .set("refused_by", refusal.by.as_ref().map(actor))
 }
 
-/// A refusal.
-#[derive(Serialize)]
-struct Refused<'a> {
-    key: &'a str,
-    outcome: &'static str,
-    why: Why,
-    #[serde(flatten)]
-    who: Who<'a>,
-    refused_at: String,
-    waited_ms: u64,
-    refused_by: Option<Actor<'a>>,
+pub fn holder(holder: &Holder) -> Object {
+    hold(Some(holder), Some(holder.lease))
 }
 
-impl<'a> Refused<'a> {
-    fn of(key: &'a str, refusal: &'a Refusal) -> Self {
-        Self {
-            key,
-            outcome: "refused",
-            why: refusal.why,
-            who: (&refusal.owner).into(),
-            refused_at: utc(refusal.at),
-            waited_ms: refusal.waited,
-            refused_by: refusal.by.as_ref().map(Actor::from),
-        }
-    }
+/// A hold; of a program other than dlock only the end is known.
+fn hold(holder: Option<&Holder>, lease: Option<Duration>) -> Object {
+    let renewed_at = |holder: &Holder| {
+        let now = holder.since.saturating_add(millis(holder.held));
+        Some(utc(now.saturating_sub(millis(holder.renewed_ago()?))))
+    };
+    who(holder.map(|holder| &holder.owner))
+        .set("slot", holder.and_then(|holder| holder.slot))
+        .set("fence", holder.map(|holder| holder.fence))
+        .set("acquired_at", holder.map(|holder| utc(holder.since)))
+        .set("held_ms", holder.map(|holder| millis(holder.held)))
+        .set("ttl_ms", holder.and_then(Holder::ttl).map(millis))
+        .set("lease_ms", lease.map(millis))
+        .set("renewed_at", holder.and_then(renewed_at))
+        .set("stale", holder.is_some_and(Holder::is_stale))
+        .set("foreign", holder.is_none())
+        .set("asked_by", holder.and_then(|holder| holder.asked.as_ref()).map(actor))
+        .set("superseded", holder.is_some_and(|holder| holder.superseded))
+        .set("rest", holder.and_then(|holder| holder.owner.rest.as_deref()))
 }
 
-/// A hold.
-#[derive(Default, Serialize)]
-pub struct Holds<'a> {
-    #[serde(flatten)]
-    who: Who<'a>,
-    slot: Option<u32>,
-    fence: Option<Fence>,
-    acquired_at: Option<String>,
-    held_ms: Option<u64>,
-    ttl_ms: Option<u64>,
-    lease_ms: Option<u64>,
-    renewed_at: Option<String>,
-    stale: bool,
-    foreign: bool,
-    asked_by: Option<Actor<'a>>,
-    superseded: bool,
-    rest: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct Waits<'a> {
-    #[serde(flatten)]
-    who: Person<'a>,
-    mode: &'static str,
-    slots: Option<u32>,
-    waiting_ms: u64,
-    turn_ms: Option<u64>,
-    replaces: bool,
-}
-
-#[derive(Serialize)]
-struct LastRun<'a> {
-    key: &'a str,
-    outcome: &'static str,
-    #[serde(flatten)]
-    who: Who<'a>,
-    fence: Fence,
-    acquired_at: String,
-    ended_at: String,
-    held_ms: u64,
-    waited_ms: u64,
-    #[serde(flatten)]
-    job: JobEnd,
-    forced_by: Option<Actor<'a>>,
-    counts_until: Option<String>,
-    during_pause: bool,
+fn waiter((waiter, turn): (&Waiter, Option<Duration>)) -> Object {
+    person(&waiter.owner)
+        .with(mode(Some(waiter.mode)))
+        .set("waiting_ms", millis(waiter.waiting))
+        .set("turn_ms", turn.map(millis))
+        .set("replaces", waiter.replaces)
 }
 
 /// The success that counts for `--once-per`.
-#[derive(Serialize)]
-struct Done<'a> {
-    #[serde(flatten)]
-    by: Person<'a>,
-    arrived_at: String,
-    granted_at: String,
-    until: Option<String>,
+fn done(success: &Success, until: Option<u64>) -> Object {
+    person(&success.owner)
+        .set("arrived_at", utc(success.arrived()))
+        .set("granted_at", utc(success.since))
+        .set("until", until.map(utc))
 }
 
-#[derive(Serialize)]
-struct Paused<'a> {
-    #[serde(flatten)]
-    by: Actor<'a>,
-    since: String,
-    until: String,
-    cause: Cause,
+fn paused(Pause { by, since, until, cause }: &Pause) -> Object {
+    actor(by).set("since", utc(*since)).set("until", utc(*until)).set("cause", cause)
 }
 
-#[derive(Default, Serialize)]
-struct LastSuccess<'a> {
-    #[serde(flatten)]
-    who: Who<'a>,
-    fence: Option<Fence>,
-    acquired_at: Option<String>,
-    ended_at: String,
+fn last_success(success: &LastSuccess) -> Object {
+    let (known, ended) = match success {
+        LastSuccess::Known(success) => (Some(success), success.ended),
+        LastSuccess::EndedAt(ended) => (None, *ended),
+    };
+    who(known.map(|success| &success.owner))
+        .set("fence", known.map(|success| success.fence))
+        .set("acquired_at", known.map(|success| utc(success.since)))
+        .set("ended_at", utc(ended))
 }
 
-impl<'a> Lock<'a> {
-    fn of(view: &'a View, success: Option<&'a rules::LastSuccess>) -> Self {
-        let foreign = view.foreign.as_ref().map(|foreign| Holds {
-            lease_ms: foreign.left.map(millis),
-            foreign: true,
-            ..Holds::default()
-        });
-        let wanted = || view.waiters.first().map(|waiter| waiter.mode);
-        let (mode, slots) = view.mode.or_else(wanted).map(mode).unzip();
-        Self {
-            key: view.name.key(),
-            known: view.is_known(),
-            state: view.state,
-            mode,
-            slots: slots.flatten(),
-            fence: view.fence,
-            holders: view.holders.iter().map(Holds::of).chain(foreign).collect(),
-            waiters: view.waiters.iter().zip(view.turns()).map(|(one, turn)| Waits::of(one, turn)).collect(),
-            last_run: view.log.first().map(|end| LastRun::of(view.name.key(), end, view.counts_until(end))),
-            last_success: success.map(LastSuccess::of),
-            done: view.counting().map(|(success, until)| Done {
-                by: (&success.owner).into(),
-                arrived_at: utc(success.arrived()),
-                granted_at: utc(success.since),
-                until: until.map(utc),
-            }),
-            last_refusal: None,
-            paused: view.paused.as_ref().map(Paused::of),
-            expect_ms: view.expected.map(|expected| millis(expected.every)),
-            overdue: view.overdue(),
-        }
-    }
-}
-
-impl<'a> Holds<'a> {
-    pub fn of(holder: &'a Holder) -> Self {
-        let now = holder.since.saturating_add(millis(holder.held));
-        let renewed_at = |ago| utc(now.saturating_sub(millis(ago)));
-        Self {
-            who: (&holder.owner).into(),
-            slot: holder.slot,
-            fence: Some(holder.fence),
-            acquired_at: Some(utc(holder.since)),
-            held_ms: Some(millis(holder.held)),
-            ttl_ms: holder.ttl().map(millis),
-            lease_ms: Some(millis(holder.lease)),
-            renewed_at: holder.renewed_ago().map(renewed_at),
-            stale: holder.is_stale(),
-            foreign: false,
-            asked_by: holder.asked.as_ref().map(Actor::from),
-            superseded: holder.superseded,
-            rest: holder.owner.rest.as_deref(),
-        }
-    }
-}
-
-impl<'a> Waits<'a> {
-    fn of(waiter: &'a Waiter, turn: Option<Duration>) -> Self {
-        let ((mode, slots), turn_ms) = (mode(waiter.mode), turn.map(millis));
-        Self {
-            who: (&waiter.owner).into(),
-            mode,
-            slots,
-            waiting_ms: millis(waiter.waiting),
-            turn_ms,
-            replaces: waiter.replaces,
-        }
-    }
-}
-
-impl<'a> Paused<'a> {
-    fn of(Pause { by, since, until, cause }: &'a Pause) -> Self {
-        Self { by: by.into(), since: utc(*since), until: utc(*until), cause: *cause }
-    }
-}
-
-impl<'a> LastSuccess<'a> {
-    fn of(success: &'a rules::LastSuccess) -> Self {
-        match success {
-            rules::LastSuccess::Known(success) => Self {
-                who: (&success.owner).into(),
-                fence: Some(success.fence),
-                acquired_at: Some(utc(success.since)),
-                ended_at: utc(success.ended),
-            },
-            rules::LastSuccess::EndedAt(ended) => Self { ended_at: utc(*ended), ..Self::default() },
-        }
-    }
-}
-
-impl<'a> LastRun<'a> {
-    fn of(key: &'a str, end: &'a LoggedEnd, counts_until: Option<u64>) -> Self {
-        Self {
-            key,
-            outcome: end.word(),
-            who: (&end.owner).into(),
-            fence: end.fence,
-            acquired_at: utc(end.since),
-            ended_at: utc(end.ended),
-            held_ms: end.ended.saturating_sub(end.since),
-            waited_ms: end.waited,
-            job: end.job.into(),
-            forced_by: end.by.as_ref().map(Actor::from),
-            counts_until: counts_until.map(utc),
-            during_pause: end.during_pause,
-        }
-    }
+fn last_run(key: &str, end: &LoggedEnd, counts_until: Option<u64>) -> Object {
+    Object::default()
+        .set("key", key)
+        .set("outcome", end.word())
+        .with(who(Some(&end.owner)))
+        .set("fence", end.fence)
+        .set("acquired_at", utc(end.since))
+        .set("ended_at", utc(end.ended))
+        .set("held_ms", end.ended.saturating_sub(end.since))
+        .set("waited_ms", end.waited)
+        .with(job_end(end.job))
+        .set("forced_by", end.by.as_ref().map(actor))
+        .set("counts_until", counts_until.map(utc))
+        .set("during_pause", end.during_pause)
 }
 
 #[cfg(test)]
@@ -382,7 +242,7 @@ mod tests {
         let text = status(&crate::output::table::tests::views()?, &[])?;
         println!("{text}");
         assert!(!text.contains(|c: char| c != '\n' && acts(c)));
-        let array: serde_json::Value = serde_json::from_str(&text)?;
+        let array: Value = serde_json::from_str(&text)?;
         for lock in array.as_array().into_iter().flatten() {
             let fields = [
                 "key",

@@ -1,16 +1,15 @@
 //! Formats an event: for people as one line with local time, for programs as one JSON object on a
 //! line. docs/watch.md explains both.
 
-use super::json::{Actor, JobEnd, Who};
+use super::json::Object;
 use super::owner::{because, who};
 use super::time::{local, millis, span, utc};
 use super::{Coloured, escaped, history, json};
 use crate::error::Error;
 use crate::exit::Ended;
-use crate::lock::{Fence, Mode};
+use crate::lock::Mode;
 use crate::rules::Outcome;
 use crate::store::events::{Event, EventKind};
-use serde::Serialize;
 
 /// The line for people; `now` is the store's clock.
 pub fn line(key: &str, event: &Event, now: u64, colours: Coloured) -> String {
@@ -96,41 +95,20 @@ fn details(event: &Event) -> String {
     parts.join(", ")
 }
 
-#[derive(Serialize)]
-struct Object<'a> {
-    event: &'static str,
-    at: String,
-    key: &'a str,
-    #[serde(flatten)]
-    who: Who<'a>,
-    mode: Option<&'static str>,
-    slots: Option<u32>,
-    slot: Option<u32>,
-    fence: Option<Fence>,
-    waited_ms: Option<u64>,
-    held_ms: Option<u64>,
-    #[serde(flatten)]
-    job: JobEnd,
-    by: Option<Actor<'a>>,
-    count: u64,
-}
-
 /// The line for programs.
 pub fn object(key: &str, event: &Event) -> Result<String, Error> {
-    let (mode, slots) = event.mode.map(json::mode).unzip();
-    json::line(&Object {
-        event: word(event.kind),
-        at: utc(event.at),
-        key,
-        who: event.owner.as_ref().map(Who::from).unwrap_or_default(),
-        mode,
-        slots: slots.flatten(),
-        slot: event.slot,
-        fence: event.fence,
-        waited_ms: event.waited.map(millis),
-        held_ms: event.held.map(millis),
-        job: event.job.into(),
-        by: event.by.as_ref().map(Actor::from),
-        count: event.count,
-    })
+    let object = Object::default()
+        .set("event", word(event.kind))
+        .set("at", utc(event.at))
+        .set("key", key)
+        .with(json::who(event.owner.as_ref()))
+        .with(json::mode(event.mode))
+        .set("slot", event.slot)
+        .set("fence", event.fence)
+        .set("waited_ms", event.waited.map(millis))
+        .set("held_ms", event.held.map(millis))
+        .with(json::job_end(event.job))
+        .set("by", event.by.as_ref().map(json::actor))
+        .set("count", event.count);
+    json::line(&object)
 }

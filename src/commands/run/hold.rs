@@ -20,6 +20,7 @@ use crate::lock::{Key, Mode, Owner, Wait};
 use crate::output;
 use crate::output::busy::listed;
 use crate::output::hold::{HoldEvent, line};
+use crate::output::json;
 use crate::output::time::millis;
 use crate::rules::{Grant, Outcome, Waiting};
 use crate::supervise::{self, Bond, Limits, Pin, Received, Words};
@@ -218,7 +219,7 @@ impl Session<'_> {
         if let Some(hold) = self.hold()
             && hold.ahead.replace(Some(waiting.ahead)) != Some(waiting.ahead)
         {
-            let holder = waiting.blocker.holder.as_ref().map(|holder| (&holder.owner).into());
+            let holder = waiting.blocker.holder.as_ref().map(|holder| json::actor(&holder.owner));
             self.tell(&HoldEvent::Waiting { ahead: waiting.ahead, holder });
         }
     }

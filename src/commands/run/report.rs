@@ -1,5 +1,7 @@
 //! Collects the outcome of a run for `--report`, however it ended. Where the report goes is decided
-//! in `report_file`.
+//! in `report_file`. docs/report.md explains the fields; adding one is a minor change, anything else
+//! a major one. There is no time of day: the store's clock decides about a lock, and a run that never
+//! reached the store knows only this machine's clock.
 
 use crate::cli::key::each_once;
 use crate::clock::Moment;
@@ -9,8 +11,8 @@ use crate::exit::{Ended, Exit};
 use crate::lease::{Asker, Loss};
 use crate::lock::{Fence, Key};
 use crate::output::What;
-use crate::output::json::Actor;
-use crate::output::report::{HowLost, Outcome, Report};
+use crate::output::json::{self, Object};
+use crate::output::report::{HowLost, Outcome};
 use crate::output::time::millis;
 use crate::rules;
 
@@ -38,7 +40,7 @@ pub struct RunReport {
 
 impl RunReport {
     /// The report of a run that ends now with this result.
-    pub fn finished<'a>(&'a self, keys: &[Key], result: &anyhow::Result<Exit>) -> Report<'a> {
+    pub fn finished(&self, keys: &[Key], result: &anyhow::Result<Exit>) -> Object {
         let now = Moment::now();
         let exit = result.as_ref().copied().unwrap_or_else(error::exit_of);
         let died = if let Exit::Signal(signal) = exit { Some(Ended::Signal(signal)) } else { None };
@@ -48,23 +50,24 @@ impl RunReport {
             how => how_lost(how),
         });
         let waited_until = self.granted.map_or(now, |(at, _)| at);
-        Report {
-            outcome: self.outcome(exit),
-            status: exit.code(),
-            started: self.started,
-            job: self.job.or(died).into(),
-            lost,
-            forced_by: self.fate.by().filter(|_| lost.is_some()).map(Actor::from),
-            key: keys.first().map(ToString::to_string),
-            keys: each_once(keys).iter().map(ToString::to_string).collect(),
-            store: self.store.as_deref(),
-            waited_ms: self.asked.map(|asked| millis(waited_until.since(asked))),
-            held_ms: self.granted.map(|(at, _)| millis(now.since(at))),
-            fence: self.granted.map(|(_, fence)| fence),
-            slot: self.slot,
-            nested: self.nested,
-            error: result.as_ref().err().map(error::line),
-        }
+        let keys = each_once(keys);
+        Object::default()
+            .set("outcome", self.outcome(exit))
+            .set("status", exit.code())
+            .set("started", self.started)
+            // If a signal ended dlock before the job started, that signal.
+            .with(json::job_end(self.job.or(died)))
+            .set("lost", lost)
+            .set("forced_by", self.fate.by().filter(|_| lost.is_some()).map(json::actor))
+            .set("key", keys.first())
+            .set("keys", &keys)
+            .set("store", &self.store)
+            .set("waited_ms", self.asked.map(|asked| millis(waited_until.since(asked))))
+            .set("held_ms", self.granted.map(|(at, _)| millis(now.since(at))))
+            .set("fence", self.granted.map(|(_, fence)| fence))
+            .set("slot", self.slot)
+            .set("nested", self.nested)
+            .set("error", result.as_ref().err().map(error::line))
     }
 
     fn outcome(&self, exit: Exit) -> Outcome {

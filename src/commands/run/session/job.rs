@@ -7,6 +7,7 @@ use crate::commands::run::ending::{exit, failure, pause_after, ran};
 use crate::exit::{Ended, Exit, OnLost};
 use crate::lease::{Asker, Lease, Loss, Report};
 use crate::output::hold::HoldEvent;
+use crate::output::json;
 use crate::output::time::millis;
 use crate::rules::{End, FailurePause};
 use crate::supervise::{self, Event, NotStarted, Reached, Received, StopReason};
@@ -84,7 +85,7 @@ impl Session<'_> {
                 let is_hold = self.is_hold();
                 if is_hold {
                     self.report.fate = self.fate(lease);
-                    let by = self.report.fate.by().map(Into::into);
+                    let by = self.report.fate.by().map(json::actor);
                     self.tell(&HoldEvent::Asked { by, superseded: asker == Asker::Newer });
                 }
                 self.guard.stop();

@@ -11,6 +11,7 @@ use crate::lease::{self, Report};
 use crate::lock::Wait;
 use crate::output::busy::Tried;
 use crate::output::hold::HoldEvent;
+use crate::output::json;
 use crate::rules::{Blocker, Done, End, Grant, Notice, Refusal};
 use crate::supervise::{self, Event, Limits};
 use std::time::Duration;
@@ -120,7 +121,7 @@ impl Session<'_> {
     /// The lock was not obtained.
     fn busy(&self, own: &Own, blocker: &Blocker) {
         let Run { wait, once_per, busy: status, .. } = *self.run;
-        let holder = blocker.holder.as_ref().map(|holder| (&holder.owner).into());
+        let holder = blocker.holder.as_ref().map(|holder| json::actor(&holder.owner));
         self.tell(&HoldEvent::Busy { holder, status });
         let waited = Some(self.waited()).filter(|_| wait != Wait::No);
         let notice = Notice::busy(blocker, once_per, waited).filter(|_| !self.is_hold());
