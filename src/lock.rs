@@ -1,7 +1,7 @@
 //! The basic types: key, name, mode, token, fence, ttl, owner. Values are checked here, at the
 //! border, so that the code below may rely on them. Knows no store, no clock and no output.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
@@ -415,6 +415,16 @@ impl<'de> Deserialize<'de> for Fence {
         let value = serde_json::Value::deserialize(source)?;
         let fence = value.as_u64().or_else(|| value.as_str()?.parse().ok());
         fence.map(Self).ok_or_else(|| serde::de::Error::custom("a fence that is no number"))
+    }
+}
+
+impl Fence {
+    /// Writes a fence as text, for the scripts of Redis.
+    pub fn as_text<S: Serializer>(
+        fence: &(impl Into<Option<Self>> + Copy),
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        (*fence).into().map(|fence| fence.to_string()).serialize(to)
     }
 }
 

@@ -42,14 +42,17 @@ impl Ask {
 }
 
 /// The arguments of `renew`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub struct Renew<'a> {
     pub token: &'a Token,
     /// The fence of the grant. A hold with another fence is not the caller's: a late `acquire` was
     /// granted it after the caller's own had ended. None if the caller knows its token only.
+    #[serde(serialize_with = "Fence::as_text", skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
+    #[serde(with = "ms")]
     pub ttl: Duration,
     /// What [`Owner::rest`] becomes; None if it stays.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rest: Option<&'a str>,
 }
 

@@ -73,8 +73,10 @@ impl Histogram {
 }
 
 impl Stat {
-    /// Joins the totals with those of the same lock on another server: takes the larger of two
-    /// counts, and the later of two times. The caller joins the histogram.
+    /// Joins the totals with those of the same lock on another server. Each has seen most of what
+    /// happened, so the larger of two counts is nearer to the truth; so is the later of two times.
+    /// Of two histograms, the one that counted more: a span that each server measures by its own
+    /// clock may lie in different buckets.
     pub fn join(&mut self, other: &Self) {
         for (all, one) in [
             (&mut self.grants, other.grants),
@@ -91,6 +93,10 @@ impl Stat {
         for (outcome, at) in &other.last {
             let last = self.last.entry(*outcome).or_default();
             *last = (*last).max(*at);
+        }
+        let (all, one) = (&self.held, &other.held);
+        if (one.count(), one.sum) > (all.count(), all.sum) {
+            self.held = one.clone();
         }
         self.last_success = self.last_success.max(other.last_success);
         self.last_failure = self.last_failure.max(other.last_failure);

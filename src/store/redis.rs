@@ -169,8 +169,7 @@ impl Store for RedisStore {
     }
 
     fn renew(&mut self, names: &Names, renew: &rules::Renew<'_>, deadline: Moment) -> Result<Renewal, Error> {
-        let argument = argument::Renew::new(renew);
-        self.caller.run_replicated(&script::RENEW, names, &argument, Limit::Deadline, deadline)?.read()
+        self.caller.run_replicated(&script::RENEW, names, renew, Limit::Deadline, deadline)?.read()
     }
 
     /// With `--replicas` a late answer does not tell whether the replicas have the renewal, so
@@ -196,7 +195,7 @@ impl Store for RedisStore {
         fence: Option<Fence>,
         deadline: Moment,
     ) -> Result<Option<Proof>, Error> {
-        let argument = argument::Prove::new(token, fence);
+        let argument = argument::Prove { token, fence };
         let reply = self.caller.run(&script::PROVE, names.as_slice(), &argument, deadline)?;
         if reply.is("not-held")? { Ok(None) } else { reply.read().map(Some) }
     }
@@ -208,8 +207,7 @@ impl Store for RedisStore {
         who: &Owner,
         deadline: Moment,
     ) -> Result<Requested, Error> {
-        let argument = argument::Request { fence: fence.to_string(), by: who };
-        self.run(&script::REQUEST, name, &argument, deadline)?.read()
+        self.run(&script::REQUEST, name, &argument::Request { fence, by: who }, deadline)?.read()
     }
 
     fn watch(&mut self, name: &Name, token: &Token, deadline: Moment) -> Result<(), Error> {

@@ -49,8 +49,8 @@ struct Try<'a> {
 }
 
 impl Try<'_> {
-    fn argument(&self, fence: Option<u64>) -> Attempt<'_> {
-        Attempt { ask: &self.ask, attempt: &self.number, fence: fence.map(|fence| fence.to_string()) }
+    fn argument(&self, fence: Option<Fence>) -> Attempt<'_> {
+        Attempt { ask: &self.ask, attempt: &self.number, fence }
     }
 }
 
@@ -164,7 +164,7 @@ impl QuorumStore {
         let (everybody, majority) = (self.masters.everybody(), self.masters.majority());
         let candidates = granted.read::<Candidate>("granted")?;
         let fence = candidates.iter().map(|candidate| candidate.fence.0).max().unwrap_or_default();
-        let second = self.call(&scripts::CONFIRM, this.name, &this.argument(Some(fence)))?;
+        let second = self.call(&scripts::CONFIRM, this.name, &this.argument(Some(Fence(fence))))?;
         let told = self.decide(&second, this.deadline.min(this.end), |told| {
             told.count("confirmed") >= majority || told.count("not-held") > everybody.len() - majority
         });

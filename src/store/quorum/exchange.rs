@@ -23,7 +23,8 @@ pub struct WinBack<'a> {
     pub token: &'a Token,
     #[serde(with = "ms")]
     pub ttl: Duration,
-    pub fence: String,
+    #[serde(serialize_with = "Fence::as_text")]
+    pub fence: Fence,
     #[serde(flatten)]
     pub hold: &'a Vouched,
 }
@@ -102,8 +103,8 @@ pub struct Attempt<'a> {
     #[serde(flatten)]
     pub ask: &'a Ask,
     pub attempt: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fence: Option<String>,
+    #[serde(serialize_with = "Fence::as_text", skip_serializing_if = "Option::is_none")]
+    pub fence: Option<Fence>,
 }
 
 #[derive(Deserialize)]

@@ -7,6 +7,7 @@ use super::{Held, Polling, QuorumStore, STRAGGLERS_SEEN, Vouches, scripts, tally
 use crate::clock::Moment;
 use crate::lock::{Fence, Mode, Name, Names, Owner, Token};
 use crate::rules;
+use crate::rules::stat::Stat;
 use crate::rules::{
     Acquired, Ask, End, Forget, Left, NewPause, Proof, Refusal, Renewal, Requested, Revoke, Revoked, State,
     schedule,
@@ -34,7 +35,7 @@ impl Store for QuorumStore {
         // The masters know a fence that the caller does not.
         let won = old.as_ref().map(|hold| Fence(hold.fence)).filter(|fence| fence.0 > 0);
         let renew = &rules::Renew { fence: renew.fence.or(won), ..*renew };
-        let call = self.call(&scripts::RENEW, names.first(), &argument::Renew::new(renew))?;
+        let call = self.call(&scripts::RENEW, names.first(), renew)?;
         let wins_until = || old.as_ref().map(|old| old.until).filter(|until| !until.passed());
         let (wins_back, most_lost) = (wins_until().is_some(), self.masters.len() - majority);
         let answers = self.decide(&Call { within: renew.ttl, ..call }, deadline, |answers| {
@@ -43,7 +44,7 @@ impl Store for QuorumStore {
         });
         let Vouches { asked, hold, fence, untold } = self.vouches(&answers, renew.fence)?;
         let until = schedule::deadline(sent, renew.ttl);
-        let win = WinBack { token: renew.token, ttl: renew.ttl, fence: fence.to_string(), hold: &hold };
+        let win = WinBack { token: renew.token, ttl: renew.ttl, fence: Fence(fence), hold: &hold };
         let win = self.call(&scripts::WIN_BACK, names.first(), &win)?;
         // A master that does not know the fence need not take it before the next renewal.
         let soon = until.min(sent.after(self.request_time()));
@@ -78,8 +79,7 @@ impl Store for QuorumStore {
         who: &Owner,
         deadline: Moment,
     ) -> Result<Requested, Error> {
-        let argument = argument::Request { fence: fence.to_string(), by: who };
-        let request = self.call(&scripts::REQUEST, name, &argument)?;
+        let request = self.call(&scripts::REQUEST, name, &argument::Request { fence, by: who })?;
         let answers = self.ask_all(&request, deadline);
         if answers.count("asked") > 0 {
             Ok(Requested::Asked)
@@ -246,18 +246,19 @@ impl Store for QuorumStore {
         }
         let now = answers.now();
         let (mut seen, mut fences) = (Vec::new(), Vec::new());
-        let (mut log, mut stats, mut whys) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut log, mut totals, mut whys) = (Vec::new(), Stat::default(), Vec::new());
         let (mut successes, mut expected) = (Vec::new(), Vec::new());
         for at in 0..self.masters.len() {
             let Some(Answer { head, reply }) = answers.of(at, "seen") else { continue };
             let clock = Clock::of(head.now, now);
-            let Inspected { seen: one, unfit, history } = reply.read()?;
-            log.extend(history.log().into_iter().map(|end| clock.of_end(end)));
-            stats.push(clock.of_stat(history.stat()));
+            let Inspected { seen: one, unfit, mut history } = reply.read()?;
+            let (ends, stat) = clock.history(&mut history);
+            log.extend(ends);
+            totals.join(&stat);
             seen.push((at, one.timed_by(clock)));
             fences.extend(history.fence);
-            expected.push((history.fence, history.expected.map(|expected| clock.of_expected(expected))));
-            successes.extend(history.success.map(|success| clock.of_success(success)));
+            expected.push((history.fence, history.expected));
+            successes.extend(history.success);
             whys.push(unfit.and_then(|why| self.masters.why_unfit(at, &why, head.counts_in)));
         }
         for ((at, _), why) in seen.iter().zip(whys) {
@@ -289,7 +290,7 @@ impl Store for QuorumStore {
             fence: fences.into_iter().max(),
             waiters: Vec::new(),
             log: view::join_logs(log),
-            stat: view::join_stats(stats),
+            stat: totals,
             paused,
             success: successes.into_iter().max_by_key(|success| success.fence),
             // What the master says that saw the last grant.

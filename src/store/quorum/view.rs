@@ -2,8 +2,9 @@
 //! for `status`. Sends no requests.
 
 use crate::lock::{Fence, Mode};
-use crate::rules::stat::{Histogram, Stat};
-use crate::rules::{Blocker, Expected, Foreign, Holder, LoggedEnd, Outcome, Pause, State, Success, ms};
+use crate::rules::stat::Stat;
+use crate::rules::{Blocker, Foreign, Holder, LoggedEnd, Outcome, Pause, State, ms};
+use crate::store::redis::reply::History;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -42,8 +43,8 @@ impl MasterView {
 
     /// The same with its times converted by `clock`.
     pub fn timed_by(mut self, clock: Clock) -> Self {
-        self.holder.iter_mut().for_each(|holder| clock.set(&mut holder.since));
-        self.paused = self.paused.map(|pause| clock.of_pause(pause));
+        clock.set(self.holder.iter_mut().map(|holder| &mut holder.since));
+        clock.set(self.paused.iter_mut().flat_map(|pause| [&mut pause.since, &mut pause.until]));
         self
     }
 
@@ -70,42 +71,19 @@ impl Clock {
         Self { behind_ms: if behind.unsigned_abs() < SET { 0 } else { behind } }
     }
 
-    pub fn of_pause(self, mut pause: Pause) -> Pause {
-        self.set(&mut pause.since);
-        self.set(&mut pause.until);
-        pause
+    /// Converts times of this clock to the common clock, in place.
+    pub fn set<'t>(self, times: impl IntoIterator<Item = &'t mut u64>) {
+        times.into_iter().for_each(|time| *time = time.saturating_add_signed(self.behind_ms));
     }
 
-    /// Converts a time of this clock to the common clock, in place.
-    const fn set(self, time: &mut u64) {
-        *time = time.saturating_add_signed(self.behind_ms);
-    }
-
-    /// The same for the times of an end.
-    pub const fn of_end(self, mut end: LoggedEnd) -> LoggedEnd {
-        self.set(&mut end.since);
-        self.set(&mut end.ended);
-        end
-    }
-
-    /// The same for the times of a success.
-    pub fn of_success(self, mut success: Success) -> Success {
-        self.set(&mut success.since);
-        self.set(&mut success.ended);
-        success
-    }
-
-    /// The same for the time of an expectation.
-    pub const fn of_expected(self, mut expected: Expected) -> Expected {
-        self.set(&mut expected.since);
-        expected
-    }
-
-    /// The same for the times among the totals.
-    pub fn of_stat(self, mut stat: Stat) -> Stat {
-        let lasts = stat.last.values_mut().chain(&mut stat.last_success).chain(&mut stat.last_failure);
-        lasts.for_each(|time| self.set(time));
-        stat
+    /// Converts the times of a history. Returns its log and totals.
+    pub fn history(self, history: &mut History) -> (Vec<LoggedEnd>, Stat) {
+        let (mut log, mut stat) = (history.log(), history.stat());
+        self.set(log.iter_mut().flat_map(|end| [&mut end.since, &mut end.ended]));
+        self.set(stat.last.values_mut().chain(&mut stat.last_success).chain(&mut stat.last_failure));
+        self.set(history.success.iter_mut().flat_map(|success| [&mut success.since, &mut success.ended]));
+        self.set(history.expected.iter_mut().map(|expected| &mut expected.since));
+        (log, stat)
     }
 }
 
@@ -226,25 +204,6 @@ pub fn join_logs(logs: impl IntoIterator<Item = LoggedEnd>) -> Vec<LoggedEnd> {
         }
     }
     ends.into_values().rev().take(crate::rules::LOG_KEPT).collect()
-}
-
-/// Joins the totals of several masters. Each saw most of what happened, so the greatest count is
-/// nearest to the truth.
-pub fn join_stats(stats: impl IntoIterator<Item = Stat>) -> Stat {
-    let mut joined = Stat::default();
-    for stat in stats {
-        joined.join(&stat);
-        join_histograms(&mut joined.held, &stat.held);
-    }
-    joined
-}
-
-/// Takes the whole histogram of the master that counted most. Each master measures by its own
-/// clock, so one span may lie in different buckets.
-fn join_histograms(all: &mut Histogram, one: &Histogram) {
-    if (one.count(), one.sum) > (all.count(), all.sum) {
-        all.clone_from(one);
-    }
 }
 
 #[cfg(test)]

@@ -4,9 +4,8 @@
 
 use crate::exit::Ended;
 use crate::lock::{Fence, Owner, Token};
-use crate::rules::{self, Ask, End, FailurePause, Missed, NewPause, Outcome, Refusal, Subject, ms};
+use crate::rules::{self, Ask, End, FailurePause, Missed, NewPause, Outcome, Refusal, Subject};
 use serde::Serialize;
-use std::time::Duration;
 
 #[derive(Serialize)]
 pub struct Nothing {}
@@ -19,15 +18,9 @@ pub struct OfToken<'a> {
 
 #[derive(Serialize)]
 pub struct Prove<'a> {
-    token: &'a Token,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fence: Option<String>,
-}
-
-impl<'a> Prove<'a> {
-    pub fn new(token: &'a Token, fence: Option<Fence>) -> Self {
-        Self { token, fence: fence.map(|fence| fence.to_string()) }
-    }
+    pub token: &'a Token,
+    #[serde(serialize_with = "Fence::as_text", skip_serializing_if = "Option::is_none")]
+    pub fence: Option<Fence>,
 }
 
 #[derive(Serialize)]
@@ -43,24 +36,6 @@ pub struct Acquire<'a> {
 }
 
 #[derive(Serialize)]
-pub struct Renew<'a> {
-    token: &'a Token,
-    #[serde(with = "ms")]
-    ttl: Duration,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fence: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rest: Option<&'a str>,
-}
-
-impl<'a> Renew<'a> {
-    pub fn new(renew: &rules::Renew<'a>) -> Self {
-        let fence = renew.fence.map(|fence| fence.to_string());
-        Self { token: renew.token, ttl: renew.ttl, fence, rest: renew.rest }
-    }
-}
-
-#[derive(Serialize)]
 pub struct Leave<'a> {
     token: &'a Token,
     /// How the hold ended; none if nothing ran under it.
@@ -69,23 +44,23 @@ pub struct Leave<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     job: Option<Ended>,
     once_per: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fence: Option<String>,
+    #[serde(serialize_with = "Fence::as_text", skip_serializing_if = "Option::is_none")]
+    fence: Option<Fence>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pause: Option<&'a FailurePause>,
 }
 
 impl<'a> Leave<'a> {
     pub fn new(token: &'a Token, end: &'a End) -> Self {
-        let fence = end.fence.map(|fence| fence.to_string());
-        let (outcome, pause) = (end.ran.outcome(), end.pause.as_ref());
-        Self { token, outcome, job: end.job, once_per: end.once_per, fence, pause }
+        let End { ran, job, once_per, fence, ref pause } = *end;
+        Self { token, outcome: ran.outcome(), job, once_per, fence, pause: pause.as_ref() }
     }
 }
 
 #[derive(Serialize)]
 pub struct Request<'a> {
-    pub fence: String,
+    #[serde(serialize_with = "Fence::as_text")]
+    pub fence: Fence,
     pub by: &'a Owner,
 }
 
@@ -110,8 +85,8 @@ pub struct Refuse<'a> {
 #[derive(Serialize)]
 struct Notice<'a> {
     kind: Missed,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fence: Option<String>,
+    #[serde(serialize_with = "Fence::as_text", skip_serializing_if = "Option::is_none")]
+    fence: Option<Fence>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pause: Option<u64>,
     by: &'a str,
@@ -121,7 +96,7 @@ impl<'a> Refuse<'a> {
     pub fn new(refusal: &'a Refusal) -> Self {
         let notice = refusal.notice.as_ref().map(|rules::Notice { kind, subject, by, .. }| {
             let (fence, pause) = match subject {
-                Some(Subject::Fence(fence)) => (Some(fence.to_string()), None),
+                Some(Subject::Fence(fence)) => (Some(*fence), None),
                 Some(Subject::Pause(since)) => (None, Some(*since)),
                 None => (None, None),
             };
@@ -135,6 +110,7 @@ impl<'a> Refuse<'a> {
 mod tests {
     use super::*;
     use crate::store::{Error, json};
+    use std::time::Duration;
 
     #[test]
     fn what_is_absent_is_left_out() -> Result<(), Error> {
@@ -143,7 +119,8 @@ mod tests {
         let leave = json(&Leave::new(token, &end))?;
         assert_eq!(leave, format!(r#"{{"token":"{}","once_per":false}}"#, token.secret()));
         assert_eq!(json(&Pause { pause: None })?, "{}");
-        let renew = json(&Renew { token, ttl: Duration::from_micros(1_500_700), fence: None, rest: None })?;
+        let renew =
+            json(&rules::Renew { token, ttl: Duration::from_micros(1_500_700), fence: None, rest: None })?;
         assert_eq!(renew, format!(r#"{{"token":"{}","ttl":1500}}"#, token.secret()));
         Ok(())
     }
