@@ -64,7 +64,7 @@ use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, CString, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 /// The process name of a guard.
@@ -264,7 +264,7 @@ impl Guard {
     /// dropped before this returns. Before `Orphaned::Over` it should print only where printing
     /// cannot block: a full pipe without a reader would hang the guard.
     pub fn fork(plan: Plan, inherited: &Inherited, on_orphaned: impl FnMut(Orphaned)) -> io::Result<Self> {
-        let argv = plan.argv.into_iter().map(|arg| CString::new(arg.into_vec())).collect::<Result<_, _>>()?;
+        let argv = plan.argv.iter().map(|arg| CString::new(arg.as_bytes())).collect::<Result<_, _>>()?;
         let limits = LimitsSender::new()?;
         let (link, far) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
@@ -280,19 +280,12 @@ impl Guard {
                 let foreign = target.map(|target| Foreign::new(target, [caller, procfs::own_pid()]));
                 guard::run(
                     guard::Setup {
+                        plan,
                         argv,
-                        bond: plan.bond,
-                        group: plan.group,
                         caller_group,
                         caller,
                         forked_at,
-                        grace: plan.grace,
-                        max_run: plan.max_run,
-                        on_lost: plan.on_lost,
-                        spare: plan.spare,
-                        leftovers: plan.leftovers,
                         tree: ProcessTree::new(vec![caller], foreign, limits),
-                        keep: plan.keep,
                         mask: inherited.mask,
                         child_ignored: inherited.ignored_child,
                         link: far,

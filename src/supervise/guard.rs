@@ -2,13 +2,12 @@
 //! or a limit passes, and stops the job when it must (`due`). Everything here runs in the guard's
 //! own process, in one thread. This file has the loop, and the messages from and to dlock.
 
-use super::bond::Bond;
 use super::limits::LimitsSender;
 use super::process_tree::ProcessTree;
 use super::protocol::{self, Change, Order};
 use super::stop::Stop;
 use super::tty::Modes;
-use super::{Ended, Event, GUARD_NAME, Group, Leftovers, NotStarted, Orphaned, Process, StopReason};
+use super::{Ended, Event, GUARD_NAME, Group, NotStarted, Orphaned, Plan, Process, StopReason};
 use crate::clock::{Moment, Timer};
 use crate::exit::OnLost;
 use crate::sys::{self, SignalSet};
@@ -21,7 +20,7 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 mod children;
@@ -30,21 +29,15 @@ mod start;
 
 /// What dlock hands to the guard at the fork.
 pub(super) struct Setup {
+    pub plan: Plan,
+    /// The command of the plan.
     pub argv: Vec<CString>,
-    pub bond: Option<Bond>,
-    pub group: Group,
     /// `None` if it has no id here: its leader is outside this PID namespace.
     pub caller_group: Option<Pid>,
     pub caller: i32,
     /// Read by the caller.
     pub forked_at: Moment,
-    pub grace: Duration,
-    pub max_run: Option<Duration>,
-    pub on_lost: OnLost,
-    pub spare: Duration,
-    pub leftovers: Leftovers,
     pub tree: ProcessTree,
-    pub keep: Vec<RawFd>,
     pub mask: SignalSet,
     pub child_ignored: bool,
     pub link: OwnedFd,
@@ -54,7 +47,7 @@ pub(super) struct Setup {
 impl Setup {
     /// Whether TERM is due, so that CMD must not start any more.
     fn is_too_late(&self) -> bool {
-        self.on_lost == OnLost::Stop && self.limits.get().term_at.passed()
+        self.plan.on_lost == OnLost::Stop && self.limits.get().term_at.passed()
     }
 }
 
@@ -133,7 +126,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         // it.
         sys::set_mask(SignalSet::ALL);
         // If the caller's group has no id here, CMD could not rejoin it, so the guard stays in it.
-        if setup.group == Group::Own || setup.caller_group.is_some() {
+        if setup.plan.group == Group::Own || setup.caller_group.is_some() {
             rustix::process::setpgid(None, None)?;
         }
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;

@@ -37,15 +37,15 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         }
         let (JobState::Running { .. }, Some(status)) = (&self.state, self.status()) else { return };
         let is_over = [0, NOT_PRINTED].map(Ended::Code).contains(&status);
-        if self.setup.bond.is_some() && !is_over {
+        if self.setup.plan.bond.is_some() && !is_over {
             // The process that it watched may still live.
-            let deadline = Moment::now().after(self.setup.grace).min(self.bound());
+            let deadline = Moment::now().after(self.setup.plan.grace).min(self.bound());
             return self.stop(StopReason::WatcherGone, deadline);
         }
         // A process hands its children to the nearest subreaper before it can be reaped itself. So
         // as long as any descendant lives, the guard has a child; with no child left, the whole job
         // has ended.
-        let leaves = || self.setup.leftovers == Leftovers::Leave && !self.setup.tree.has_guard();
+        let leaves = || self.setup.plan.leftovers == Leftovers::Leave && !self.setup.tree.has_guard();
         // The hold was given back before its process ended.
         let is_given_back = || self.process().is_some_and(|process| !process.has_ended());
         if self.no_child || leaves() || is_given_back() {
@@ -64,13 +64,13 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
     /// Whether the guard looks for what the process of a hold has started, to wait for it.
     pub fn follows(&self) -> bool {
         self.process().is_some()
-            && self.setup.leftovers == Leftovers::Await
+            && self.setup.plan.leftovers == Leftovers::Await
             && matches!(self.state, JobState::Running { .. })
     }
 
     /// The process that a hold is for.
     fn process(&self) -> Option<&Pin> {
-        self.setup.bond.as_ref()?.process.as_ref()
+        self.setup.plan.bond.as_ref()?.process.as_ref()
     }
 
     fn follow(&mut self) {
@@ -118,7 +118,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
     fn pause(&mut self, raw: i32) {
         let Some(cmd) = &mut self.cmd else { return };
         let stopped = raw & 0xff == 0x7f;
-        if stopped && self.setup.bond.is_some() {
+        if stopped && self.setup.plan.bond.is_some() {
             // A watcher that sleeps would keep the lock after the end of what it watches.
             let _ = sys::kill(cmd.pid, libc::SIGCONT);
             return;
@@ -133,7 +133,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         }
         let caller_lives =
             rustix::process::getppid().is_some_and(|parent| parent.as_raw_pid() == self.setup.caller);
-        if woken && self.setup.group == Group::Caller && caller_lives {
+        if woken && self.setup.plan.group == Group::Caller && caller_lives {
             // dlock stopped itself along with CMD. If another process continues CMD alone, dlock
             // must renew again.
             let _ = sys::kill(self.setup.caller, libc::SIGCONT);
@@ -159,7 +159,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             return;
         }
         // CMD has not been reaped, so no other process can have its id, nor a group that it leads.
-        if self.setup.group == Group::Caller || sys::kill(-cmd.pid, signal).is_err() {
+        if self.setup.plan.group == Group::Caller || sys::kill(-cmd.pid, signal).is_err() {
             // If CMD now belongs to another user, the guard may not signal it. Neither could the
             // signal's sender.
             let _ = sys::kill(cmd.pid, signal);

@@ -27,12 +27,12 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
 
     pub fn stop_on_request(&mut self) {
         if let JobState::Running { .. } = self.state {
-            self.stop(StopReason::Asked, Moment::now().after(self.setup.grace));
+            self.stop(StopReason::Asked, Moment::now().after(self.setup.plan.grace));
         }
     }
 
     pub fn obeys_limits(&self) -> bool {
-        self.setup.on_lost == OnLost::Stop
+        self.setup.plan.on_lost == OnLost::Stop
     }
 
     /// What can be signalled of the job without /proc.
@@ -46,7 +46,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         if !self.obeys_limits() {
             return None;
         }
-        let earliest = limits.term_at.min(limits.kill_at.before(self.setup.spare));
+        let earliest = limits.term_at.min(limits.kill_at.before(self.setup.plan.spare));
         if earliest == limits.term_at || now < earliest {
             return Some(earliest);
         }
@@ -85,18 +85,18 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         let now = Moment::now();
         let limits = self.setup.limits.get();
         let ran_out = self.term_or_measure_at(limits, now).is_some_and(|at| at <= now);
-        let grace_ends = now.after(self.setup.grace);
+        let grace_ends = now.after(self.setup.plan.grace);
         match &mut self.state {
             JobState::Running { .. } if ran_out => self.stop(StopReason::LeaseRanOut, limits.kill_at),
             JobState::Running { .. } if self.is_orphaned => {
-                let is_on_input = self.setup.bond.as_ref().is_some_and(|bond| bond.process.is_none());
+                let is_on_input = self.setup.plan.bond.as_ref().is_some_and(|bond| bond.process.is_none());
                 // The program at the other end of stdin cannot be stopped. It gets the rest of the
                 // lease to end.
                 let deadline = if is_on_input { limits.kill_at } else { grace_ends.min(self.bound()) };
                 self.stop(StopReason::CallerGone, deadline);
             }
             JobState::Running { since }
-                if self.setup.max_run.is_some_and(|most| since.after(most) <= now) =>
+                if self.setup.plan.max_run.is_some_and(|most| since.after(most) <= now) =>
             {
                 self.stop(StopReason::MaxRun, grace_ends);
             }
@@ -143,7 +143,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
         let at = match &self.state {
             JobState::Idle | JobState::Ended { .. } => None,
             JobState::Running { since } => {
-                let max_run = self.setup.max_run.map(|most| since.after(most));
+                let max_run = self.setup.plan.max_run.map(|most| since.after(most));
                 let follow_at = self.follows().then_some(self.follow_at);
                 term_at.into_iter().chain(max_run).chain(follow_at).min()
             }

@@ -27,12 +27,12 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             self.send_event(&Event::NotStarted(NotStarted::TooLate));
             return Ok(());
         }
-        if self.setup.bond.is_some() && self.setup.leftovers == Leftovers::Await {
+        if self.setup.plan.bond.is_some() && self.setup.plan.leftovers == Leftovers::Await {
             // A caller that knows of the grant may rely on this look.
             self.setup.tree.follow_foreign();
         }
         self.modes = Modes::save(self.setup.caller_group);
-        let (pid, failed) = match &self.setup.bond {
+        let (pid, failed) = match &self.setup.plan.bond {
             Some(bond) => self.start_watcher(bond)?,
             None => self.start_cmd()?,
         };
@@ -42,7 +42,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
             self.send_event(&Event::NotStarted(why));
             return Ok(());
         }
-        if let Some(file) = self.setup.bond.as_ref().and_then(|bond| bond.stderr.as_ref()) {
+        if let Some(file) = self.setup.plan.bond.as_ref().and_then(|bond| bond.stderr.as_ref()) {
             rustix::stdio::dup2_stderr(file)?;
         }
         self.cmd = Some(Cmd { pid, status: None, was_stopped: false });
@@ -89,8 +89,8 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
     pub fn close_the_rest(&mut self) {
         let mut keep =
             vec![2, self.setup.link.as_raw_fd(), self.children.as_raw_fd(), self.timer.as_fd().as_raw_fd()];
-        keep.extend(&self.setup.keep);
-        keep.extend(self.setup.bond.as_ref().and_then(|bond| bond.process.as_ref()).map(Pin::raw_fd));
+        keep.extend(&self.setup.plan.keep);
+        keep.extend(self.setup.plan.bond.as_ref().and_then(|bond| bond.process.as_ref()).map(Pin::raw_fd));
         // SAFETY: the guard uses no other descriptor, and drops nothing: see `run`.
         #[expect(unsafe_code, reason = "only the guard knows which descriptors it uses")]
         unsafe {
@@ -100,7 +100,7 @@ impl<F: FnMut(Orphaned)> GuardProcess<F> {
 }
 
 fn join_group(setup: &Setup) -> rustix::io::Result<()> {
-    match (setup.group, setup.caller_group) {
+    match (setup.plan.group, setup.caller_group) {
         (Group::Caller, None) => Ok(()),
         (Group::Caller, group) => rustix::process::setpgid(None, group),
         (Group::Own, _) => rustix::process::setpgid(None, None),
