@@ -213,8 +213,8 @@ impl LockTable {
             for name in names {
                 self.record(name.as_str()).renew(now, token, ttl, rest);
             }
-            let asked = names.iter().filter_map(|name| self.record(name.as_str()).asked(token));
-            asked.min_by_key(|asked| *asked != Renewal::Asked).unwrap_or(Renewal::Renewed)
+            let answers = names.iter().filter_map(|name| self.record(name.as_str()).asked(token));
+            answers.min_by_key(|answer| *answer != Renewal::Asked).unwrap_or(Renewal::Renewed)
         } else if names.iter().any(|name| self.record(name.as_str()).is_revoked_from(token)) {
             Renewal::Revoked
         } else {

@@ -29,11 +29,11 @@ pub fn history(context: &Context, flags: &History) -> anyhow::Result<Exit> {
     let origin = |error| context.with_origin(error);
     let looked = wanted.look(context, &mut *store, Which::Known, LOG_KEPT, "shown");
     let Overview { views, exit, .. } = looked.map_err(origin)?;
-    let asked = views.iter().filter(|_| flags.refused);
-    let refusals = asked.map(|view| store.refusals(&view.name, context.deadline()));
+    let with_refusals = views.iter().filter(|_| flags.refused);
+    let refusals = with_refusals.map(|view| store.refusals(&view.name, context.deadline()));
     let refusals = refusals.collect::<Result<_, _>>().map_err(origin)?;
     let all = chosen(&views, refusals, flags, moment.flatten());
-    let ends = all.iter().filter_map(|(key, told)| match told {
+    let ends = all.iter().filter_map(|(key, entry)| match entry {
         HistoryEntry::End(end, until) => Some((key.clone(), (end.clone(), until.is_some()))),
         HistoryEntry::Refusal(_) => None,
     });
@@ -90,14 +90,14 @@ fn chosen(
         let ends = ends.map(|end| HistoryEntry::End(end.clone(), view.counts_until(end)));
         let refused = refusals.next().unwrap_or_default().into_iter().map(HistoryEntry::Refusal);
         let since = moment.or_else(|| flags.since?.last(now));
-        let is_recent = |told: &HistoryEntry| since.is_none_or(|since| told.at() >= since);
-        let told: Vec<HistoryEntry> = ends.chain(refused).filter(is_recent).collect();
-        told.into_iter().map(move |told| (key.clone(), told))
+        let is_recent = |entry: &HistoryEntry| since.is_none_or(|since| entry.at() >= since);
+        let entries: Vec<HistoryEntry> = ends.chain(refused).filter(is_recent).collect();
+        entries.into_iter().map(move |entry| (key.clone(), entry))
     };
     let mut all: Vec<(String, HistoryEntry)> = views.iter().flat_map(of_one).collect();
     // The log of one lock is in order already, even if a clock was set back.
     if views.len() > 1 || flags.refused {
-        all.sort_by_key(|(_, told)| std::cmp::Reverse(told.at()));
+        all.sort_by_key(|(_, entry)| std::cmp::Reverse(entry.at()));
     }
     all.truncate(flags.lines.unwrap_or(usize::MAX));
     all

@@ -61,7 +61,7 @@ pub struct Progress {
     /// Whether an outage was reported.
     troubled: bool,
     /// The failure of the last request that had all its time.
-    said: Option<Error>,
+    reported: Option<Error>,
     retry: Retry,
     /// Grants that came too late to be used.
     late_grants: u32,
@@ -81,7 +81,7 @@ impl Progress {
             blocker: None,
             was_queued: false,
             troubled: false,
-            said: None,
+            reported: None,
             retry: Retry::after(RIDE_OUT_PAUSE),
             late_grants: 0,
             estimate_at: began.after(ESTIMATE_AFTER),
@@ -116,7 +116,7 @@ impl Progress {
     }
 
     /// The arguments of a request sent at `sent`.
-    fn asked(&self, request: &Request, sent: Moment) -> Ask {
+    fn ask(&self, request: &Request, sent: Moment) -> Ask {
         let (waited, has_waited) = (sent.since(self.began), self.was_queued);
         Ask { waited, has_waited, ..request.ask.clone() }
     }
@@ -137,10 +137,10 @@ impl Progress {
     /// before.
     fn telling(&mut self, error: Error, is_cut: bool) -> Error {
         let is_cut = is_cut || is_put_off(&error);
-        match (&error, &self.said) {
-            (Error::Unreachable(_) | Error::Overloaded(_), Some(said)) if is_cut => said.clone(),
+        match (&error, &self.reported) {
+            (Error::Unreachable(_) | Error::Overloaded(_), Some(reported)) if is_cut => reported.clone(),
             _ => {
-                self.said = Some(error.clone());
+                self.reported = Some(error.clone());
                 error
             }
         }
@@ -199,7 +199,7 @@ impl Obtaining<'_> {
     fn ask(&mut self) -> Step {
         let sent = Moment::now();
         let deadline = self.progress.deadline(self.request, sent);
-        let ask = self.progress.asked(self.request, sent);
+        let ask = self.progress.ask(self.request, sent);
         let is_cut = deadline < sent.after(self.request.budget());
         let answer = self.store.acquire(&self.request.names, &ask, deadline);
         match answer.map_err(|error| self.progress.telling(error, is_cut)) {
@@ -314,11 +314,11 @@ impl Obtaining<'_> {
         // Try only once, because the replicas are known not to answer. If this fails, the guard
         // gives the lock back.
         let (deadline, end) = (Moment::now().after(self.request.op_timeout), End::NOT_RUN);
-        let said = match self.store.leave(&self.request.names, &self.request.ask.token, &end, deadline) {
+        let text = match self.store.leave(&self.request.names, &self.request.ask.token, &end, deadline) {
             Ok(_) | Err(Error::Unacknowledged(_)) => format!("{text}; the lock is given back"),
             Err(_) => text,
         };
-        self.over(Report::Failed(Error::Unacknowledged(said)))
+        self.over(Report::Failed(Error::Unacknowledged(text)))
     }
 
     /// Sleeps in the queue until woken, or until `at`; not beyond `until`.

@@ -13,7 +13,7 @@ use crate::shell::{cited, word};
 use std::time::Duration;
 
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct LockRequest {
     /// The keys in the order given; at least one.
     pub keys: Vec<Key>,
     /// The store's name without its secret.
@@ -33,7 +33,7 @@ pub enum Tried {
 }
 
 /// The message for busy. `so` says what it means for the command, if there is one.
-pub fn busy(asked: &Asked, blocker: &Blocker, tried: Tried, so: &str) -> String {
+pub fn busy(request: &LockRequest, blocker: &Blocker, tried: Tried, so: &str) -> String {
     let (verdict, next) = match tried {
         _ if blocker.queue_full.is_some() => ("is busy".into(), "try later"),
         // A run with --min-hold cannot use --wait.
@@ -42,11 +42,11 @@ pub fn busy(asked: &Asked, blocker: &Blocker, tried: Tried, so: &str) -> String 
         Tried::Inside => ("is busy".into(), "this process itself runs under it"),
         Tried::Waited(bound) => (format!("was busy for all of --wait ({})", span(bound)), "try later"),
     };
-    format!("{} {verdict}: {}{so}; {next}", asked.at(blocker.at), reason(blocker, asked.mode))
+    format!("{} {verdict}: {}{so}; {next}", request.at(blocker.at), reason(blocker, request.mode))
 }
 
 /// The message of a run whose work another run had done.
-pub fn done(asked: &Asked, done: &Done) -> String {
+pub fn done(request: &LockRequest, done: &Done) -> String {
     let owner = &done.success.owner;
     let now = done.success.since.saturating_add(millis(done.ago));
     let (began, ended) = (local(done.success.since, now), local(done.success.ended, now));
@@ -57,35 +57,35 @@ pub fn done(asked: &Asked, done: &Done) -> String {
     format!(
         "{} is done: {} ran {} from {began} to {ended}, with status 0; the command did not run; it is due again {due} \
          (--once-per), or after {}",
-        asked.at(done.at),
+        request.at(done.at),
         who(owner),
         quoted_command(owner),
-        cited(&format!("dlock forget {}", word(asked.key_of(done.at).as_str())))
+        cited(&format!("dlock forget {}", word(request.key_of(done.at).as_str())))
     )
 }
 
 /// The message of a run that a newer run replaced.
-pub fn superseded(asked: &Asked, superseded: &Superseded) -> String {
+pub fn superseded(request: &LockRequest, superseded: &Superseded) -> String {
     let by = match &superseded.by {
         unknown if unknown.host.is_empty() => "a newer run".into(),
         owner => format!("{}, which wants to run {}", who(owner), quoted_command(owner)),
     };
-    format!("superseded by {by} under {} (--replace); the command did not run", asked.at(superseded.at))
+    format!("superseded by {by} under {} (--replace); the command did not run", request.at(superseded.at))
 }
 
 /// The line about waiting for `waited` so far, in a short form if the terminal is narrow.
-fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Width) -> String {
+fn waiting(request: &LockRequest, waiting: &Waiting, waited: Duration, room: Width) -> String {
     let blocker = &waiting.blocker;
     let place = waiting.ahead.saturating_add(1);
     let since = if waited.as_secs() == 0 { String::new() } else { format!(" for {}", span(waited)) };
     let turn = waiting.turn.map(|turn| format!(", its turn in about {}", about(turn))).unwrap_or_default();
-    let (lock, why) = (asked.at(blocker.at), reason(blocker, asked.mode));
+    let (lock, why) = (request.at(blocker.at), reason(blocker, request.mode));
     let whole = format!("waiting{since} for {lock}, place {place} in the queue{turn}: {why}");
     match room {
         Width::Columns(columns) if width(&whole) > columns => {
             // What changes comes first, so that it is seen if the end is cut.
-            let (key, waited) = (asked.key_of(blocker.at), span(Duration::from_secs(waited.as_secs())));
-            let reason = short_reason(blocker, asked.mode);
+            let (key, waited) = (request.key_of(blocker.at), span(Duration::from_secs(waited.as_secs())));
+            let reason = short_reason(blocker, request.mode);
             let brief = format!("waiting {waited} for {key}, place {place}: {reason}");
             let running = blocker.holder.as_ref().filter(|_| blocker.state == State::Held);
             match running.filter(|_| width(&brief) < columns) {
@@ -100,10 +100,10 @@ fn waiting(asked: &Asked, waiting: &Waiting, waited: Duration, room: Width) -> S
 }
 
 /// Why a request for this mode is not granted, in a short form.
-fn short_reason(blocker: &Blocker, asked: Mode) -> String {
+fn short_reason(blocker: &Blocker, requested: Mode) -> String {
     match &blocker.holder {
         Some(holder) if blocker.state == State::Held => held_briefly(holder, blocker.others),
-        _ => reason(blocker, asked),
+        _ => reason(blocker, requested),
     }
 }
 
@@ -116,14 +116,14 @@ pub fn held_briefly(holder: &Holder, others: u64) -> String {
 }
 
 /// Returns a function that makes the line about waiting, for a wait that began at `since`.
-pub fn line(asked: Asked, heard: Waiting, since: Moment) -> impl Fn(Width) -> Said {
-    let heard_at = Moment::now();
+pub fn line(request: LockRequest, answer: Waiting, since: Moment) -> impl Fn(Width) -> Said {
+    let answered = Moment::now();
     move |room| {
         let now = Moment::now();
-        let aged = aged(&heard, now.since(heard_at));
+        let aged = aged(&answer, now.since(answered));
         Said {
-            text: waiting(&asked, &aged, now.since(since), room),
-            key: asked.key_of(aged.blocker.at).to_string(),
+            text: waiting(&request, &aged, now.since(since), room),
+            key: request.key_of(aged.blocker.at).to_string(),
             holder: aged.blocker.holder,
             ahead: Some(aged.ahead),
         }
@@ -143,7 +143,7 @@ fn aged(waiting: &Waiting, age: Duration) -> Waiting {
     waiting
 }
 
-impl Asked {
+impl LockRequest {
     /// The key at this position in order of name.
     pub fn key_of(&self, at: usize) -> &Key {
         let mut in_order: Vec<&Key> = self.keys.iter().collect();
@@ -179,10 +179,10 @@ fn joined(keys: &[Key]) -> String {
 }
 
 /// Why a request for this mode is not granted, as a clause.
-pub fn reason(blocker: &Blocker, asked: Mode) -> String {
+pub fn reason(blocker: &Blocker, requested: Mode) -> String {
     if let Some(waiters) = blocker.queue_full {
         let rest = Blocker { queue_full: None, ..blocker.clone() };
-        return format!("the queue is full: {} wait; {}", grouped(waiters), reason(&rest, asked));
+        return format!("the queue is full: {} wait; {}", grouped(waiters), reason(&rest, requested));
     }
     match &blocker.paused {
         Some(Pause { by, .. }) if blocker.state == State::Paused => {
@@ -190,9 +190,9 @@ pub fn reason(blocker: &Blocker, asked: Mode) -> String {
             format!("paused by {}{}, for {left} more", who(by), because(by))
         }
         Some(Pause { by, .. }) => {
-            format!("{}; also paused by {}{}", blocker_text(blocker, asked), who(by), because(by))
+            format!("{}; also paused by {}{}", blocker_text(blocker, requested), who(by), because(by))
         }
-        None => blocker_text(blocker, asked),
+        None => blocker_text(blocker, requested),
     }
 }
 
@@ -204,13 +204,13 @@ fn grouped(number: usize) -> String {
     }
 }
 
-fn blocker_text(blocker: &Blocker, asked: Mode) -> String {
+fn blocker_text(blocker: &Blocker, requested: Mode) -> String {
     let left = blocker.left.map(|left| format!(", for {} at most", span(left))).unwrap_or_default();
     match (blocker.state, &blocker.holder) {
-        (State::Held, Some(holder)) if holder.confirmed => held(holder, blocker, asked),
+        (State::Held, Some(holder)) if holder.confirmed => held(holder, blocker, requested),
         (State::Held, Some(Holder { owner, .. })) => {
             let (who, others) = (who(owner), and_others(blocker.others, "and"));
-            let (what, conflict) = (quoted_command(owner), mode_conflict(blocker, asked));
+            let (what, conflict) = (quoted_command(owner), mode_conflict(blocker, requested));
             format!("it was just granted to {who}{others}, earlier in the queue ({what}){conflict}")
         }
         (State::Held, None) if blocker.mode.is_some() => "others hold it".into(),
@@ -240,13 +240,13 @@ fn earlier(blocker: &Blocker) -> String {
 }
 
 /// The holders, as a clause: the oldest in full, and the number of others.
-fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
+fn held(holder: &Holder, blocker: &Blocker, requested: Mode) -> String {
     let now = holder.since.saturating_add(millis(holder.held));
     let end = now.saturating_add(millis(holder.lease));
     let taken = blocker.others.saturating_add(1);
     let how = match blocker.mode {
         None => "held by".into(),
-        Some(Mode::Exclusive) if asked == Mode::Exclusive => "held by".into(),
+        Some(Mode::Exclusive) if requested == Mode::Exclusive => "held by".into(),
         Some(Mode::Exclusive) => "held exclusive by".into(),
         Some(Mode::Shared) => "held shared by".into(),
         Some(Mode::Slots(1)) => "its one slot is held by".into(),
@@ -264,7 +264,7 @@ fn held(holder: &Holder, blocker: &Blocker, asked: Mode) -> String {
     let Holder { owner, since, held, lease, .. } = holder;
     let (who, what, rest, why) = (who(owner), quoted_command(owner), left_behind(owner), because(owner));
     let (since, held, end, lease) = (local(*since, now), span(*held), local(end, now), span(*lease));
-    let (to_stop, conflict) = (asked_to_stop(holder), mode_conflict(blocker, asked));
+    let (to_stop, conflict) = (asked_to_stop(holder), mode_conflict(blocker, requested));
     format!(
         "{how} {who} since {since} ({held} ago), running {what}{rest}{why}, lease good until {end} ({lease} more){to_stop}{others}{conflict}"
     )
@@ -290,15 +290,15 @@ pub fn and_others(others: u64, and: &str) -> String {
 }
 
 /// Why a request for this mode cannot join the holders.
-fn mode_conflict(blocker: &Blocker, asked: Mode) -> String {
+fn mode_conflict(blocker: &Blocker, requested: Mode) -> String {
     match blocker.mode {
-        None | Some(Mode::Exclusive) if asked == Mode::Exclusive => String::new(),
-        Some(Mode::Slots(slots)) if asked == Mode::Slots(slots) => {
+        None | Some(Mode::Exclusive) if requested == Mode::Exclusive => String::new(),
+        Some(Mode::Slots(slots)) if requested == Mode::Slots(slots) => {
             let taken = blocker.others.saturating_add(1);
             if taken < u64::from(slots) { format!("; {}", earlier(blocker)) } else { String::new() }
         }
-        Some(mode) if mode == asked => format!("; {}", earlier(blocker)),
-        _ => match asked {
+        Some(mode) if mode == requested => format!("; {}", earlier(blocker)),
+        _ => match requested {
             Mode::Slots(1) => "; 1 slot was asked for".into(),
             Mode::Slots(slots) => format!("; {slots} slots were asked for"),
             mode => format!("; {mode} was asked for"),
@@ -340,9 +340,9 @@ mod tests {
         }
     }
 
-    fn asked(keys: &[&str], mode: Mode) -> Result<Asked, String> {
+    fn request(keys: &[&str], mode: Mode) -> Result<LockRequest, String> {
         let keys = keys.iter().map(|key| Key::new(key)).collect::<Result<_, _>>()?;
-        Ok(Asked { keys, store: "redis://h:6379".into(), mode })
+        Ok(LockRequest { keys, store: "redis://h:6379".into(), mode })
     }
 
     fn blocker(mode: Mode, others: u64) -> Blocker {
@@ -369,26 +369,26 @@ mod tests {
 
     #[test]
     fn busy_line_describes_the_holder() -> Result<(), String> {
-        let asked = asked(&["nightly"], Mode::Exclusive)?;
+        let request = request(&["nightly"], Mode::Exclusive)?;
         let blocker = blocker(Mode::Exclusive, 0);
         let parts = ["nightly in redis://h:6379 is busy: held by app@web1 (pid 4711)", "12m ago"];
         let more = ["'report --all'", "27s more); the command did not run", "-w"];
-        assert_contains(&busy(&asked, &blocker, Tried::Once, NOT_RUN), &[&parts[..], &more].concat());
-        let line = busy(&asked, &blocker, Tried::Waited(Duration::from_secs(10)), NOT_RUN);
+        assert_contains(&busy(&request, &blocker, Tried::Once, NOT_RUN), &[&parts[..], &more].concat());
+        let line = busy(&request, &blocker, Tried::Waited(Duration::from_secs(10)), NOT_RUN);
         assert_contains(&line, &["--wait (10s)"]);
         Ok(())
     }
 
     #[test]
     fn busy_line_says_that_the_queue_is_full() -> Result<(), String> {
-        let asked = asked(&["nightly"], Mode::Exclusive)?;
+        let request = request(&["nightly"], Mode::Exclusive)?;
         let blocker = Blocker { queue_full: Some(1000), ..blocker(Mode::Exclusive, 0) };
         let parts = [
             "nightly in redis://h:6379 is busy: the queue is full: 1,000 wait; held by app@web1 (pid 4711)",
             "; the command did not run; try later",
         ];
         for tried in [Tried::Once, Tried::Waited(Duration::from_secs(10))] {
-            assert_contains(&busy(&asked, &blocker, tried, NOT_RUN), &parts);
+            assert_contains(&busy(&request, &blocker, tried, NOT_RUN), &parts);
         }
         assert_eq!([7, 1000, 12_345_067].map(grouped), ["7", "1,000", "12,345,067"]);
         Ok(())
@@ -415,7 +415,7 @@ mod tests {
             (Exclusive, 0, Slots(1), &["held exclusive by app@web1", "; 1 slot was asked for"]),
         ] {
             assert_contains(
-                &busy(&asked(&["k"], wanted)?, &blocker(held, others), Tried::Once, NOT_RUN),
+                &busy(&request(&["k"], wanted)?, &blocker(held, others), Tried::Once, NOT_RUN),
                 parts,
             );
         }
@@ -424,10 +424,10 @@ mod tests {
 
     #[test]
     fn busy_line_names_the_key_in_the_way() -> Result<(), String> {
-        let asked = asked(&["c", "a", "b"], Mode::Exclusive)?;
+        let request = request(&["c", "a", "b"], Mode::Exclusive)?;
         let blocker = Blocker { at: 2, ..blocker(Mode::Exclusive, 0) };
         assert_contains(
-            &busy(&asked, &blocker, Tried::Once, NOT_RUN),
+            &busy(&request, &blocker, Tried::Once, NOT_RUN),
             &["c in redis://h:6379 (wanted together with a and b) is busy"],
         );
         let keys = ["a", "b", "c", "d", "e"].map(Key::new).into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -438,17 +438,17 @@ mod tests {
 
     #[test]
     fn waiting_line_fits_and_ages() -> Result<(), String> {
-        let asked = asked(&["nightly"], Mode::Exclusive)?;
+        let request = request(&["nightly"], Mode::Exclusive)?;
         let waits = Waiting { ahead: 1, next: Duration::ZERO, blocker: blocker(Mode::Shared, 3), turn: None };
         let turn = Waiting { turn: Some(Duration::from_secs(400)), ..waits.clone() };
-        let line = waiting(&asked, &turn, Duration::from_secs(95), Width::Endless);
+        let line = waiting(&request, &turn, Duration::from_secs(95), Width::Endless);
         assert_contains(&line, &["place 2 in the queue, its turn in about 7m:"]);
         let waits = aged(&waits, Duration::from_secs(10));
-        let said = |columns| waiting(&asked, &waits, Duration::from_secs(95), Width::Columns(columns));
+        let said = |columns| waiting(&request, &waits, Duration::from_secs(95), Width::Columns(columns));
         let parts =
             ["nightly in redis://h", "1m35s", "place 2", "app@web1 (pid 4711)", "12m10s", "17s", "3 others"];
         assert_contains(&said(300), &parts);
-        assert_eq!(said(300), waiting(&asked, &waits, Duration::from_secs(95), Width::Endless));
+        assert_eq!(said(300), waiting(&request, &waits, Duration::from_secs(95), Width::Endless));
         for columns in [100, 80, 50] {
             assert_contains(
                 &said(columns),
@@ -467,12 +467,12 @@ mod tests {
                 for left in [None, Some(Duration::from_secs(3))] {
                     let blocker =
                         Blocker { state, holder: holder.clone(), left, ..blocker(Mode::Exclusive, 1) };
-                    let asked = asked(&["k"], Mode::Shared)?;
-                    println!("{}", busy(&asked, &blocker, Tried::Once, NOT_RUN));
+                    let request = request(&["k"], Mode::Shared)?;
+                    println!("{}", busy(&request, &blocker, Tried::Once, NOT_RUN));
                     let waits = Waiting { ahead: 2, next: Duration::ZERO, blocker, turn: None };
                     for room in [Width::Endless, Width::Columns(40), Width::Columns(1)] {
                         assert_contains(
-                            &waiting(&asked, &waits, Duration::from_secs(10), room),
+                            &waiting(&request, &waits, Duration::from_secs(10), room),
                             &["10s", "place 3"],
                         );
                     }

@@ -217,7 +217,7 @@ pub fn between(
     for group in
         all.chunk_by(|(key, one), (other, next)| one.refusal().and(next.refusal()).is_some() && key == other)
     {
-        let refusals: Vec<&Refusal> = group.iter().filter_map(|(_, told)| told.refusal()).collect();
+        let refusals: Vec<&Refusal> = group.iter().filter_map(|(_, entry)| entry.refusal()).collect();
         match group {
             [(key, HistoryEntry::Refusal(_)), ..] => text.push_str(&(lines_of(key, &refusals) + "\n")),
             _ => text.push_str(&rows.next().unwrap_or_default()),

@@ -1,7 +1,7 @@
 //! What a scheduled run (`--once-per`) that ended without a success announces, also with `--quiet`: one
 //! line, by one run for all machines.
 
-use super::busy::{Asked, quoted_command, reason};
+use super::busy::{LockRequest, quoted_command, reason};
 use super::owner::{because, who};
 use super::time::{local, millis, span};
 use crate::lock::{By, Period};
@@ -34,8 +34,8 @@ impl Fields {
 }
 
 /// The run gave up, or was refused because another one has the lock for long.
-pub fn busy(asked: &Asked, blocker: &Blocker, refusal: &Refusal) -> String {
-    let (place, key) = (asked.at(blocker.at), asked.key_of(blocker.at).as_str());
+pub fn busy(request: &LockRequest, blocker: &Blocker, refusal: &Refusal) -> String {
+    let (place, key) = (request.at(blocker.at), request.key_of(blocker.at).as_str());
     let command = |name: &str| cited(&format!("dlock {name} {}", word(key)));
     let has_failed = matches!(&refusal.notice, Some(Notice { kind: Missed::Failed, .. }));
     let what = match &refusal.notice {
@@ -68,21 +68,21 @@ pub fn busy(asked: &Asked, blocker: &Blocker, refusal: &Refusal) -> String {
             };
             (paused, format!("{} ends the pause", command("resume")))
         }
-        _ => (format!(": {}", reason(blocker, asked.mode)), format!("{} says more", command("status"))),
+        _ => (format!(": {}", reason(blocker, request.mode)), format!("{} says more", command("status"))),
     };
     format!("{place}{what}{because_of}; this run did not happen; {next}")
 }
 
 /// The run was skipped, and probably should not have been.
-pub fn done(asked: &Asked, done: &Done, notice: &Notice, period: Period) -> String {
-    let skipped = format!("{}: skipped: a run succeeded {} ago", asked.at(done.at), span(done.age));
+pub fn done(request: &LockRequest, done: &Done, notice: &Notice, period: Period) -> String {
+    let skipped = format!("{}: skipped: a run succeeded {} ago", request.at(done.at), span(done.age));
     if notice.kind == Missed::TooLong {
         let (period, shorter) = (span(period.whole()), shorter(period.whole()));
         return format!(
             "{skipped}; --once-per {period} is as long as the period, write --once-per {shorter}"
         );
     }
-    let forget = cited(&format!("dlock forget {}", word(asked.key_of(done.at).as_str())));
+    let forget = cited(&format!("dlock forget {}", word(request.key_of(done.at).as_str())));
     format!("{skipped}, at another hour than usual; {forget} lets it run")
 }
 

@@ -56,7 +56,7 @@ pub struct Engine<C: Coordinator> {
     /// End of the lease, if this process took or renewed it.
     lease: Option<Moment>,
     /// Time of the last heartbeat, while this process waits.
-    heard: Option<Moment>,
+    last_heartbeat: Option<Moment>,
     /// Number of waiters before this one when it last asked.
     ahead: u64,
     /// Whether it was woken since the last request: something has changed, so the next request goes
@@ -97,7 +97,7 @@ impl<C: Coordinator> Engine<C> {
         Self {
             coordinator,
             lease: None,
-            heard: None,
+            last_heartbeat: None,
             is_woken: false,
             has_cleaned_up: false,
             left: None,
@@ -161,10 +161,10 @@ impl<C: Coordinator> Engine<C> {
 
     /// Sends the heartbeat of a waiter whose transaction takes longer than the time between two.
     fn keep_place(&mut self, names: &Names, me: Option<&Token>, deadline: Moment) {
-        if let (Some(me), Some(heard)) = (me, self.heard)
-            && Moment::now() > heard.after(C::HEARTBEAT)
+        if let (Some(me), Some(at)) = (me, self.last_heartbeat)
+            && Moment::now() > at.after(C::HEARTBEAT)
         {
-            self.heard = self.beat(names, me, deadline);
+            self.last_heartbeat = self.beat(names, me, deadline);
         }
     }
 
@@ -221,7 +221,7 @@ impl<C: Coordinator> Engine<C> {
     fn beat(&mut self, names: &Names, token: &Token, deadline: Moment) -> Option<Moment> {
         let now = Moment::now();
         let is_late =
-            self.heard.is_none_or(|heard| now > heard.after(ABSENCE.max(C::HEARTBEAT + C::HEARTBEAT / 4)));
+            self.last_heartbeat.is_none_or(|at| now > at.after(ABSENCE.max(C::HEARTBEAT + C::HEARTBEAT / 4)));
         let sign = KeepAlive { names, token, until: now.after(SILENCE), ttl: None };
         (!is_late && self.coordinator.keep_alive(&sign, deadline).unwrap_or(false)).then_some(now)
     }
@@ -235,7 +235,7 @@ impl<C: Coordinator> Engine<C> {
             // If it cannot be published, the record has the end.
             self.coordinator.keep_alive(&sign, deadline).ok();
         }
-        (self.lease, self.heard) = (Some(until), None);
+        (self.lease, self.last_heartbeat) = (Some(until), None);
     }
 
     /// Renews the lease outside the record. Returns None if a transaction must renew it.
@@ -357,7 +357,7 @@ impl<C: Coordinator> Engine<C> {
             return Ok(Slept::Woken);
         }
         loop {
-            let next = self.heard.map_or(until, |heard| heard.after(C::HEARTBEAT));
+            let next = self.last_heartbeat.map_or(until, |at| at.after(C::HEARTBEAT));
             // If `until` follows soon, the caller's next request is the heartbeat.
             let next = if next.after(C::HEARTBEAT / 4) < until { next } else { until };
             let watches = &mut self.watched.watches.values();
@@ -370,8 +370,8 @@ impl<C: Coordinator> Engine<C> {
                 return Ok(Slept::Through);
             }
             let deadline = Moment::now().after(self.coordinator.request_time());
-            self.heard = self.beat(names, token, deadline);
-            if self.heard.is_none() {
+            self.last_heartbeat = self.beat(names, token, deadline);
+            if self.last_heartbeat.is_none() {
                 return Ok(Slept::Woken);
             }
         }
@@ -379,7 +379,7 @@ impl<C: Coordinator> Engine<C> {
 
     fn end_liveness(&mut self, token: &Token, deadline: Moment) {
         self.coordinator.end(token, deadline);
-        (self.lease, self.heard) = (None, None);
+        (self.lease, self.last_heartbeat) = (None, None);
         self.watched = Watched::default();
     }
 }

@@ -85,7 +85,7 @@ pub struct Keys {
     /// Whether the last write found that its read was outdated.
     read_was_stale: bool,
     /// A lease that was kept alive and the header of that answer, until a read proves it.
-    kept: Option<(u64, Header)>,
+    kept_alive: Option<(u64, Header)>,
     /// Revision of the last read with the caller's token. The caller's watch starts after it. Only
     /// a read of the caller's own place moves the start of its watch; another would skip events.
     seen: u64,
@@ -110,7 +110,7 @@ impl Keys {
             mine: None,
             leases: BTreeSet::new(),
             read_was_stale: false,
-            kept: None,
+            kept_alive: None,
             seen: 0,
             wrote: 0,
             watches: None,
@@ -195,12 +195,12 @@ impl Coordinator for Keys {
         if is_holder && !self.leases.contains(&lease) {
             return Ok(false);
         }
-        let kept = self.client.keep(lease, deadline)?;
-        if kept.is_none() {
+        let kept_alive = self.client.keep(lease, deadline)?;
+        if kept_alive.is_none() {
             self.leases.remove(&lease);
         }
-        self.kept = kept.filter(|_| is_holder).map(|(header, _)| (lease, header));
-        Ok(kept.is_some())
+        self.kept_alive = kept_alive.filter(|_| is_holder).map(|(header, _)| (lease, header));
+        Ok(kept_alive.is_some())
     }
 
     fn watch(&mut self, token: &Token, _: Moment) -> Watching<Token> {

@@ -129,17 +129,17 @@ impl Files {
         change: Change,
         offset: u64,
     ) -> Result<Option<Draft<'d>>, Error> {
-        let mut kept = change.after;
+        let mut stored = change.after;
         let now = self.boot.time(offset);
         let garbled = |error: serde_json::Error| {
             Error::Garbled(format!("{}: a record cannot be written as JSON: {error}", directory.shown()))
         };
-        let (body, ends) = kept.to_value(now).map_err(garbled)?;
-        let file = FileName::of(&kept.name, FileRole::Record);
-        if kept.is_empty() {
+        let (body, ends) = stored.to_value(now).map_err(garbled)?;
+        let file = FileName::of(&stored.name, FileRole::Record);
+        if stored.is_empty() {
             return Ok(old.map(|_| Draft::removal(directory, file)));
         }
-        let version = kept.version.saturating_add(1).max(now.0);
+        let version = stored.version.saturating_add(1).max(now.0);
         let content = Header::new(version, offset, &self.boot).content(&body).map_err(garbled)?;
         Draft::write(directory, file, old, content, ends).map(Some)
     }
@@ -226,7 +226,7 @@ impl Coordinator for Files {
         records.iter_mut().for_each(|record| record.lift(offset));
         let now = self.boot.time(offset);
         records.iter_mut().for_each(|record| record.catch_up(&self.directory, now, reading));
-        let locks = records.into_iter().map(|record| record.kept).collect();
+        let locks = records.into_iter().map(|record| record.stored).collect();
         Ok(Snapshot { locks, now, seen: Seen { offset, files } })
     }
 
@@ -278,9 +278,9 @@ impl Coordinator for Files {
     fn list(&mut self, _: Moment) -> Result<Vec<Result<String, Error>>, Error> {
         self.follow()?;
         self.clean();
-        let records = self.records()?.into_iter().map(|record| record.map(|record| record.kept));
-        let is_kept = |kept: &Result<StoredLock, Error>| !kept.as_ref().is_ok_and(StoredLock::is_empty);
-        Ok(records.filter(is_kept).map(|kept| kept.map(|kept| kept.name)).collect())
+        let records = self.records()?.into_iter().map(|record| record.map(|record| record.stored));
+        let is_kept = |stored: &Result<StoredLock, Error>| !stored.as_ref().is_ok_and(StoredLock::is_empty);
+        Ok(records.filter(is_kept).map(|stored| stored.map(|stored| stored.name)).collect())
     }
 
     fn clean_up(&mut self, _: Moment) {

@@ -56,7 +56,7 @@ pub struct QuorumStore {
     shown: String,
     max_lease: Duration,
     /// The token that asks for the lock, and since when.
-    asked: Option<(Token, Moment)>,
+    asking: Option<(Token, Moment)>,
     /// The same token, and since when the masters disagree whether a newer run replaces it.
     disputed: Option<(Token, Moment)>,
     /// The hold that this store won or renewed.
@@ -104,7 +104,7 @@ impl QuorumStore {
             masters: Masters::new(masters),
             shown,
             max_lease,
-            asked: None,
+            asking: None,
             disputed: None,
             hold: None,
             troubles,

@@ -130,7 +130,7 @@ impl Bond {
 
 struct Watcher<'a> {
     bond: &'a Bond,
-    asked: OwnedFd,
+    end_requests: OwnedFd,
     timer: Timer,
     /// Output that is not printed yet.
     buffer: Vec<u8>,
@@ -146,9 +146,10 @@ impl<'a> Watcher<'a> {
         if let Some(file) = &bond.stderr {
             dup2_stderr(file)?;
         }
-        let asked = sys::signalfd(SignalSet::of(&[libc::SIGTERM, OVER]))?;
+        let end_requests = sys::signalfd(SignalSet::of(&[libc::SIGTERM, OVER]))?;
         let timer = Timer::new()?;
-        let mut keep = vec![0, 1, 2, bond.words.as_raw_fd(), asked.as_raw_fd(), timer.as_fd().as_raw_fd()];
+        let mut keep =
+            vec![0, 1, 2, bond.words.as_raw_fd(), end_requests.as_raw_fd(), timer.as_fd().as_raw_fd()];
         keep.extend(bond.process.as_ref().map(Pin::raw_fd));
         // SAFETY: the watcher uses no other descriptor, and its process ends without dropping one.
         #[expect(unsafe_code, reason = "only the watcher knows which descriptors it uses")]
@@ -157,7 +158,7 @@ impl<'a> Watcher<'a> {
         }
         Ok(Self {
             bond,
-            asked,
+            end_requests,
             timer,
             buffer: Vec::new(),
             is_input_open: true,
@@ -175,16 +176,16 @@ impl<'a> Watcher<'a> {
         loop {
             let is_away = bond.process.is_none() && is_background(over);
             // A descriptor that must not be polled now is replaced by one that is polled anyway.
-            let asked = self.asked.as_fd();
-            let over_fd = if is_away { asked } else { over };
+            let end_requests = self.end_requests.as_fd();
+            let over_fd = if is_away { end_requests } else { over };
             let words = match (self.buffer.is_empty(), self.is_input_open, self.is_output_open) {
                 (false, _, true) => PollFd::from_borrowed_fd(stdout(), PollFlags::OUT),
                 (_, true, _) => PollFd::new(&bond.words, PollFlags::IN),
-                _ => PollFd::new(&self.asked, PollFlags::IN),
+                _ => PollFd::new(&self.end_requests, PollFlags::IN),
             };
             let mut fds = [
                 PollFd::from_borrowed_fd(over_fd, PollFlags::IN),
-                PollFd::new(&self.asked, PollFlags::IN),
+                PollFd::new(&self.end_requests, PollFlags::IN),
                 PollFd::new(&self.timer, PollFlags::IN),
                 words,
             ];
@@ -192,9 +193,13 @@ impl<'a> Watcher<'a> {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
-            let [over_ready, asked, timer, words] =
+            let [over_ready, end_requests, timer, words] =
                 [0, 1, 2, 3].map(|at| fds.get(at).is_some_and(|fd| !fd.revents().is_empty()));
-            let signal = if asked { next_signal(&self.asked)?.map(|received| received.signal) } else { None };
+            let signal = if end_requests {
+                next_signal(&self.end_requests)?.map(|received| received.signal)
+            } else {
+                None
+            };
             if signal == Some(OVER) || over_ready && !is_away && self.is_over(over)? {
                 self.hand_back();
                 return Ok(());

@@ -10,7 +10,7 @@ use crate::commands::run::report::RunReport;
 use crate::error::Error;
 use crate::exit::{Ended, Exit, OnLost};
 use crate::lock::{Key, Mode, Period};
-use crate::output::busy::{self, Asked, Tried};
+use crate::output::busy::{self, LockRequest, Tried};
 use crate::output::live::Line;
 use crate::output::time::{self, millis, span};
 use crate::output::{Event, Kind, What, missed};
@@ -26,7 +26,7 @@ mod loss;
 
 pub struct Messages<'a> {
     context: &'a Context,
-    asked: Asked,
+    request: LockRequest,
     under: Under,
     pub live: RefCell<Line>,
     /// What messages call the job now: the job, or its rest.
@@ -88,12 +88,12 @@ impl<'a> Messages<'a> {
     /// For a run that asks for these keys.
     pub fn new(context: &'a Context, keys: &[Key], mode: Mode, under: Under, of: Subject) -> Self {
         let since = Moment::now();
-        let asked = Asked { keys: keys.to_vec(), store: context.settings.store.to_string(), mode };
+        let request = LockRequest { keys: keys.to_vec(), store: context.settings.store.to_string(), mode };
         let live = RefCell::new(Line::new(&context.printer, since));
         let job = Cell::new(of.job);
         let (trouble, unsaid) = (RefCell::default(), RefCell::default());
         let has_said_around = Cell::default();
-        Self { context, asked, under, live, job, of, since, trouble, unsaid, has_said_around }
+        Self { context, request, under, live, job, of, since, trouble, unsaid, has_said_around }
     }
 
     fn say<'b>(&self, kind: Kind, event: impl Into<Event<'b>>, text: &str) {
@@ -101,16 +101,16 @@ impl<'a> Messages<'a> {
     }
 
     fn keys(&self) -> String {
-        busy::listed(&self.asked.keys)
+        busy::listed(&self.request.keys)
     }
 
     pub fn place(&self) -> String {
-        format!("{} in {}", self.keys(), self.asked.store)
+        format!("{} in {}", self.keys(), self.request.store)
     }
 
     /// The hold, named as one thing even if it has several keys.
     fn lock(&self) -> String {
-        let of = if self.asked.keys.len() > 1 { "the hold of " } else { "" };
+        let of = if self.request.keys.len() > 1 { "the hold of " } else { "" };
         format!("{of}{}", self.place())
     }
 
@@ -132,13 +132,13 @@ impl<'a> Messages<'a> {
             let text = format!(
                 "{} is held for process {}, which this one descends from: if that process waits for this one, neither \
                  goes on; a dlock inside needs the variables that 'dlock hold --export' prints",
-                self.asked.at(waiting.blocker.at),
+                self.request.at(waiting.blocker.at),
                 holder.owner.pid
             );
-            let key = self.asked.key_of(waiting.blocker.at).as_str();
+            let key = self.request.key_of(waiting.blocker.at).as_str();
             self.say(Kind::Warning, Event::from(What::Waiting).about(key).held_by(Some(holder)), &text);
         }
-        self.live.borrow_mut().waits(busy::line(self.asked.clone(), waiting, self.since));
+        self.live.borrow_mut().waits(busy::line(self.request.clone(), waiting, self.since));
     }
 
     /// The command runs under a hold of the parent job.
@@ -155,7 +155,7 @@ impl<'a> Messages<'a> {
         self.live.borrow_mut().clear();
         let kind = if self.live.borrow().has_announced() { Kind::Note } else { Kind::Detail };
         if self.context.printer.says(kind) {
-            let mode = match (self.asked.mode, grant.slot) {
+            let mode = match (self.request.mode, grant.slot) {
                 (Mode::Exclusive, _) => String::new(),
                 (mode, None) => format!(" ({mode})"),
                 (mode, Some(slot)) => format!(" (slot {slot} of {mode})"),
@@ -172,11 +172,15 @@ impl<'a> Messages<'a> {
     pub fn busy(&self, blocker: &Blocker, tried: Tried, so: &str, status: u8) {
         let is_inside = tried == Tried::Once && owner::is_around(blocker.holder.as_ref());
         let tried = if is_inside { Tried::Inside } else { tried };
-        self.say(Kind::Note, self.busy_event(blocker, status), &busy::busy(&self.asked, blocker, tried, so));
+        self.say(
+            Kind::Note,
+            self.busy_event(blocker, status),
+            &busy::busy(&self.request, blocker, tried, so),
+        );
     }
 
     fn busy_event<'b>(&'b self, blocker: &'b Blocker, status: u8) -> Event<'b> {
-        let key = self.asked.key_of(blocker.at).as_str();
+        let key = self.request.key_of(blocker.at).as_str();
         let event = Event::from(What::Busy).about(key).held_by(blocker.holder.as_ref());
         let by = blocker.paused.as_ref().map(|pause| &pause.by).or(blocker.before.as_ref());
         let ahead = blocker.queue_full.map(|waiters| waiters as u64);
@@ -187,23 +191,23 @@ impl<'a> Messages<'a> {
     pub fn missed_busy(&self, blocker: &Blocker, refusal: &Refusal, status: u8) {
         let event = self.busy_event(blocker, status);
         let event = Event { missed: missed::Fields::busy(refusal, blocker), ..event };
-        self.say(Kind::Warning, event, &missed::busy(&self.asked, blocker, refusal));
+        self.say(Kind::Warning, event, &missed::busy(&self.request, blocker, refusal));
     }
 
     /// This scheduled run was skipped, and announces it for all machines.
     pub fn missed_done(&self, done: &Done, refusal: &Refusal, once_per: Option<Period>) {
         let Some((notice, period)) = refusal.notice.as_ref().zip(once_per) else { return };
         let event = Event { missed: Some(missed::Fields::done(notice, done)), ..self.done_event(done) };
-        self.say(Kind::Warning, event, &missed::done(&self.asked, done, notice, period));
+        self.say(Kind::Warning, event, &missed::done(&self.request, done, notice, period));
     }
 
     /// Another run has done the work.
     pub fn done(&self, done: &Done) {
-        self.say(Kind::Note, self.done_event(done), &busy::done(&self.asked, done));
+        self.say(Kind::Note, self.done_event(done), &busy::done(&self.request, done));
     }
 
     fn done_event<'b>(&'b self, done: &'b Done) -> Event<'b> {
-        let key = self.asked.key_of(done.at).as_str();
+        let key = self.request.key_of(done.at).as_str();
         Event::from(What::Done).about(key).by(Some(&done.success.owner)).ends(Exit::Ok)
     }
 
@@ -217,8 +221,8 @@ impl<'a> Messages<'a> {
     /// A newer run replaced this one.
     pub fn superseded(&self, superseded: &Superseded, status: u8) {
         let by = Some(&superseded.by).filter(|by| !by.host.is_empty());
-        let event = Event::from(What::Superseded).about(self.asked.key_of(superseded.at).as_str()).by(by);
-        self.say(Kind::Note, event.ends(Exit::Busy(status)), &busy::superseded(&self.asked, superseded));
+        let event = Event::from(What::Superseded).about(self.request.key_of(superseded.at).as_str()).by(by);
+        self.say(Kind::Note, event.ends(Exit::Busy(status)), &busy::superseded(&self.request, superseded));
     }
 
     /// The store failed before the lock was granted.
@@ -230,7 +234,7 @@ impl<'a> Messages<'a> {
 
     /// The store grants the lock, but too late.
     pub fn too_slow(&self, ttl: Duration) -> Error {
-        let (store, ttl) = (&self.asked.store, span(ttl));
+        let (store, ttl) = (&self.request.store, span(ttl));
         let text = format!("{store} answers too slowly for a lease of {ttl}: give a longer --ttl");
         self.failed(store::Error::Unavailable(text))
     }
@@ -259,7 +263,7 @@ impl<'a> Messages<'a> {
     pub fn recovered(&self) {
         self.trouble.take();
         self.unsaid.take();
-        let text = format!("{} answers again", self.asked.store);
+        let text = format!("{} answers again", self.request.store);
         self.say(Kind::Note, What::Recovered, &text);
     }
 
@@ -352,7 +356,7 @@ impl<'a> Messages<'a> {
             }
             OnLost::Warn => "after that another may take the lock".into(),
         };
-        let stays = if self.asked.keys.len() > 1 { "stay" } else { "stays" };
+        let stays = if self.request.keys.len() > 1 { "stay" } else { "stays" };
         let text = format!("stopped; {} {stays} locked for {}: {then}", self.keys(), span(left));
         self.say(Kind::Note, What::Suspended, &text);
     }
@@ -365,7 +369,7 @@ impl<'a> Messages<'a> {
                 format!("gave {lock} back; --min-hold keeps it for {}", span(cooling))
             }
             Left::Already | Left::Dequeued | Left::NotHeld => {
-                let were = if self.asked.keys.len() > 1 { "were" } else { "was" };
+                let were = if self.request.keys.len() > 1 { "were" } else { "was" };
                 format!("nothing to give back: {} {were} not held any more", self.place())
             }
         };
@@ -381,7 +385,7 @@ impl<'a> Messages<'a> {
         let until = asked.after(period.counts()).max(granted);
         let until =
             now.saturating_add(millis(until.since(moment))).saturating_sub(millis(moment.since(until)));
-        let key = word(self.asked.keys[0].as_str());
+        let key = word(self.request.keys[0].as_str());
         let (place, forget) = (self.place(), cited(&format!("dlock forget {key}")));
         let (until, why) = (time::local(until, now), time::once_per(period.counts()));
         let text = format!("{place}: this run counts until {until} ({why}); {forget} makes it due again");

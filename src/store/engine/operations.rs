@@ -43,7 +43,7 @@ impl<C: Coordinator> Store for Engine<C> {
         let token = &ask.token;
         let began = Moment::now();
         let was_woken = std::mem::take(&mut self.is_woken);
-        let waits = self.heard.is_some() && ask.patience == Patience::Queue && !was_woken;
+        let waits = self.last_heartbeat.is_some() && ask.patience == Patience::Queue && !was_woken;
         let operation = |transaction: &mut Transaction<'_, C>| acquire(transaction, names, ask);
         let idle =
             if waits { self.try_without_writing(names, token, ask.mode, deadline, operation)? } else { None };
@@ -60,7 +60,7 @@ impl<C: Coordinator> Store for Engine<C> {
                     let beats = u32::try_from(waiting.ahead / crowd).unwrap_or(u32::MAX);
                     waiting.next = C::HEARTBEAT * beats.saturating_add(1).min(rarely);
                 }
-                (self.heard, self.ahead) = (Some(Moment::now()), waiting.ahead);
+                (self.last_heartbeat, self.ahead) = (Some(Moment::now()), waiting.ahead);
                 self.watch_tokens(to_watch, deadline);
             }
             // The watches stay until the first renewal: dropping them takes time, and the job is to

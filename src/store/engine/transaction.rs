@@ -46,7 +46,7 @@ pub struct Transaction<'a, C: Coordinator> {
     pub coordinator: &'a mut C,
     seen: C::Seen,
     /// Full names of the locks that the operation is about.
-    asked: BTreeSet<String>,
+    requested: BTreeSet<String>,
     /// The locks that were read, in order of name.
     locks: Vec<Opened>,
     /// The records as the lock rules see and change them.
@@ -72,8 +72,8 @@ struct Opened {
 impl<'a, C: Coordinator> Transaction<'a, C> {
     /// Reads the records of these locks, and of the related ones that `reading` names.
     pub fn open(coordinator: &'a mut C, names: &Names, reading: Reading<'_>) -> Result<Self, Error> {
-        let asked = full(names);
-        let all = asked.union(reading.names).cloned().collect();
+        let requested = full(names);
+        let all = requested.union(reading.names).cloned().collect();
         let snapshot = coordinator.read(&Reading { names: &all, ..reading })?;
         let (mut table, mut locks) = (LockTable::default(), Vec::with_capacity(snapshot.locks.len()));
         for mut stored in snapshot.locks {
@@ -84,7 +84,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         Ok(Self {
             coordinator,
             seen: snapshot.seen,
-            asked,
+            requested,
             locks,
             table,
             now: snapshot.now,
@@ -122,7 +122,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
 
     /// Records that the token has liveness, so that others can check it from now on.
     pub fn track(&mut self, token: &Token, ttl: Duration) {
-        for lock in self.locks.iter_mut().filter(|lock| self.asked.contains(&lock.stored.name)) {
+        for lock in self.locks.iter_mut().filter(|lock| self.requested.contains(&lock.stored.name)) {
             lock.stored.tracked.insert(token.clone(), Tracked { ttl: millis(ttl) });
         }
     }
@@ -190,7 +190,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             self.table.records.values().filter_map(|record| record.queue.first()).map(|(_, token)| token);
         // Dead waiters at the end must not keep a newcomer out of a full queue.
         let last = |record: &'s Record| record.queue.last().map(|(_, token)| token);
-        let before = self.asked().filter_map(move |record| match wants {
+        let before = self.requested().filter_map(move |record| match wants {
             Some(_) if !record.waiters.contains_key(me?) => last(record),
             _ => predecessor(record, me?),
         });
@@ -198,16 +198,16 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
             let shares = wants == Some(Mode::Shared) && matches!(record.lock, Lock::Shared { .. });
             !shares && !me.is_some_and(|me| record.holds.contains_key(me))
         };
-        heads.chain(before).chain(self.asked().filter(is_checked).flat_map(holders))
+        heads.chain(before).chain(self.requested().filter(is_checked).flat_map(holders))
     }
 
-    fn asked(&self) -> impl Iterator<Item = &Record> {
-        self.asked.iter().filter_map(|name| self.table.records.get(name))
+    fn requested(&self) -> impl Iterator<Item = &Record> {
+        self.requested.iter().filter_map(|name| self.table.records.get(name))
     }
 
     /// The tokens that the waiter `me` must watch, at most `limit`.
     pub fn watch_targets(&self, me: &Token, limit: usize) -> BTreeSet<Token> {
-        watch_targets(self.asked(), me, limit)
+        watch_targets(self.requested(), me, limit)
     }
 
     fn is_dead(&mut self, token: &Token) -> bool {
@@ -228,7 +228,7 @@ impl<'a, C: Coordinator> Transaction<'a, C> {
         let mut changes = Vec::with_capacity(self.locks.len());
         for Opened { stored: mut after, before } in self.locks {
             after.record = self.table.records.remove(&after.name).unwrap_or_default();
-            let is_changed = self.asked.contains(&after.name) || after.record != before;
+            let is_changed = self.requested.contains(&after.name) || after.record != before;
             changes.push(Change { before, after, is_changed });
         }
         // The store wakes tokens last, because a woken token asks at once. If a dead waiter was

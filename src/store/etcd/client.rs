@@ -343,13 +343,13 @@ impl Client {
 
     /// Reads the answer to [`keep`]: the member that answered, its term, and the seconds left. None
     /// if the lease is gone.
-    pub fn kept(&self, reply: Option<Reply>) -> Result<Option<(Header, u64)>, Failure> {
+    pub fn kept_alive(&self, reply: Option<Reply>) -> Result<Option<(Header, u64)>, Failure> {
         let good = self.good(reply)?;
         let streamed: Streamed<LeaseAnswer> = self.parse(&good.body)?;
         match streamed {
             Streamed { error: Some(error), .. } => Err(self.meaning(&error)),
-            Streamed { result: Some(kept), .. } => {
-                Ok(Some((kept.header, kept.ttl.0)).filter(|(_, ttl)| *ttl > 0))
+            Streamed { result: Some(kept_alive), .. } => {
+                Ok(Some((kept_alive.header, kept_alive.ttl.0)).filter(|(_, ttl)| *ttl > 0))
             }
             Streamed { .. } => Err(Failure::Refused(self.garbled("the answer names no lease"))),
         }
@@ -360,7 +360,7 @@ impl Client {
     /// id.
     pub fn keep(&mut self, lease: u64, deadline: Moment) -> Result<Option<(Header, u64)>, Failure> {
         let mut replies = self.ask(&[keep(lease)], deadline)?;
-        self.kept(replies.pop())
+        self.kept_alive(replies.pop())
     }
 
     /// Revokes leases, and so deletes all keys on them. A lease that is gone already is no error.

@@ -115,8 +115,8 @@ impl Keys {
         self.wrote = answer.header.revision.0;
         if let (Some(me), Some(Need { of, id, .. })) = (me, need) {
             if is_known {
-                let kept = self.client.kept(leased)?;
-                self.check_proved(id, of, kept, &answer.header, deadline)?;
+                let kept_alive = self.client.kept_alive(leased)?;
+                self.check_proved(id, of, kept_alive, &answer.header, deadline)?;
             } else {
                 self.check_granted(id, of, leased, deadline)?;
             }

@@ -78,10 +78,10 @@ impl Keys {
             // The lease may be old and about to end. The transaction has been applied, so renew and
             // prove the lease.
             (None, _) => {
-                let kept = self.client.keep(id, deadline)?;
+                let kept_alive = self.client.keep(id, deadline)?;
                 let proof = Span::one(self.layout().lock("")).whole();
                 let (read, _) = self.client.read(vec![proof], deadline)?;
-                self.check_proved(id, of, kept, &read.header, deadline)
+                self.check_proved(id, of, kept_alive, &read.header, deadline)
             }
         }
     }
@@ -92,17 +92,17 @@ impl Keys {
         &mut self,
         id: u64,
         of: LeaseOf,
-        kept: Option<(Header, u64)>,
+        kept_alive: Option<(Header, u64)>,
         answer: &Header,
         deadline: Moment,
     ) -> Result<(), Error> {
-        match kept {
+        match kept_alive {
             Some((_, length)) if length < of.seconds() => {
                 self.leases.remove(&id);
                 self.client.revoke(&[id], deadline)?;
                 Err(self.unproved())
             }
-            Some((kept, _)) if is_same_member_and_term(&kept, answer) => Ok(()),
+            Some((kept_alive, _)) if is_same_member_and_term(&kept_alive, answer) => Ok(()),
             _ => Err(self.unproved()),
         }
     }
@@ -111,12 +111,12 @@ impl Keys {
     /// term, and the caller's sessions are on the lease that was kept alive.
     pub(super) fn check_kept(
         &mut self,
-        (lease, kept): (u64, Header),
+        (lease, kept_alive): (u64, Header),
         read: &Header,
         me: Option<&Token>,
         seen: &[Sessions],
     ) -> Result<(), Error> {
-        if !is_same_member_and_term(&kept, read) {
+        if !is_same_member_and_term(&kept_alive, read) {
             return Err(self.unproved());
         }
         let mut mine = seen.iter().filter_map(|sessions| sessions.get(me?));

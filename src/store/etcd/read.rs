@@ -38,11 +38,11 @@ impl Keys {
         reading: &Reading<'_>,
     ) -> Result<(Snapshot<Vec<Sessions>>, u64), Error> {
         let (layout, is_all) = (self.layout(), reading.purpose == Purpose::LookAtAll);
-        let (kept, read_was_stale) = (self.kept.take(), std::mem::take(&mut self.read_was_stale));
+        let (kept_alive, read_was_stale) = (self.kept_alive.take(), std::mem::take(&mut self.read_was_stale));
         // A serializable read returns the member's own state, which may lag behind. In that case
         // the write that follows fails. Any other read is linearizable.
         let is_for_write = reading.purpose.is_change();
-        let serializable = is_for_write && !read_was_stale && kept.is_none();
+        let serializable = is_for_write && !read_was_stale && kept_alive.is_none();
         let mut ranges = Vec::new();
         for name in reading.names {
             let spans = [Span::one(layout.lock(name)), layout.waiters(name), layout.sessions(name)];
@@ -63,8 +63,8 @@ impl Keys {
             locks.push(lock.map_err(|why| self.garbled(name, &why))?);
             seen.push(self::sessions(&sessions).map_err(|why| self.garbled(name, why))?);
         }
-        if let Some(kept) = kept {
-            self.check_kept(kept, &header, reading.me, &seen)?;
+        if let Some(kept_alive) = kept_alive {
+            self.check_kept(kept_alive, &header, reading.me, &seen)?;
         }
         let left = if is_all { self.left(&seen, reading.deadline)? } else { BTreeMap::new() };
         for (lock, sessions) in locks.iter_mut().zip(&seen) {

@@ -84,13 +84,13 @@ impl Files {
     /// The life files of all tokens that a record names; None if a record cannot be read.
     fn named(&self) -> Option<BTreeSet<FileName>> {
         let records = self.records().ok()?.into_iter().collect::<Result<Vec<_>, _>>().ok()?;
-        let tokens = records.iter().flat_map(|RecordFile { kept, offset, .. }| {
+        let tokens = records.iter().flat_map(|RecordFile { stored, offset, .. }| {
             let now = self.boot.time(*offset);
             let is_forgotten = move |token: &Token| {
-                kept.record.waiters.get(token).is_some_and(|waiter| waiter.forget.is_strictly_past(now))
-                    && !kept.record.holds.contains_key(token)
+                stored.record.waiters.get(token).is_some_and(|waiter| waiter.forget.is_strictly_past(now))
+                    && !stored.record.holds.contains_key(token)
             };
-            kept.tracked.keys().filter(move |token| !is_forgotten(token))
+            stored.tracked.keys().filter(move |token| !is_forgotten(token))
         });
         Some(tokens.map(|token| FileName::of(token.secret(), FileRole::Life)).collect())
     }
@@ -100,7 +100,7 @@ impl Files {
         let directory = &self.directory;
         let Some(mut mutex) = Mutex::take_idle(directory, &record.with(FileRole::Mutex)) else { return };
         let read = RecordFile::read(directory, record, None, Purpose::Change, &self.boot);
-        let is_empty = read.is_ok_and(|record| record.kept.is_empty());
+        let is_empty = read.is_ok_and(|record| record.stored.is_empty());
         mutex.has_record = !(is_empty && draft::remove(directory, record).is_ok());
     }
 }

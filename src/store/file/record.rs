@@ -52,7 +52,7 @@ pub(super) struct Header {
 /// The record of one lock.
 #[derive(Debug)]
 pub(super) struct RecordFile {
-    pub(super) kept: StoredLock,
+    pub(super) stored: StoredLock,
     /// The offset of its times.
     pub(super) offset: u64,
     /// None if there is no file.
@@ -124,7 +124,7 @@ impl RecordFile {
         let flags = if is_locked { OFlags::RDWR } else { OFlags::RDONLY };
         let doing = "read the record of the lock";
         let absent =
-            || Self { kept: StoredLock::absent(name.unwrap_or_default()), offset: boot.offset, file: None };
+            || Self { stored: StoredLock::absent(name.unwrap_or_default()), offset: boot.offset, file: None };
         let (looks, pause) = LOOKS;
         let mut look = 0;
         loop {
@@ -160,16 +160,16 @@ impl RecordFile {
         boot: &Boot,
     ) -> Result<Self, Bad> {
         let (header, body) = Header::parse(content)?;
-        let (kept, used) = StoredLock::parse(body, header.version).map_err(Bad::Damaged)?;
-        let is_its = FileName::of(&kept.name, FileRole::Record) == *file;
-        if !is_its || name.is_some_and(|name| name != kept.name) {
+        let (stored, used) = StoredLock::parse(body, header.version).map_err(Bad::Damaged)?;
+        let is_its = FileName::of(&stored.name, FileRole::Record) == *file;
+        if !is_its || name.is_some_and(|name| name != stored.name) {
             return Err(Bad::Damaged("it belongs to another lock".into()));
         }
-        let mut record = Self { kept, offset: header.offset, file: None };
+        let mut record = Self { stored, offset: header.offset, file: None };
         if header.boot != boot.id {
             record.begin_boot(directory, boot);
         }
-        record.kept.forget_history(used, boot.time(record.offset));
+        record.stored.forget_history(used, boot.time(record.offset));
         Ok(record)
     }
 
@@ -177,12 +177,12 @@ impl RecordFile {
     fn complete(mut self, directory: &Directory, file: &FileName, old: OldFile, purpose: Purpose) -> Self {
         self.file = Some(old);
         if purpose == Purpose::LookAtAll {
-            let most = usize::try_from(self.kept.ends).unwrap_or(usize::MAX).min(LOG_KEPT);
+            let most = usize::try_from(self.stored.ends).unwrap_or(usize::MAX).min(LOG_KEPT);
             for end in last_ends(directory, file).iter().rev() {
-                if self.kept.log.len() == most {
+                if self.stored.log.len() == most {
                     break;
                 }
-                self.kept.add_end(end);
+                self.stored.add_end(end);
             }
         }
         self
@@ -193,7 +193,7 @@ impl RecordFile {
         let old_offset = std::mem::replace(&mut self.offset, boot.offset);
         let now = boot.time(self.offset);
         let since_old_boot = Duration::from_micros(now.0.saturating_sub(old_offset));
-        let StoredLock { record, tracked, .. } = &mut self.kept;
+        let StoredLock { record, tracked, .. } = &mut self.stored;
         // A pause counts from the end of the lease, and only the life file has that, until an operation
         // writes the pause: the clean-up keeps the files of tracked tokens.
         tracked.retain(|token, _| record.holds.get(token).is_some_and(|hold| hold.renewed));
@@ -223,7 +223,7 @@ impl RecordFile {
     pub(super) fn catch_up(&mut self, directory: &Directory, now: Time, reading: &Reading<'_>) {
         let (offset, since_boot) = (self.offset, Duration::from_micros(now.0.saturating_sub(self.offset)));
         let said = |token: &Token| published(directory, token, since_boot);
-        let StoredLock { record, tracked, .. } = &mut self.kept;
+        let StoredLock { record, tracked, .. } = &mut self.stored;
         tracked.retain(|token, alive| {
             if let Some(hold) = record.holds.get(token) {
                 let is_over = hold.until.passed(now);
@@ -278,7 +278,7 @@ impl RecordFile {
         if shift == 0 {
             return;
         }
-        let record = &mut self.kept.record;
+        let record = &mut self.stored.record;
         each_number(record, |number, what| match what {
             Number::Micros => *number = number.saturating_add(shift),
             Number::Millis if *number > 0 => *number = number.saturating_add(shift / 1000),

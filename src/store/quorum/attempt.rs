@@ -108,11 +108,11 @@ impl QuorumStore {
     /// One attempt to get the lock. Everything that it took is given back unless it won.
     fn attempt(&mut self, name: &Name, ask: &Ask, deadline: Moment) -> Result<Tried, Error> {
         let sent = Moment::now();
-        let began = match &self.asked {
+        let began = match &self.asking {
             Some((token, began)) if *token == ask.token => *began,
             _ => sent,
         };
-        self.asked = Some((ask.token.clone(), began));
+        self.asking = Some((ask.token.clone(), began));
         let disputed =
             self.disputed.as_ref().filter(|(token, _)| *token == ask.token).map(|(_, since)| *since);
         let gives_in = disputed.is_some_and(|since| since.after(AGREED_WITHIN).passed());
@@ -165,16 +165,16 @@ impl QuorumStore {
         let candidates = granted.read::<Candidate>("granted")?;
         let fence = candidates.iter().map(|candidate| candidate.fence.0).max().unwrap_or_default();
         let second = self.call(&scripts::CONFIRM, this.name, &this.argument(Some(Fence(fence))))?;
-        let told = self.decide(&second, this.deadline.min(this.end), |told| {
-            told.count("confirmed") >= majority || told.count("not-held") > everybody.len() - majority
+        let answers = self.decide(&second, this.deadline.min(this.end), |answers| {
+            answers.count("confirmed") >= majority || answers.count("not-held") > everybody.len() - majority
         });
-        if told.count("confirmed") >= majority && !this.end.passed() {
+        if answers.count("confirmed") >= majority && !this.end.passed() {
             self.hold = Some(Held { token: this.ask.token.clone(), until: this.end, fence });
             return Ok(Tried::Won(Grant { fence: Fence(fence), waited: this.ask.waited, slot: None }));
         }
         self.take_back(this, &everybody);
-        if told.count("confirmed") + told.count("not-held") < majority {
-            return Err(self.too_few(&told));
+        if answers.count("confirmed") + answers.count("not-held") < majority {
+            return Err(self.too_few(&answers));
         }
         if this.end.passed() {
             let why = "answers too slowly for a lease of this length: give a longer --ttl";

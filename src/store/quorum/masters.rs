@@ -55,12 +55,12 @@ pub struct Call {
 pub struct Masters {
     pub targets: Vec<Target>,
     workers: Vec<Option<Worker>>,
-    asked: Vec<Asked>,
+    sent: Vec<Sent>,
 }
 
 /// What was asked of a master.
 #[derive(Default)]
-struct Asked {
+struct Sent {
     /// Number of requests that it was asked in their order.
     count: u64,
     progress: Arc<Progress>,
@@ -109,7 +109,7 @@ pub enum Order {
 pub struct Pending {
     began: Moment,
     news: Receiver<(usize, News)>,
-    asked: Vec<usize>,
+    sent: Vec<usize>,
     /// Masters to which the request must be sent before dlock may end.
     unsent: BTreeSet<usize>,
 }
@@ -135,8 +135,8 @@ impl Masters {
     /// The masters of these targets. Threads start with the first request.
     pub fn new(targets: Vec<Target>) -> Self {
         let workers = targets.iter().map(|_| None).collect();
-        let asked = targets.iter().map(|_| Asked::default()).collect();
-        Self { targets, workers, asked }
+        let sent = targets.iter().map(|_| Sent::default()).collect();
+        Self { targets, workers, sent }
     }
 
     pub const fn len(&self) -> usize {
@@ -156,7 +156,7 @@ impl Masters {
         let (sender, news) = channel();
         let mut unsent = BTreeSet::new();
         for &at in to {
-            let Asked { count, progress } = &mut self.asked[at];
+            let Sent { count, progress } = &mut self.sent[at];
             let (mut number, mut is_idle) = (u64::MAX, false);
             match order {
                 Order::Behind => {
@@ -182,7 +182,7 @@ impl Masters {
                 let _ = sender.send((at, News::Answered(Err(error))));
             }
         }
-        Pending { began: Moment::now(), news, asked: to.to_vec(), unsent }
+        Pending { began: Moment::now(), news, sent: to.to_vec(), unsent }
     }
 
     fn enqueue(&mut self, at: usize, task: Task) -> Result<(), Error> {
@@ -249,9 +249,9 @@ impl Masters {
         stragglers: Duration,
         is_enough: impl Fn(&Answers) -> bool,
     ) -> Answers {
-        let Pending { began, news, asked, mut unsent } = pending;
+        let Pending { began, news, sent, mut unsent } = pending;
         let mut answers = Answers(self.targets.iter().map(|_| None).collect());
-        let (mut end, mut awaited, mut good, mut in_time) = (until, asked.len(), 0, true);
+        let (mut end, mut awaited, mut good, mut in_time) = (until, sent.len(), 0, true);
         let most = self.majority().min(awaited);
         while awaited > 0 {
             let wait = if in_time { end } else { until.min(began.after(SENT_WITHIN)) };
@@ -277,7 +277,7 @@ impl Masters {
                 break;
             }
         }
-        for at in asked {
+        for at in sent {
             answers.0[at].get_or_insert_with(|| Err(silent(&self.targets[at].shown)));
         }
         answers
@@ -299,8 +299,8 @@ impl Answers {
     /// How many masters gave this answer. Two masters that are one server count once. A master
     /// without a run id counts by itself; that is safe only where nothing depends on it.
     pub fn count(&self, what: &str) -> usize {
-        let said = (0..self.0.len()).filter(|at| self.says(*at, what));
-        said.map(|at| self.run_id(at).ok_or(at)).collect::<BTreeSet<_>>().len()
+        let agreeing = (0..self.0.len()).filter(|at| self.says(*at, what));
+        agreeing.map(|at| self.run_id(at).ok_or(at)).collect::<BTreeSet<_>>().len()
     }
 
     /// The common clock for all answers: the middle one of the masters' clocks. Zero if none

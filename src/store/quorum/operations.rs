@@ -118,10 +118,10 @@ impl Store for QuorumStore {
             answers.0[at] = Some(Master::new(target.clone()).call(&prove, Moment::now().after(share)));
             if answers.count("held") >= majority {
                 let leases = answers.read::<Lease>("held")?;
-                let lease = leases.iter().map(|told| told.lease).min().unwrap_or_default();
+                let lease = leases.iter().map(|lease| lease.lease).min().unwrap_or_default();
                 // If no master knows a fence yet, the token is still acquiring, and holds nothing.
-                let fence = leases.iter().filter_map(|told| told.fence).max();
-                let asked = leases.into_iter().find_map(|told| told.asked);
+                let fence = leases.iter().filter_map(|lease| lease.fence).max();
+                let asked = leases.into_iter().find_map(|lease| lease.asked);
                 return Ok(fence.map(|fence| Proof {
                     mode: Mode::Exclusive,
                     slot: None,
@@ -164,10 +164,10 @@ impl Store for QuorumStore {
     fn revoke(&mut self, name: &Name, revoke: &Revoke, deadline: Moment) -> Result<Revoked, Error> {
         let answers = self.ask_all(&self.call(&scripts::REVOKE, name, revoke)?, deadline);
         let (masters, majority) = (self.masters.len(), self.masters.majority());
-        let heard = answers.0.iter().flatten().flatten().count();
-        if heard < majority {
+        let answered = answers.0.iter().flatten().flatten().count();
+        if answered < majority {
             let error = self.too_few(&answers);
-            return Err(match heard {
+            return Err(match answered {
                 0 => error,
                 _ => error.map(|text| {
                     format!("{text}; those that answered have released the lock, but they are too few")
@@ -178,14 +178,14 @@ impl Store for QuorumStore {
         let (mut seen, mut left, mut deleted) = (Vec::new(), Vec::new(), false);
         for at in 0..masters {
             let Some(Ok(answer)) = &answers.0[at] else { continue };
-            let told: TakenAway = answer.reply.read()?;
-            left.push(told.left);
+            let taken: TakenAway = answer.reply.read()?;
+            left.push(taken.left);
             // An attempt without a majority is no hold.
             let is_free = answer.head.outcome == "free";
             seen.push(if is_free {
                 MasterView::FREE
             } else {
-                told.seen.timed_by(Clock::of(answer.head.now, now))
+                taken.seen.timed_by(Clock::of(answer.head.now, now))
             });
             deleted |= answer.head.outcome == "foreign-deleted";
         }
@@ -303,17 +303,17 @@ impl Store for QuorumStore {
 
     /// A lock that no majority has is free, so nothing is missing if a majority answers.
     fn find(&mut self, prefix: &str, which: Which) -> Result<Found, Error> {
-        let (said, lists) = channel();
+        let (sender, lists) = channel();
         for target in &self.masters.targets {
             let (mut store, prefix, list) =
-                (RedisStore::new(target.clone()), prefix.to_owned(), said.clone());
+                (RedisStore::new(target.clone()), prefix.to_owned(), sender.clone());
             // The receiver is gone after an interrupt.
             let ask = move || drop(list.send(store.find(&prefix, which)));
             if let Err(error) = thread::Builder::new().name("dlock-list".into()).spawn(ask) {
-                let _ = said.send(Err(Error::Unreachable(format!("cannot start a thread: {error}"))));
+                let _ = sender.send(Err(Error::Unreachable(format!("cannot start a thread: {error}"))));
             }
         }
-        drop(said);
+        drop(sender);
         let (mut names, mut answered, mut reasons) = (BTreeSet::new(), 0, Vec::new());
         for _ in &self.masters.targets {
             // Each thread bounds its own requests.

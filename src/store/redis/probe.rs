@@ -121,8 +121,8 @@ impl Server {
         let lock = name.as_str();
         let derived = format!("dlock.doctor:{{{}}}:{lock}", name.tag());
         match self.ask_if_allowed(&["EVAL", TRIAL, "2", lock, &derived])? {
-            Err(said) if said.contains("MOVED") => return Ok(None),
-            Err(said) => rights.note("EVAL", &said),
+            Err(refusal) if refusal.contains("MOVED") => return Ok(None),
+            Err(refusal) => rights.note("EVAL", &refusal),
             Ok(value) => {
                 let answers: Vec<String> = redis::from_redis_value(value).unwrap_or_default();
                 for pair in answers.chunks_exact(2) {
@@ -136,8 +136,8 @@ impl Server {
             &["SCAN", "0", "MATCH", &derived, "COUNT", "1"],
         ];
         for words in outside {
-            if let Err(said) = self.ask_if_allowed(words)? {
-                rights.note(words[0], &said);
+            if let Err(refusal) = self.ask_if_allowed(words)? {
+                rights.note(words[0], &refusal);
             }
         }
         // Deletes what the trial could not.
@@ -160,15 +160,15 @@ impl Server {
         }
         let other = if prefix.starts_with('x') { "y" } else { "x" };
         let key = format!("dlock.doctor:{{{other}:doctor}}:{other}:doctor");
-        let said = self.ask_if_allowed(&["EXISTS", &key])?;
-        Ok(said.map_or_else(|said| said == "MOVED", |_| true))
+        let refusal = self.ask_if_allowed(&["EXISTS", &key])?;
+        Ok(refusal.map_or_else(|refusal| refusal == "MOVED", |_| true))
     }
 }
 
 impl Rights {
     /// Records what the refusal of a command means. The words are those of Redis 7.0 to 8, inside
     /// and outside of scripts.
-    fn note(&mut self, command: &str, said: &str) {
+    fn note(&mut self, command: &str, refusal: &str) {
         let about_keys = [
             "access at least one of the keys",
             "access one of the keys",
@@ -176,14 +176,14 @@ impl Rights {
             "denies this user its keys",
         ];
         let about_command = ["can't run this command", "no permissions to run", "denies this user a right"];
-        if about_keys.iter().any(|words| said.contains(words)) {
+        if about_keys.iter().any(|words| refusal.contains(words)) {
             self.keys = Some(String::new());
-        } else if about_command.iter().any(|words| said.contains(words)) {
+        } else if about_command.iter().any(|words| refusal.contains(words)) {
             if !self.commands.iter().any(|known| known == command) {
                 self.commands.push(command.into());
             }
         } else if self.refused.is_none() {
-            self.refused = Some(said.into());
+            self.refused = Some(refusal.into());
         }
     }
 }
@@ -266,11 +266,11 @@ mod tests {
     #[test]
     fn refusals_are_told_apart() {
         let mut rights = Rights::default();
-        for said in [
+        for refusal in [
             "ERR The user executing the script can't run this command or subcommand script: x",
             "NOPERM this user has no permissions to run the 'zadd' command",
         ] {
-            rights.note("ZADD", said);
+            rights.note("ZADD", refusal);
         }
         rights.note("SET", "READONLY You can't write against a read only replica.");
         rights

@@ -91,7 +91,7 @@ enum Contact {
 /// The result of a thread.
 struct Reply {
     sentinel: usize,
-    said: Result<(Connection, Found), Error>,
+    result: Result<(Connection, Found), Error>,
 }
 
 impl Sentinels {
@@ -119,10 +119,10 @@ impl Sentinels {
     }
 
     /// Asks one sentinel. A failure is returned by the function that reads the answer.
-    fn ask(&mut self, index: usize, asked: Moment) {
+    fn ask(&mut self, index: usize, asked_at: Moment) {
         let sentinel = &mut self.sentinels[index];
-        let deadline = asked.after(sentinel.target.request_time());
-        let state = std::mem::replace(&mut sentinel.state, Contact::Away(asked));
+        let deadline = asked_at.after(sentinel.target.request_time());
+        let state = std::mem::replace(&mut sentinel.state, Contact::Away(asked_at));
         let connection = match state {
             Contact::Idle(connection) => connection.and_then(Connection::if_good),
             // It was asked before and has not answered yet, or a thread is asking it.
@@ -134,29 +134,29 @@ impl Sentinels {
         if let Some(mut connection) = connection
             && connection.send(questions(&self.service, self.asks), deadline).is_ok()
         {
-            sentinel.state = Contact::Asked(connection, asked);
+            sentinel.state = Contact::Asked(connection, asked_at);
             return;
         }
         let (target, service, replies) =
             (sentinel.target.clone(), self.service.clone(), self.replies.0.clone());
         let (asks, purpose) = (self.asks, budget::purpose());
         let dial = move || {
-            let said = budget::with(purpose, || {
+            let result = budget::with(purpose, || {
                 let mut connection = Connection::dial(&target, deadline)?;
                 connection.send(questions(&service, asks), deadline)?;
-                let found = answer(&mut connection, &service, asks, asked, deadline)?;
+                let found = answer(&mut connection, &service, asks, asked_at, deadline)?;
                 Ok((connection, found))
             });
-            let said = said.map_err(|error| match error {
+            let result = result.map_err(|error| match error {
                 Error::Password(text) => Error::Denied(format!("{text}; see sentinel-password-file=")),
                 error => error,
             });
             // The receiver is gone when the process is about to end.
-            let _ = replies.send(Reply { sentinel: index, said });
+            let _ = replies.send(Reply { sentinel: index, result });
         };
         if let Err(error) = thread::Builder::new().name("dlock-sentinel".into()).spawn(dial) {
-            let said = Err(Error::Unreachable(format!("cannot start a thread to ask a sentinel: {error}")));
-            let _ = self.replies.0.send(Reply { sentinel: index, said });
+            let result = Err(Error::Unreachable(format!("cannot start a thread to ask a sentinel: {error}")));
+            let _ = self.replies.0.send(Reply { sentinel: index, result });
         }
     }
 
@@ -165,22 +165,22 @@ impl Sentinels {
     fn read_answer(&mut self, index: usize, until: Moment) -> Option<Result<Found, Error>> {
         let sentinel = &mut self.sentinels[index];
         match std::mem::replace(&mut sentinel.state, Contact::Idle(None)) {
-            Contact::Asked(mut connection, asked) => {
-                let said = match connection.listen(until) {
+            Contact::Asked(mut connection, asked_at) => {
+                let result = match connection.listen(until) {
                     Ok(false) => {
-                        sentinel.state = Contact::Asked(connection, asked);
+                        sentinel.state = Contact::Asked(connection, asked_at);
                         return None;
                     }
                     Ok(true) => {
                         let deadline = until.max(Moment::now().after(SLICE));
-                        answer(&mut connection, &self.service, self.asks, asked, deadline)
+                        answer(&mut connection, &self.service, self.asks, asked_at, deadline)
                     }
                     Err(error) => Err(error),
                 };
-                if said.is_ok() {
+                if result.is_ok() {
                     sentinel.state = Contact::Idle(Some(connection));
                 }
-                Some(said)
+                Some(result)
             }
             away @ Contact::Away(_) => {
                 sentinel.state = away;
@@ -190,9 +190,9 @@ impl Sentinels {
                     match interrupt::receive(&self.replies.1, until) {
                         Some(reply) => {
                             let whose = reply.sentinel;
-                            let said = self.open(reply);
-                            if said.is_ok() || whose == index {
-                                return Some(said);
+                            let result = self.open(reply);
+                            if result.is_ok() || whose == index {
+                                return Some(result);
                             }
                         }
                         None => return None,
@@ -206,11 +206,10 @@ impl Sentinels {
         }
     }
 
-    fn open(&mut self, Reply { sentinel, said }: Reply) -> Result<Found, Error> {
-        let (connection, said) =
-            said.map_or_else(|error| (None, Err(error)), |(connection, found)| (Some(connection), Ok(found)));
+    fn open(&mut self, Reply { sentinel, result }: Reply) -> Result<Found, Error> {
+        let (connection, found) = result.map_or_else(|e| (None, Err(e)), |(it, found)| (Some(it), Ok(found)));
         self.sentinels[sentinel].state = Contact::Idle(connection);
-        said
+        found
     }
 
     /// Asks the sentinels in turn until one names a master. A sentinel that does not answer costs
@@ -218,12 +217,12 @@ impl Sentinels {
     fn discover(&mut self, deadline: Moment) -> Result<Found, Error> {
         let count = self.sentinels.len();
         let mut worst: Option<Error> = None;
-        for asked in 0..count {
+        for tried in 0..count {
             let index = self.turn;
             self.turn = (self.turn + 1) % count;
             self.drop_unanswered(index);
             self.ask(index, Moment::now());
-            let untried = u32::try_from(count - asked).unwrap_or(u32::MAX);
+            let untried = u32::try_from(count - tried).unwrap_or(u32::MAX);
             let slice = if untried == 1 { deadline.left() } else { SLICE.min(deadline.left() / untried) };
             match self.read_answer(index, Moment::now().after(slice)) {
                 Some(Ok(found)) => return Ok(found),
@@ -269,8 +268,8 @@ impl Sentinels {
     }
 
     /// Handles a sentinel's answer. Returns whether it names another master than the current one.
-    fn note(&mut self, said: Result<Found, Error>) -> bool {
-        let (Ok(named), Some(found)) = (said, &mut self.found) else { return false };
+    fn note(&mut self, result: Result<Found, Error>) -> bool {
+        let (Ok(named), Some(found)) = (result, &mut self.found) else { return false };
         if named.address == found.address {
             if let (Some(known), Some(new)) = (&mut found.group, named.group) {
                 // Only one sentinel knows of the failover.
@@ -378,20 +377,20 @@ impl Topology for Sentinels {
         let mut superseded = false;
         for index in 0..self.sentinels.len() {
             if matches!(self.sentinels[index].state, Contact::Asked(..))
-                && let Some(said) = self.read_answer(index, until)
+                && let Some(result) = self.read_answer(index, until)
             {
-                superseded |= self.note(said);
+                superseded |= self.note(result);
             }
         }
         loop {
             // A sentinel that hangs since an earlier round is not waited for again.
             let is_expected =
-                |sentinel: &Sentinel| matches!(sentinel.state, Contact::Away(asked) if asked >= self.round);
+                |sentinel: &Sentinel| matches!(sentinel.state, Contact::Away(at) if at >= self.round);
             let waits = self.asks == Asks::Group && self.sentinels.iter().any(is_expected);
             let until = if waits { until } else { Moment::now() };
             let Some(reply) = interrupt::receive(&self.replies.1, until) else { break };
-            let said = self.open(reply);
-            superseded |= self.note(said);
+            let result = self.open(reply);
+            superseded |= self.note(result);
         }
         superseded
     }
@@ -423,11 +422,11 @@ impl Topology for Sentinels {
 }
 
 fn questions(service: &str, asks: Asks) -> Vec<Cmd> {
-    let asked: &[&str] = match asks {
+    let questions: &[&str] = match asks {
         Asks::Address => &["GET-MASTER-ADDR-BY-NAME"],
         Asks::Group => &["GET-MASTER-ADDR-BY-NAME", "MASTER"],
     };
-    asked.iter().map(|what| cmd("SENTINEL").arg(*what).arg(service).take()).collect()
+    questions.iter().map(|what| cmd("SENTINEL").arg(*what).arg(service).take()).collect()
 }
 
 /// Reads a sentinel's answer to [`questions`].
@@ -435,7 +434,7 @@ fn answer(
     connection: &mut Connection,
     service: &str,
     asks: Asks,
-    asked: Moment,
+    asked_at: Moment,
     deadline: Moment,
 ) -> Result<Found, Error> {
     let shown = &connection.target().shown.clone();
@@ -469,13 +468,13 @@ fn answer(
                 })?),
             },
         };
-    Ok(Found { address, group, since: asked })
+    Ok(Found { address, group, since: asked_at })
 }
 
 /// Parses the answer to SENTINEL MASTER. Once the other server is the master, the failover is over
 /// for dlock: `named` is then the new master, while this answer may still be about the old one.
-fn group(said: Value, named: &Address) -> Option<Group> {
-    let fields: HashMap<String, String> = redis::from_redis_value(said).ok()?;
+fn group(answer: Value, named: &Address) -> Option<Group> {
+    let fields: HashMap<String, String> = redis::from_redis_value(answer).ok()?;
     let field = |name| fields.get(name).map(String::as_str);
     let old = Address::Tcp { host: field("ip")?.into(), port: field("port")?.parse().ok()? };
     let fails_over = field("flags")?.split(',').any(|flag| flag == "failover_in_progress");

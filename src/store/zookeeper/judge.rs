@@ -66,12 +66,13 @@ impl Seen {
             if node.beat(token).is_none() || self.lives.get(token) == Some(&false) {
                 continue;
             }
-            let heard = self.heard.get(token).map_or(self.now, |heard| Time(heard.saturating_mul(1000)));
-            (waiter.stale_at, waiter.forget) = (Due::after(heard, SILENCE), Due::after(heard, TICKET_KEPT));
+            let heartbeat = self.heartbeats.get(token).map_or(self.now, |at| Time(at.saturating_mul(1000)));
+            (waiter.stale_at, waiter.forget) =
+                (Due::after(heartbeat, SILENCE), Due::after(heartbeat, TICKET_KEPT));
         }
         if absence.heard.0 > 0 {
-            let heard = waiters.keys().filter_map(|token| self.heard.get(token).copied()).max();
-            absence.heard = absence.heard.max(Due(heard.unwrap_or_default()));
+            let last = waiters.keys().filter_map(|token| self.heartbeats.get(token).copied()).max();
+            absence.heard = absence.heard.max(Due(last.unwrap_or_default()));
         }
     }
 

@@ -52,11 +52,11 @@ impl LockNode {
         now: Time,
     ) -> Result<(StoredLock, Self), String> {
         let version = u64::from(read.stat.version.cast_unsigned()) + 1;
-        let (mut kept, used) = StoredLock::parse(&read.data, version)?;
-        kept.name = name.into();
-        kept.forget_history(used, now);
+        let (mut stored, used) = StoredLock::parse(&read.data, version)?;
+        stored.name = name.into();
+        stored.forget_history(used, now);
         let children = children.into_iter().collect();
-        Ok((kept, Self { version: Some(read.stat.version), children, ..Self::absent(path) }))
+        Ok((stored, Self { version: Some(read.stat.version), children, ..Self::absent(path) }))
     }
 
     /// Whether the lock has no node.
@@ -203,16 +203,16 @@ mod tests {
 
     /// A lock with these waiters in its queue, which were last heard long ago by the record.
     fn waited_for(tokens: &[&Token]) -> StoredLock {
-        let mut kept = StoredLock::absent("k");
+        let mut stored = StoredLock::absent("k");
         for (ticket, token) in (1..).zip(tokens) {
             let (names, owner, terms) = (vec!["k".into()], Default::default(), Terms::default());
             let (since, stale_at, forget) = (Time(1), Due(2), Due(3));
             let waiter =
                 Waiter { ticket, since, stale_at, forget, mode: Mode::Exclusive, names, owner, terms };
-            kept.record.queue.insert((ticket, (*token).clone()));
-            kept.record.waiters.insert((*token).clone(), waiter);
+            stored.record.queue.insert((ticket, (*token).clone()));
+            stored.record.waiters.insert((*token).clone(), waiter);
         }
-        kept
+        stored
     }
 
     fn node(beats: &[&Token]) -> LockNode {
@@ -225,7 +225,7 @@ mod tests {
     fn heartbeats_count_in_place_of_the_record() {
         let all = [token(), token(), token(), token()];
         let [stopped, unseen, gone, ended] = &all;
-        let mut kept = waited_for(&all.each_ref());
+        let mut stored = waited_for(&all.each_ref());
         let heard = NOW.millis() - 6000;
         let seen = Seen {
             nodes: Vec::new(),
@@ -235,8 +235,8 @@ mod tests {
             heard: BTreeMap::from([(stopped.clone(), heard), (ended.clone(), NOW.millis())]),
             believed: BTreeMap::new(),
         };
-        seen.apply_heartbeats(&mut kept, &node(&[stopped, unseen, ended]));
-        let stale_at = |token: &Token| kept.record.waiters[token].stale_at;
+        seen.apply_heartbeats(&mut stored, &node(&[stopped, unseen, ended]));
+        let stale_at = |token: &Token| stored.record.waiters[token].stale_at;
         assert_eq!(stale_at(stopped), Due(heard + SILENCE.as_millis() as u64));
         assert!(stale_at(stopped).passed(NOW));
         assert_eq!(stale_at(unseen), Due::after(NOW, SILENCE));
@@ -264,8 +264,8 @@ mod tests {
         let (nobody, both, only_me) = (waited_for(&[]), waited_for(&[other, me]), waited_for(&[me]));
         let made = written(LockNode::absent("/l".into()), &nobody, waited_for(&[me]), me);
         assert_eq!(made, ["create".into(), format!("create {mine}")]);
-        let kept = written(LockNode { has_own_beat: true, ..node(&[me]) }, &only_me, waited_for(&[me]), me);
-        assert_eq!(kept, ["set /l".into(), format!("set {mine}")]);
+        let stored = written(LockNode { has_own_beat: true, ..node(&[me]) }, &only_me, waited_for(&[me]), me);
+        assert_eq!(stored, ["set /l".into(), format!("set {mine}")]);
         let anew = written(node(&[me]), &only_me, waited_for(&[me]), me);
         assert_eq!(anew, ["set /l".into(), format!("delete {mine}"), format!("create {mine}")]);
         let left = written(node(&[me, other]), &both, waited_for(&[]), me);

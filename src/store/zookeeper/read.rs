@@ -32,7 +32,7 @@ pub struct Seen {
     /// Session nodes that were looked up, and whether they exist.
     pub(super) lives: BTreeMap<Token, bool>,
     /// The last heartbeats of waiters that were looked up, in milliseconds since 1970.
-    pub(super) heard: BTreeMap<Token, u64>,
+    pub(super) heartbeats: BTreeMap<Token, u64>,
     /// End of each lease by the record.
     pub(super) believed: BTreeMap<Token, Due>,
 }
@@ -103,8 +103,8 @@ impl Znodes {
         let written = of_locks.iter().flatten().map(|answer| answer.stat.mtime.saturating_mul(1000));
         let now = Time(stamp.lower(began).max(written.max().unwrap_or_default()));
         let uncertain = Duration::from_micros(stamp.upper(began).saturating_sub(now.0));
-        let (lives, heard, believed) = Default::default();
-        Ok(Seen { nodes: Vec::new(), now, uncertain, lives, heard, believed })
+        let (lives, heartbeats, believed) = Default::default();
+        Ok(Seen { nodes: Vec::new(), now, uncertain, lives, heartbeats, believed })
     }
 
     /// Returns false if the session that this process's session node belonged to has ended.
@@ -137,7 +137,7 @@ impl Znodes {
         for name in reading.names {
             let path = self.lock_path(name);
             let mut next = || answers.next().transpose().map(Option::flatten);
-            let (kept, node) = match (next()?, next()?) {
+            let (stored, node) = match (next()?, next()?) {
                 (Some(lock), Some(children)) if lock.stat.version == children.stat.version => {
                     let parsed = LockNode::parse(name, path.clone(), lock, children.names, seen.now);
                     parsed.map_err(|why| node::garbled(self.shown(), name, &path, &why))?
@@ -145,7 +145,7 @@ impl Znodes {
                 (None, None) => (StoredLock::absent(name), LockNode::absent(path)),
                 _ => return Ok(None),
             };
-            locks.push(kept);
+            locks.push(stored);
             seen.nodes.push(node);
         }
         Ok(Some(locks))
@@ -187,7 +187,7 @@ impl Znodes {
         let (mut lives, mut beats) = (BTreeSet::new(), Vec::new());
         for (at, (lock, node)) in locks.iter().zip(&seen.nodes).enumerate() {
             let waiters = waiters(lock, reading, front);
-            let unseen = waiters.iter().filter(|token| !seen.heard.contains_key(**token));
+            let unseen = waiters.iter().filter(|token| !seen.heartbeats.contains_key(**token));
             beats.extend(unseen.filter_map(|token| Some((at, (*token).clone(), node.beat(token)?))));
             lives.extend(holders(lock, shows_all(reading), seen.now).chain(waiters));
         }
@@ -207,8 +207,8 @@ impl Znodes {
             match self.found(answer)? {
                 Some(Answer { stat, .. }) => {
                     node.has_own_beat |= reading.me == Some(&token) && stat.owner == self.session.id;
-                    let heard = seen.heard.entry(token).or_default();
-                    *heard = stat.mtime.max(*heard);
+                    let heartbeat = seen.heartbeats.entry(token).or_default();
+                    *heartbeat = stat.mtime.max(*heartbeat);
                 }
                 None => node.forget_beat(&token),
             }

@@ -289,12 +289,12 @@ impl Session {
     /// answers, its connection and its answer.
     fn begin_at(&mut self, at: usize, deadline: Moment) -> Result<(usize, Connection, Welcome), Failure> {
         let now = Moment::now();
-        let is_owed = self.pending[at].as_mut().is_some_and(|(asked, connection)| {
-            now.since(*asked) <= OWED_AT_MOST || connection.has_news().unwrap_or(true)
+        let is_owed = self.pending[at].as_mut().is_some_and(|(asked_at, connection)| {
+            now.since(*asked_at) <= OWED_AT_MOST || connection.has_news().unwrap_or(true)
         });
         if !is_owed {
-            let asked = (now, self.open(at, deadline)?);
-            if let Some((_, silent)) = self.pending[at].replace(asked) {
+            let pending = (now, self.open(at, deadline)?);
+            if let Some((_, silent)) = self.pending[at].replace(pending) {
                 silent.close();
             }
         }
@@ -395,9 +395,9 @@ impl Session {
         self.connect(deadline)?;
         let (dial, patience, sent) = (self.dial, self.patience(), Moment::now());
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
-        let asked = connection.ask(asks, deadline);
+        let answers = connection.ask(asks, deadline);
         self.number = connection.number;
-        let numbers = asked.inspect_err(|_| self.connection = None)?;
+        let numbers = answers.inspect_err(|_| self.connection = None)?;
         let mut answers = Vec::new();
         loop {
             let Some(connection) = self.connection.as_mut().filter(|_| self.dial == dial) else {

@@ -23,11 +23,11 @@ impl Messages<'_> {
         let paused = views.iter().find_map(|view| Some((view, view.paused.as_ref()?)));
         let Some((view, Pause { by, until, cause, .. })) = paused else { return };
         let (key, until) = (view.name.key(), time::local(*until, view.now));
-        let place = format!("{key} in {}", self.asked.store);
+        let place = format!("{key} in {}", self.request.store);
         let text = match cause {
             Cause::Operator => format!("{place} stays paused by {}{}, until {until}", who(by), because(by)),
             Cause::Failure => {
-                let keys = self.asked.keys.iter().map(|key| word(key.as_str())).collect::<Vec<_>>();
+                let keys = self.request.keys.iter().map(|key| word(key.as_str())).collect::<Vec<_>>();
                 let resume = cited(&format!("dlock resume {}", keys.join(" ")));
                 let are = if keys.len() > 1 { "are" } else { "is" };
                 format!("{} {are} paused until {until}{}; {resume} ends that", self.place(), cause.note())
@@ -66,7 +66,7 @@ impl Messages<'_> {
                 }
                 (_, Some(clause)) => format!("{lock} is lost: {clause}"),
                 (_, None) => {
-                    let keys: Vec<_> = self.asked.keys.iter().map(|key| word(key.as_str())).collect();
+                    let keys: Vec<_> = self.request.keys.iter().map(|key| word(key.as_str())).collect();
                     format!(
                         "{lock} is lost: this dlock does not hold it any more ({} shows the holder)",
                         cited(&format!("dlock status {}", keys.join(" ")))
@@ -74,7 +74,7 @@ impl Messages<'_> {
                 }
             },
             Loss::Revoked => format!("{} took {lock} away", person(fate.by())),
-            Loss::Asked(asker) => format!("{} {lock} back", asked(asker, fate)),
+            Loss::Asked(asker) => format!("{} {lock} back", who_asks_for(asker, fate)),
             Loss::Deadline => {
                 format!("{lock} is lost: it could not be renewed in time{}", self.because_of_trouble())
             }
@@ -116,7 +116,7 @@ impl Messages<'_> {
                 (Event::of_failure(Exit::TimedOut), text)
             }
             StopReason::Asked => {
-                let text = format!("{} {lock} back; {job} {stopped}", asked(asker, fate));
+                let text = format!("{} {lock} back; {job} {stopped}", who_asks_for(asker, fate));
                 (Event::from(request_event(asker)).by(fate.by()).ends(Exit::Lost), text)
             }
             StopReason::GuardGone | StopReason::WatcherGone => {
@@ -156,7 +156,7 @@ fn request_event(asker: Asker) -> What {
     }
 }
 
-fn asked(asker: Asker, fate: &Fate) -> String {
+fn who_asks_for(asker: Asker, fate: &Fate) -> String {
     match (asker, fate.by()) {
         (Asker::Operator, by) => format!("{} asked for", person(by)),
         (Asker::Newer, None) => "a newer run (--replace) asked for".into(),

@@ -102,7 +102,7 @@ impl Connection {
                 }
                 Message::ReadyForQuery(_) => return Ok(()),
                 Message::ErrorResponse(error) => return Err(self.error(&error)),
-                asked => self.prove(asked, target, &mut proof, deadline)?,
+                request => self.prove(request, target, &mut proof, deadline)?,
             }
         }
     }
@@ -112,19 +112,19 @@ impl Connection {
     /// that it knows the password too.
     fn prove(
         &mut self,
-        asked: Message,
+        request: Message,
         target: &Target,
         proof: &mut Proof<'_>,
         deadline: Moment,
     ) -> Result<(), Failure> {
         let goes_on =
-            matches!(asked, Message::AuthenticationSaslContinue(_) | Message::AuthenticationSaslFinal(_));
+            matches!(request, Message::AuthenticationSaslContinue(_) | Message::AuthenticationSaslFinal(_));
         if proof.scram.is_some() && !proof.is_done && !goes_on {
             return Err(
                 self.denied("ended SCRAM before it proved that it knows the password; is it your server?")
             );
         }
-        if matches!(asked, Message::AuthenticationOk) {
+        if matches!(request, Message::AuthenticationOk) {
             return Ok(());
         }
         let password = proof.password.ok_or_else(|| {
@@ -132,35 +132,35 @@ impl Connection {
                 "wants a password; give one by --password-file, --password-command or the config file",
             )
         })?;
-        match (asked, &mut proof.scram) {
+        match (request, &mut proof.scram) {
             (Message::AuthenticationCleartextPassword, _) => {
                 self.check_private("in clear text", target)?;
                 self.send(|bytes| frontend::password_message(password.as_bytes(), bytes), deadline)
             }
-            (Message::AuthenticationMd5Password(asked), _) => {
+            (Message::AuthenticationMd5Password(request), _) => {
                 self.check_private("with md5", target)?;
-                let hash = md5_hash(target.user().as_bytes(), password.as_bytes(), asked.salt());
+                let hash = md5_hash(target.user().as_bytes(), password.as_bytes(), request.salt());
                 self.send(|bytes| frontend::password_message(hash.as_bytes(), bytes), deadline)
             }
-            (Message::AuthenticationSasl(asked), scram)
-                if asked.mechanisms().any(|name| Ok(name == SCRAM_SHA_256)).unwrap_or(false) =>
+            (Message::AuthenticationSasl(request), scram)
+                if request.mechanisms().any(|name| Ok(name == SCRAM_SHA_256)).unwrap_or(false) =>
             {
                 let begun =
                     scram.insert(ScramSha256::new(password.as_bytes(), ChannelBinding::unsupported()));
                 let first = begun.message();
                 self.send(|bytes| frontend::sasl_initial_response(SCRAM_SHA_256, first, bytes), deadline)
             }
-            (Message::AuthenticationSaslContinue(asked), Some(scram)) => {
-                if iterations(asked.data()).is_some_and(|count| count < ITERATIONS_LEAST) {
+            (Message::AuthenticationSaslContinue(request), Some(scram)) => {
+                if iterations(request.data()).is_some_and(|count| count < ITERATIONS_LEAST) {
                     return Err(self.denied(&format!(
                         "asks for a SCRAM proof with fewer than {ITERATIONS_LEAST} iterations, which makes the password easy to guess; is it your server? If so, raise scram_iterations there and set the password again"
                     )));
                 }
-                scram.update(asked.data()).map_err(|_| self.denied("did not follow the SCRAM protocol"))?;
+                scram.update(request.data()).map_err(|_| self.denied("did not follow the SCRAM protocol"))?;
                 self.send(|bytes| frontend::sasl_response(scram.message(), bytes), deadline)
             }
-            (Message::AuthenticationSaslFinal(asked), Some(scram)) => {
-                let finished = scram.finish(asked.data());
+            (Message::AuthenticationSaslFinal(request), Some(scram)) => {
+                let finished = scram.finish(request.data());
                 proof.is_done = finished.is_ok();
                 finished.map_err(|_| self.denied("could not prove that it knows the password"))
             }
@@ -347,8 +347,8 @@ impl Link for Connection {
 fn ask_for_tls(store: &str, raw: &mut Bounded<'_>) -> Result<(), Error> {
     let (mut request, mut answer) = (BytesMut::new(), [0]);
     frontend::ssl_request(&mut request);
-    let asked = raw.write_all(&request).and_then(|()| raw.read_exact(&mut answer));
-    asked.map_err(|error| unreachable(store, &error))?;
+    let exchanged = raw.write_all(&request).and_then(|()| raw.read_exact(&mut answer));
+    exchanged.map_err(|error| unreachable(store, &error))?;
     match answer[0] {
         b'S' => Ok(()),
         b'N' => Err(Error::Misnamed(format!(
