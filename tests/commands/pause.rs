@@ -1,9 +1,7 @@
 //! `dlock pause` and `resume`: during a pause no run is granted the lock, holders go on, and the
 //! pause ends by itself.
 
-use crate::support::cluster::Cluster;
 use crate::support::dlock::{BINARY, End, Running, finish_all};
-use crate::support::masters::Masters;
 use crate::support::pty::Terminal;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
@@ -31,18 +29,12 @@ fn a_paused_lock_is_granted_to_nobody(backend: Backend) {
 }
 
 #[test]
-fn a_quorum_is_paused() {
-    let mut masters = Masters::aged(3);
-    masters.use_own_store();
-    paused_and_resumed(masters.world());
-}
-
-#[test]
-fn a_cluster_is_paused() {
-    let mut world = World::without_redis();
-    let cluster = Cluster::start(&world, 2);
-    world.use_store(cluster.url(&[0]));
-    paused_and_resumed(&world);
+fn a_quorum_and_a_cluster_are_paused() {
+    for world in [World::on_a_quorum(), World::on_a_cluster()] {
+        patterns_of_known_keys(&world);
+        world.write("log", "");
+        paused_and_resumed(&world);
+    }
 }
 
 /// The reason is shown even if the table has no room for its column.
@@ -167,21 +159,6 @@ fn a_pause_ends_by_itself(backend: Backend) {
 
 fn a_pattern_means_the_keys_that_are_known(backend: Backend) {
     patterns_of_known_keys(&World::new(backend));
-}
-
-#[test]
-fn a_pattern_means_the_keys_that_are_known_on_a_quorum() {
-    let mut masters = Masters::aged(3);
-    masters.use_own_store();
-    patterns_of_known_keys(masters.world());
-}
-
-#[test]
-fn a_pattern_means_the_keys_that_are_known_on_a_cluster() {
-    let mut world = World::without_redis();
-    let cluster = Cluster::start(&world, 3);
-    world.use_store(cluster.url(&[0]));
-    patterns_of_known_keys(&world);
 }
 
 fn patterns_of_known_keys(world: &World) {

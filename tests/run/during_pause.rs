@@ -1,7 +1,6 @@
 //! `--during-pause`: an urgent run is granted a lock that is paused, before those that wait for the
 //! end of the pause. The order is tested by src/rules/tests/pauses.rs.
 
-use crate::support::masters::Masters;
 use crate::support::world::{Backend, World, on_every_store};
 use serde_json::Value;
 
@@ -15,9 +14,7 @@ fn an_urgent_run_goes_first(backend: Backend) {
 
 #[test]
 fn an_urgent_run_goes_first_on_a_quorum() {
-    let mut masters = Masters::aged(3);
-    masters.use_own_store();
-    urgent(masters.world());
+    urgent(&World::on_a_quorum());
 }
 
 fn urgent(world: &World) {

@@ -1,7 +1,6 @@
 //! `--expect`: what should have run is known on every store, shown, and kept for 400 days.
 
 use crate::support::dlock::BINARY;
-use crate::support::masters::Masters;
 use crate::support::world::{Backend, World, on_every_store};
 use serde_json::Value;
 
@@ -15,9 +14,7 @@ fn what_a_run_expects_is_known(backend: Backend) {
 
 #[test]
 fn a_quorum_knows_what_is_expected() {
-    let mut masters = Masters::aged(3);
-    masters.use_own_store();
-    known(masters.world());
+    known(&World::on_a_quorum());
 }
 
 fn known(world: &World) {

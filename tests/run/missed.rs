@@ -3,7 +3,6 @@
 
 use crate::docs::schema::Definitions;
 use crate::support::dlock::{Dlock, Running};
-use crate::support::masters::Masters;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use regex_lite::Regex;
@@ -41,9 +40,7 @@ fn one_of_a_crowd_that_gives_up_says_so(backend: Backend) {
 
 #[test]
 fn one_of_a_crowd_says_so_on_a_quorum() {
-    let mut masters = Masters::aged(3);
-    masters.use_own_store();
-    gives_up(masters.world());
+    gives_up(&World::on_a_quorum());
 }
 
 fn gives_up(world: &World) {

@@ -1,7 +1,6 @@
 //! `dlock run --once-per`: of all runs in one period exactly one succeeds, and the others end
 //! without running, even if some runs fail or are killed.
 
-use crate::support::cluster::Cluster;
 use crate::support::dlock::{End, Running, finish_all};
 use crate::support::masters::Masters;
 use crate::support::sentinel::{Sentinel, admit_watchers, url};
@@ -38,18 +37,10 @@ fn a_success_is_not_repeated(backend: Backend) {
 }
 
 #[test]
-fn a_quorum_remembers_a_success() {
-    let mut masters = Masters::aged(3);
-    masters.use_own_store();
-    done_once(masters.world());
-}
-
-#[test]
-fn a_cluster_remembers_a_success() {
-    let mut world = World::without_redis();
-    let cluster = Cluster::start(&world, 2);
-    world.use_store(cluster.url(&[0]));
-    done_once(&world);
+fn a_quorum_and_a_cluster_remember_a_success() {
+    for world in [World::on_a_quorum(), World::on_a_cluster()] {
+        done_once(&world);
+    }
 }
 
 /// A client with write access to the store can forge a success, but only a valid record skips a

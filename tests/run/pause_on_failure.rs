@@ -31,9 +31,7 @@ fn a_failure_pauses_the_lock(backend: Backend) {
 
 #[test]
 fn a_failure_pauses_a_quorum() {
-    let mut masters = Masters::aged(3);
-    masters.use_own_store();
-    fails(masters.world());
+    fails(&World::on_a_quorum());
 }
 
 fn fails(world: &World) {

@@ -2,7 +2,6 @@
 //! waiters with `--replace` are superseded. Runs with `--no-replace`, and waiters without
 //! `--replace`, are not affected.
 
-use crate::support::cluster::Cluster;
 use crate::support::dlock::{End, Running};
 use crate::support::masters::Masters;
 use crate::support::storm::{Dice, runs};
@@ -76,10 +75,10 @@ fn the_newest_runs_when_the_old_job_is_dead(backend: Backend) {
 }
 
 #[test]
-fn the_newest_wins_on_a_quorum() {
-    let mut masters = Masters::aged(3);
-    masters.use_own_store();
-    replaces(masters.world());
+fn the_newest_wins_on_a_quorum_and_on_a_cluster() {
+    for world in [World::on_a_quorum(), World::on_a_cluster()] {
+        replaces(&world);
+    }
 }
 
 /// Two runs that start at once may reach each master in another order.
@@ -102,14 +101,6 @@ fn masters_that_disagree_who_is_newest_keep_nobody_waiting() {
     assert_eq!(holder.output().end(), End::Status(0));
     assert_eq!(waiter.output().end(), End::Status(0));
     assert_eq!(world.log(), ["up", "done", "waited"]);
-}
-
-#[test]
-fn the_newest_wins_on_a_cluster() {
-    let mut world = World::without_redis();
-    let cluster = Cluster::start(&world, 2);
-    world.use_store(cluster.url(&[0]));
-    replaces(&world);
 }
 
 fn replaces(world: &World) {

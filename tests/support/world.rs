@@ -9,9 +9,11 @@ pub use backend::Database;
 pub(crate) use backend::on_every_store;
 
 use super::certificates::Authority;
+use super::cluster::Cluster;
 use super::dlock::{Dlock, Running};
 #[cfg(feature = "etcd")]
 use super::etcd::Etcd;
+use super::masters::Masters;
 #[cfg(feature = "mysql")]
 use super::mysql::Mysql;
 #[cfg(feature = "postgres")]
@@ -36,6 +38,8 @@ use tempfile::TempDir;
 pub struct World {
     // Before the directory: fields are dropped in order, and the server runs in the directory.
     redis: Option<Redis>,
+    /// The servers of a quorum or a cluster.
+    servers: Vec<Redis>,
     #[cfg(feature = "sql")]
     database: Option<Database>,
     elsewhere: Option<String>,
@@ -66,6 +70,24 @@ impl World {
             #[cfg(feature = "zookeeper")]
             Backend::ZooKeeper => Self::with_zookeeper(),
         }
+    }
+
+    /// A world with three independent masters.
+    pub fn on_a_quorum() -> Self {
+        let mut masters = Masters::aged(3);
+        masters.use_own_store();
+        let (mut world, servers) = masters.apart();
+        world.servers = servers;
+        world
+    }
+
+    /// A world with a cluster of two masters.
+    pub fn on_a_cluster() -> Self {
+        let mut world = Self::without_redis();
+        let cluster = Cluster::start(&world, 2);
+        world.use_store(cluster.url(&[0]));
+        world.servers = cluster.masters;
+        world
     }
 
     /// A world with a redis-server with further options.
@@ -144,6 +166,7 @@ impl World {
     fn at(home: TempDir) -> Self {
         Self {
             redis: None,
+            servers: Vec::new(),
             #[cfg(feature = "sql")]
             database: None,
             elsewhere: None,
@@ -355,6 +378,7 @@ pub fn certify(authority: &Authority, home: &Path) -> Vec<&'static str> {
 impl Drop for World {
     fn drop(&mut self) {
         self.redis = None;
+        self.servers.clear();
         proc::kill_inhabitants(self.home.path());
     }
 }

@@ -2,22 +2,31 @@
 //! process.
 
 use super::{LONG, Target, hold, next_is_alone, survivors};
+use crate::support::dlock::{Dlock, Running};
 use crate::support::job;
 use crate::support::proc;
 use crate::support::wait::wait_until;
 use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 
+/// So long that only the guard's stop ends the job in time.
+const SLOWLY: [&str; 4] = ["-t", LONG, "--grace", "500ms"];
+
 on_every_store!(hold_killed, hold_stopped, its_guard_killed, its_guard_stopped, both_stopped);
+
+/// A hold, and a run that waits for its end.
+fn held_and_awaited<'w>(world: &'w World, holder: Dlock<'w>) -> (Running, Running) {
+    let holder = holder.any_stderr().spawn();
+    world.wait_for_state("k", "held");
+    let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
+    world.wait_for_waiters("k", 1);
+    (holder, next)
+}
 
 fn hold_killed(backend: Backend) {
     let world = World::new(backend);
     let target = Target::family(&world);
-    let holder =
-        hold(&world, "k", &["-t", LONG, "--grace", "500ms"], &target).dies_of(9).any_stderr().spawn();
-    world.wait_for_state("k", "held");
-    let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
-    world.wait_for_waiters("k", 1);
+    let (holder, next) = held_and_awaited(&world, hold(&world, "k", &SLOWLY, &target).dies_of(9));
     let guard = holder.guard();
     holder.signal(Signal::KILL);
     next.finish();
@@ -33,10 +42,7 @@ fn hold_killed(backend: Backend) {
 fn hold_stopped(backend: Backend) {
     let world = World::new(backend);
     let target = Target::family(&world);
-    let holder = hold(&world, "k", &["-t", "10s"], &target).status(79).any_stderr().spawn();
-    world.wait_for_state("k", "held");
-    let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
-    world.wait_for_waiters("k", 1);
+    let (holder, next) = held_and_awaited(&world, hold(&world, "k", &["-t", "10s"], &target).status(79));
     holder.signal(Signal::STOP);
     next.finish();
     next_is_alone(&world);
@@ -48,11 +54,7 @@ fn hold_stopped(backend: Backend) {
 fn its_guard_killed(backend: Backend) {
     let world = World::new(backend);
     let target = Target::family(&world);
-    let holder =
-        hold(&world, "k", &["-t", LONG, "--grace", "500ms"], &target).status(70).any_stderr().spawn();
-    world.wait_for_state("k", "held");
-    let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
-    world.wait_for_waiters("k", 1);
+    let (holder, next) = held_and_awaited(&world, hold(&world, "k", &SLOWLY, &target).status(70));
     proc::signal(holder.guard(), Signal::KILL);
     next.finish();
     let output = holder.finish();
@@ -107,11 +109,7 @@ fn both_stopped(backend: Backend) {
 fn its_watcher_killed() {
     let world = World::without_redis();
     let target = Target::family(&world);
-    let holder =
-        hold(&world, "k", &["-t", LONG, "--grace", "500ms"], &target).status(70).any_stderr().spawn();
-    world.wait_for_state("k", "held");
-    let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
-    world.wait_for_waiters("k", 1);
+    let (holder, next) = held_and_awaited(&world, hold(&world, "k", &SLOWLY, &target).status(70));
     let guard = holder.guard();
     let watcher = proc::children(guard).into_iter().find(|pid| proc::name(*pid) == "dlock-watch");
     proc::signal(watcher.expect("a watcher"), Signal::KILL);
