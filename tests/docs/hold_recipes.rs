@@ -332,6 +332,54 @@ fn a_go_program_by_a_pipe() {
     by_a_pipe(&mut world, |world| start(world, "./pipe", &[]));
 }
 
+/// The script as `ExecStart=` of a unit with `Type=oneshot`, in a session of its own: systemd sends TERM and CONT to all
+/// processes of the unit when the script has ended and has left one behind, and when the unit is
+/// stopped. The lock is held until the last one has cleaned up, and none is left for systemd's KILL.
+#[test]
+fn a_oneshot_unit_of_systemd() {
+    let load = "#!/bin/sh
+        (trap 'until [ -e go ]; do sleep 0.05; done; echo cleaned >> log; exit' TERM
+            echo up > up; while :; do sleep 0.05; done) &
+        [ -e leaves ] || wait";
+    for is_stopped in [false, true] {
+        let world = world();
+        world.script("load", load);
+        world.script("import", recipe("Shell scripts", "sh"));
+        if !is_stopped {
+            world.write("leaves", "");
+        }
+        let invocation = format!("INVOCATION_ID={}", world.path("").display());
+        let unit = || {
+            let all = proc::pids().into_iter();
+            let is_member = |pid: &i32| proc::has_in_environment(*pid, invocation.as_bytes());
+            all.filter(|pid| proc::acts(*pid) && is_member(pid)).collect::<Vec<_>>()
+        };
+        let mut script = start(&world, "setsid", &["env", &invocation, "./import"]);
+        wait_until("it loads", || world.path("up").exists());
+        if !is_stopped {
+            assert!(script.wait().expect("our child").success());
+        }
+        let members = unit();
+        for signal in [Signal::TERM, Signal::CONT] {
+            members.iter().for_each(|pid| proc::signal(*pid, signal));
+        }
+        if is_stopped {
+            assert!(!script.wait().expect("our child").success());
+        }
+        let dlock = members.into_iter().find(|pid| proc::name(*pid) == "dlock").expect("a hold");
+        wait_until("dlock has read it", || !proc::awaits(dlock, Signal::TERM.as_raw()));
+        let next = world.run("import", &["-w"], "echo next >> log").any_stderr().spawn();
+        world.wait_for_waiters("import", 1);
+        assert_eq!(world.state("import"), "held");
+        world.write("go", "");
+        next.finish();
+        assert_eq!(world.log(), ["fetch", "cleaned", "next"], "{is_stopped}");
+        wait_until("nothing is left", || unit().is_empty());
+        let history = world.dlock(["history", "import"]).any_stdout().run().stdout;
+        assert!(history.contains("ended") && !history.contains("expired"), "{history}");
+    }
+}
+
 #[test]
 fn a_daemon_by_its_pid_file() {
     let world = world();
