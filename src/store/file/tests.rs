@@ -188,8 +188,8 @@ impl Place {
         let file = FileName::of(named(key)?.as_str(), FileRole::Record);
         let mut record = RecordFile::read(&files.directory, &file, None, Purpose::Change, &files.boot)?;
         change(&mut record);
-        let (body, _) = record.kept.to_value(files.boot.time(record.offset))?;
-        let content = Header::new(record.kept.version, record.offset, &files.boot).content(&body)?;
+        let (body, _) = record.stored.to_value(files.boot.time(record.offset))?;
+        let content = Header::new(record.stored.version, record.offset, &files.boot).content(&body)?;
         Ok(std::fs::write(self.path_of(key, FileRole::Record)?, content)?)
     }
 

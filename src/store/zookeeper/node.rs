@@ -232,7 +232,7 @@ mod tests {
             now: NOW,
             uncertain: Duration::ZERO,
             lives: BTreeMap::from([(stopped.clone(), true), (ended.clone(), false)]),
-            heard: BTreeMap::from([(stopped.clone(), heard), (ended.clone(), NOW.millis())]),
+            heartbeats: BTreeMap::from([(stopped.clone(), heard), (ended.clone(), NOW.millis())]),
             believed: BTreeMap::new(),
         };
         seen.apply_heartbeats(&mut stored, &node(&[stopped, unseen, ended]));

@@ -88,7 +88,7 @@ fn after_another_boot_a_pause_counts_from_the_last_renewal() -> Result<()> {
     after.store.coordinator.boot.id = "another".into();
     let lasts = Some(Duration::from_secs(3600));
     place.forge("nightly", |record| {
-        record.kept.record.holds.values_mut().for_each(|hold| hold.pause_on_failure = lasts);
+        record.stored.record.holds.values_mut().for_each(|hold| hold.pause_on_failure = lasts);
     })?;
     for ahead in [10, 20] {
         set_ahead(Duration::from_secs(ahead));

@@ -291,7 +291,7 @@ fn records_with_different_offsets_agree_on_one_time() -> Result<()> {
     let file = FileName::of(a.as_str(), FileRole::Record);
     let mut record = RecordFile::read(&files.directory, &file, None, Purpose::Look, &files.boot)?;
     let now = files.boot.time(record.offset);
-    let lease = |record: &RecordFile| record.kept.record.inspect(&a, now).holders[0].lease;
+    let lease = |record: &RecordFile| record.stored.record.inspect(&a, now).holders[0].lease;
     let before = lease(&record);
     assert!(before > an_hour);
     record.lift(record.offset + 3_600_000_000);
@@ -325,13 +325,13 @@ fn a_shift_of_the_clock_is_one_of_all_times() -> Result<()> {
     let a = named("a")?;
     let refusal = Refusal::interrupted(&Owner::default(), None, Duration::ZERO).with(Some(notice(7 * HOUR)));
     assert!(table.refuse(Time(8 * HOUR * 1000), &a, &refusal));
-    let mut kept = StoredLock::absent("a");
-    kept.record = table.records.remove(a.as_str()).context("a record")?;
-    kept.record.stat.last_success = Some(5 * HOUR);
-    kept.record.stat.last.insert(Outcome::Released, 5 * HOUR);
-    let mut lifted = RecordFile { kept, offset: 1000, file: None };
+    let mut stored = StoredLock::absent("a");
+    stored.record = table.records.remove(a.as_str()).context("a record")?;
+    stored.record.stat.last_success = Some(5 * HOUR);
+    stored.record.stat.last.insert(Outcome::Released, 5 * HOUR);
+    let mut lifted = RecordFile { stored, offset: 1000, file: None };
     lifted.lift(1000 + HOUR * 1000);
-    let record = lifted.kept.record;
+    let record = lifted.stored.record;
     assert_eq!(record.stat.last_success, Some(6 * HOUR));
     assert_eq!(record.stat.last[&Outcome::Released], 6 * HOUR);
     let about: Vec<_> = record.announced.values().map(|mark| (mark.subject, mark.at)).collect();

@@ -184,21 +184,21 @@ fn files_have_the_rights_of_the_directory() -> Result<()> {
 #[test]
 fn a_forged_record_is_refused() -> Result<()> {
     let forged: [fn(&mut RecordFile); 9] = [
-        |RecordFile { kept, .. }| {
-            kept.record.holds.values_mut().for_each(|hold| hold.owner.command = "ü".repeat(1 << 20));
+        |RecordFile { stored, .. }| {
+            stored.record.holds.values_mut().for_each(|hold| hold.owner.command = "ü".repeat(1 << 20));
         },
-        |RecordFile { kept, .. }| kept.record.fence = u64::MAX,
-        |RecordFile { kept, .. }| kept.version = u64::MAX,
-        |RecordFile { kept, .. }| kept.ends = u64::MAX,
+        |RecordFile { stored, .. }| stored.record.fence = u64::MAX,
+        |RecordFile { stored, .. }| stored.version = u64::MAX,
+        |RecordFile { stored, .. }| stored.ends = u64::MAX,
         |RecordFile { offset, .. }| *offset = u64::MAX,
-        |RecordFile { kept, .. }| {
-            kept.record.waiters.values_mut().for_each(|waiter| waiter.ticket = u64::MAX)
+        |RecordFile { stored, .. }| {
+            stored.record.waiters.values_mut().for_each(|waiter| waiter.ticket = u64::MAX)
         },
-        |RecordFile { kept, .. }| {
-            kept.record.waiters.values_mut().for_each(|waiter| waiter.mode = Mode::Slots(u32::MAX));
+        |RecordFile { stored, .. }| {
+            stored.record.waiters.values_mut().for_each(|waiter| waiter.mode = Mode::Slots(u32::MAX));
         },
-        |RecordFile { kept, .. }| kept.name = "dlock:other".into(),
-        |RecordFile { kept, .. }| kept.record.holds.values_mut().for_each(|hold| hold.until.0 = u64::MAX),
+        |RecordFile { stored, .. }| stored.name = "dlock:other".into(),
+        |RecordFile { stored, .. }| stored.record.holds.values_mut().for_each(|hold| hold.until.0 = u64::MAX),
     ];
     for (number, change) in forged.into_iter().enumerate() {
         let place = Place::new()?;

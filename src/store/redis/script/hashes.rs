@@ -1,7 +1,7 @@
 //! The SHA-1 of each script as it is sent. Generated: DLOCK_REGENERATE=1 cargo test generated
 
 pub const ACQUIRE: &str = "6389b77f703028f47816b0a6870b62d09d5378f4";
-pub const RENEW: &str = "ccbcd059fe497968fe69842d5865982fb1647f7d";
+pub const RENEW: &str = "58c2e16ed2c84c7a04d47a198df3d129c445e7aa";
 pub const LEAVE: &str = "20887c02942f42f4b6420e6d9242964eedad344f";
 pub const FORGET: &str = "16927fb5f377d49235169f1d40a8dc1da742339b";
 pub const PAUSE: &str = "e0749a3355447a6e356cc760c7eb5af7859b3e5c";
@@ -17,7 +17,7 @@ pub const QUORUM_REFUSE: &str = "893f398de801a93b67b734c237ad0a8b49c32a43";
 pub const QUORUM_REFUSED: &str = "6af2c44294c5f691774afe59ebd896e50f56ecdb";
 pub const QUORUM_ACQUIRE: &str = "c823717add1760fda357d235c61246c4944beb14";
 pub const QUORUM_CONFIRM: &str = "5435331c15084fd7e0b4d35f06379c8282ee33cb";
-pub const QUORUM_RENEW: &str = "67ad25d503dc13eda2133fbda665cffee25ef32b";
+pub const QUORUM_RENEW: &str = "ab3ea150c4e006d3133a46a9cf7cf68063dba49f";
 pub const QUORUM_WIN_BACK: &str = "95a2d92d3fc53c0f2327051cad7f323d0823e979";
 pub const QUORUM_LEAVE: &str = "3ab01cb770944dfdc7a80ef1057c5c1ba3499829";
 pub const QUORUM_PROVE: &str = "8384fe5a6784ed74298768891fd1ff615609ec15";
