@@ -182,4 +182,51 @@ mod tests {
         let plan = Schedule::new(ttl, Duration::ZERO, Duration::from_secs(1));
         assert_eq!(plan.term_at(sent), plan.kill_at(sent));
     }
+
+    /// Each moment of a lease of 30 s as a number, in ms after `sent`.
+    #[test]
+    fn the_timetable_of_thirty_seconds() {
+        let Ok(ttl) = Ttl::new(Duration::from_secs(30)) else { return };
+        let plan = Schedule::new(ttl, Duration::from_secs(10), Duration::from_secs(5));
+        let sent = Moment::from_boot(Duration::from_secs(1000));
+        let at = |ms: u64| sent.after(Duration::from_millis(ms));
+        let ms = |span: Duration| span.as_micros();
+        let usual = Duration::from_millis;
+
+        assert_eq!(plan.deadline(sent), at(29_698), "1 % and 2 ms early");
+        assert_eq!(plan.kill_at(sent), at(29_098));
+        assert_eq!(plan.term_at(sent), at(23_698));
+        assert_eq!([plan.margin(), plan.spare()].map(ms), [600_000, 5_400_000]);
+        assert_eq!(plan.kill_of_lost(at(10_000), sent), at(16_000));
+        assert_eq!(plan.kill_of_lost(at(25_000), sent), at(29_098), "never later than without it");
+        let short = Schedule::new(ttl, Duration::from_secs(1), Duration::from_secs(5));
+        assert_eq!([short.term_at(sent), short.kill_of_lost(sent, sent)], [at(28_698), at(1_000)]);
+
+        assert_eq!(plan.renew_at(sent), at(7_500));
+        assert_eq!(ms(silence(ttl.get())), 5_625_000);
+        assert_eq!(
+            [FailedBefore::No, FailedBefore::Yes].map(|it| ms(plan.attempt(it))),
+            [1_875_000, 937_500]
+        );
+        let hasty = Schedule::new(ttl, Duration::ZERO, Duration::from_millis(900));
+        assert_eq!([FailedBefore::No, FailedBefore::Yes].map(|it| ms(hasty.attempt(it))), [900_000; 2]);
+        assert_eq!([100, 1_000].map(|took| ms(plan.long_attempt(usual(took)))), [5_625_000, 8_000_000]);
+        for (took, beside) in [(100, 5_625), (2_500, 7_500), (5_000, 9_375)] {
+            assert_eq!(plan.beside_at(sent, usual(took)), at(beside), "usually {took} ms");
+        }
+        for (now, took, until) in [(0, 0, 14_062_500), (14_000, 0, 14_937_500), (14_000, 500, 18_000_000)] {
+            let until = sent.after(Duration::from_micros(until));
+            assert_eq!(plan.beside_until(sent, at(now), usual(took)), until, "at {now}, usually {took} ms");
+        }
+        for (took, late) in [(0, 2_812_500), (2_000, 4_000_000), (9_000, 9_375_000)] {
+            assert_eq!(plan.late_at(sent, usual(took)), sent.after(Duration::from_micros(late)));
+        }
+        // Doubled from a fiftieth of the ttl, at most a quarter of the time until TERM.
+        for (began, failures, next) in
+            [(7_500, 1, 8_100_000), (7_500, 3, 9_900_000), (7_500, 6, 11_549_500), (23_000, 6, 23_600_000)]
+        {
+            let next = sent.after(Duration::from_micros(next));
+            assert_eq!(plan.retry_at(at(began), sent, failures), next, "{failures} failures until {began}");
+        }
+    }
 }
