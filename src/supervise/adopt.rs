@@ -136,8 +136,9 @@ impl Guard {
     pub(super) fn end_guard(&mut self) {
         if !std::mem::replace(&mut self.reaped, true) {
             // The id is its own until it is reaped.
-            let _ = sys::kill(self.pid, libc::SIGKILL);
-            sys::wait_for(self.pid);
+            if sys::kill(self.pid, libc::SIGKILL).is_ok() {
+                sys::wait_for(self.pid);
+            }
         }
     }
 

@@ -103,3 +103,21 @@ fn a_process_that_may_not_be_signalled_keeps_the_lock() {
     let output = holder.finish();
     assert!(output.stderr.contains(&risen.to_string()), "it is named: {}", output.stderr);
 }
+
+/// Where dlock may send no signal, not even to its own guard (an AppArmor profile), the guard ends
+/// when dlock does.
+#[test]
+fn a_guard_that_may_not_be_killed_ends_with_dlock() {
+    let world = World::new(Backend::Redis);
+    world
+        .write("kill.c", "#include <errno.h>\nint kill(int pid, int signal) { errno = EPERM; return -1; }\n");
+    let cc = world.command("cc").args(["-shared", "-fPIC", "-w", "-o", "kill.so", "kill.c"]).status();
+    assert!(cc.expect("cc is installed").success(), "cc cannot build kill.c");
+    let run = world.run("k", &[], "while [ ! -e go ]; do sleep 0.1; done; exit 3");
+    let run = run.env("LD_PRELOAD", world.path("kill.so")).status(3).spawn();
+    let guard = run.guard();
+    world.write("go", "");
+    run.finish();
+    wait_until("the guard ends", || !proc::alive(guard));
+    assert_eq!(world.state("k"), "free");
+}
