@@ -176,6 +176,29 @@ fn a_pager_keeps_its_terminal_when_the_job_before_it_is_stopped() {
     terminal.close();
 }
 
+/// Two runs in a pipeline: a key stops, continues and ends both, as it does without dlock.
+#[test]
+fn two_runs_in_a_pipeline_obey_the_keyboard_together() {
+    let world = World::new(Backend::Redis);
+    let mut terminal = Terminal::open(&world);
+    world.write("left", "echo $$ > left.tmp; mv left.tmp left.pid; exec sleep 1000");
+    world.write("right", "echo $$ > right.tmp; mv right.tmp right.pid; exec cat");
+    terminal.type_line("dlock run -k a -- sh left | dlock run -k b -- sh right");
+    let jobs = [world.wait_for_pid("left.pid"), world.wait_for_pid("right.pid")];
+    let dlocks = jobs.map(dlock_above);
+    terminal.press(CTRL_Z);
+    terminal.expect("Stopped");
+    wait_until("both jobs stop", || jobs.into_iter().all(proc::stopped));
+    terminal.type_line("fg");
+    wait_until("all go on", || !jobs.into_iter().chain(dlocks).any(proc::stopped));
+    terminal.press(CTRL_C);
+    terminal.expect("READY> ");
+    terminal.type_line("echo $?-is-the-status");
+    terminal.expect("130-is-the-status");
+    assert_eq!(["a", "b"].map(|key| world.state(key)), ["free"; 2]);
+    terminal.close();
+}
+
 /// The dlock that runs this job.
 fn dlock_above(job: i32) -> i32 {
     let mut all = proc::pids().into_iter();
