@@ -60,8 +60,20 @@ pub fn shape<'a>(dialect: Dialect, at: &'a DatabaseAt, name: &str, tls: Option<&
     Shape { scheme: dialect.scheme(), tls_scheme: None, hosts, tls, rest }
 }
 
+/// Whether there is no host, or a socket in its place, as libpq and drivers of MySQL write it.
+fn may_mean_socket(parts: &Parts<'_>) -> bool {
+    let is_path = |text: &str| text.starts_with('/') || text.to_ascii_lowercase().starts_with("%2f");
+    let names = ["host", "socket", "unix_socket", "unixSocket"];
+    let by_parameter = parts.parameters().any(|(name, text)| names.contains(&name) && is_path(text));
+    parts.hosts.is_empty() || is_path(parts.hosts) || by_parameter
+}
+
 /// `postgres://` and `mysql://`.
 fn servers(parts: Parts<'_>, dialect: Dialect) -> Result<Url, String> {
+    if may_mean_socket(&parts) {
+        let scheme = dialect.scheme();
+        return Err(format!("no host; a socket on this machine is {scheme}+unix://USER@/SOCKET?db=DATABASE"));
+    }
     let hosts = parts.hosts(dialect.port())?;
     if let Some(twice) = named_twice(&hosts) {
         return Err(format!("this host{} is named twice; {ALLOWED}", parts.shown(&twice.to_string())));

@@ -287,6 +287,13 @@ fn urls_of_other_programs_get_one_line() -> Result<(), String> {
         ("postgres://u@h/d?connect_timeout=10", "write --connect-timeout"),
         ("postgres://u@h/d?sslrootcert=/f", "write ca=FILE"),
         ("postgres://u@h/d?sslmode=require", "sslmode= is verify-full (the default)"),
+        (
+            "postgresql:///d?host=/run/postgresql",
+            "no host; a socket on this machine is postgres+unix://USER@/SOCKET",
+        ),
+        ("postgres://u:SECRET@%2Fcloudsql%3Aproject%3Ainst/d", "postgres+unix://"),
+        ("postgres://u@localhost/d?host=/cloudsql/p:r:i", "postgres+unix://"),
+        ("mysql://u@localhost/d?unix_socket=%2Frun%2Fmysqld%2Fmysqld.sock", "mysql+unix://USER@/SOCKET"),
         ("mysql://u@h/d?ssl-mode=REQUIRED", "sslmode=verify-full by default"),
         ("rediss://h?ssl_cert_reqs=none", "always checks the server's certificate"),
         ("redis://h?db=1", "stands after the host"),
