@@ -13,7 +13,7 @@ use crate::output::owner::{because, who};
 use crate::output::time::{millis, moment, now, span};
 use crate::output::{Event, Kind, What};
 use crate::rules::{self, NewPause};
-use crate::store::{self, Store};
+use crate::store::{self, Store, View};
 use std::time::Duration;
 
 /// How long a lock is paused without `--for`.
@@ -23,26 +23,23 @@ pub fn pause(context: &Context, flags: &Pause) -> anyhow::Result<Exit> {
     let by = owner("dlock pause".into(), Some(flags.reason.clone()).filter(|text| !text.is_empty()));
     let until = flags.until.map(|until| end_of(until, now())).transpose()?;
     let pause = |store: &mut dyn Store, name: &Name, meant| {
+        let before = store.inspect(name, context.deadline())?;
         // The machine's zone and clock say which moment is meant, the store's how far away it is.
-        let given = match until {
-            Some(until) => {
-                let left = until.saturating_sub(store.inspect(name, context.deadline())?.now);
-                Some(Duration::from_millis(left.max(1)).min(PAUSE_MOST))
-            }
-            None => flags.lasts,
-        };
+        let left =
+            |until: u64| Duration::from_millis(until.saturating_sub(before.now).max(1)).min(PAUSE_MOST);
+        let given = until.map(left).or(flags.lasts);
         let at = until.map(|until| format!(" until {},", moment(until))).unwrap_or_default();
         let lasts = given.unwrap_or(LASTS);
-        let longer = longer_pause(context, store, name, lasts)?;
+        let longer = longer_pause(&before, lasts);
         let stays = meant == Meant::ByPattern && longer.is_some();
         if !stays {
             let new = NewPause { by: &by, lasts, shortens: given.is_some() };
             store.pause(name, Some(new), context.deadline())?;
         }
-        let mut held = ask_to_end_if(context, store, name, flags.stop.then_some(&by))?;
+        let now = store.inspect(name, context.deadline())?;
+        let mut held = ask_to_end_if(context, store, &now, flags.stop.then_some(&by))?;
         if meant == Meant::ByName {
-            // It is paused, whatever the store answers now.
-            held.push_str(&unknown(context, store, name).unwrap_or_default());
+            held.push_str(&context.if_unknown(store, &now));
         }
         let text = match longer {
             None => format!("is paused{at} for {}: no new holder until then{held}", span(lasts)),
@@ -78,16 +75,10 @@ fn end_of(until: Point, now: u64) -> Result<u64, Error> {
 }
 
 /// The pause in force, and the time left, if it ends later than a new pause would.
-fn longer_pause(
-    context: &Context,
-    store: &mut dyn Store,
-    name: &Name,
-    lasts: Duration,
-) -> Result<Option<(rules::Pause, Duration)>, store::Error> {
-    let view = store.inspect(name, context.deadline())?;
-    let left = |pause: &rules::Pause| Duration::from_millis(pause.until.saturating_sub(view.now));
-    let pause = view.paused.filter(|pause| left(pause) > lasts);
-    Ok(pause.map(|pause| (pause.clone(), left(&pause))))
+fn longer_pause(view: &View, lasts: Duration) -> Option<(&rules::Pause, Duration)> {
+    let pause = view.paused.as_ref()?;
+    let left = Duration::from_millis(pause.until.saturating_sub(view.now));
+    (left > lasts).then_some((pause, left))
 }
 
 /// Asks the holders to end, if `by` is given. Returns a clause about what each holder does,
@@ -95,10 +86,9 @@ fn longer_pause(
 fn ask_to_end_if(
     context: &Context,
     store: &mut dyn Store,
-    name: &Name,
+    view: &View,
     by: Option<&Owner>,
 ) -> Result<String, store::Error> {
-    let view = store.inspect(name, context.deadline())?;
     let goes_on = if by.is_some() { "is asked to end" } else { "goes on" };
     let mut said = String::new();
     let runs = view.holders.iter().filter(|holder| holder.during_pause).map(|holder| (&holder.owner, "runs"));
@@ -106,11 +96,11 @@ fn ask_to_end_if(
         view.waiters.iter().filter(|waiter| waiter.during_pause).map(|waiter| (&waiter.owner, "waits"));
     for (owner, does) in runs.chain(waits) {
         let text = format!("is used during its pause: {} {does}{}", who(owner), because(owner));
-        say(context, Kind::Detail, What::Paused, name, &text);
+        say(context, Kind::Detail, What::Paused, &view.name, &text);
     }
     for holder in &view.holders {
         if let Some(by) = by {
-            store.request(name, holder.fence, by, context.deadline())?;
+            store.request(&view.name, holder.fence, by, context.deadline())?;
         }
         let just = if holder.confirmed { "" } else { "was granted the lock just before and " };
         said.push_str(&format!("; {} {just}{goes_on}", who(&holder.owner)));
