@@ -356,16 +356,16 @@ fn a_oneshot_unit_of_systemd() {
         };
         let mut script = start(&world, "setsid", &["env", &invocation, "./import"]);
         wait_until("it loads", || world.path("up").exists());
-        if !is_stopped {
-            assert!(script.wait().expect("our child").success());
-        }
-        let members = unit();
-        for signal in [Signal::TERM, Signal::CONT] {
-            members.iter().for_each(|pid| proc::signal(*pid, signal));
-        }
-        if is_stopped {
-            assert!(!script.wait().expect("our child").success());
-        }
+        let stop = || {
+            let members = unit();
+            for signal in [Signal::TERM, Signal::CONT] {
+                members.iter().for_each(|pid| proc::signal(*pid, signal));
+            }
+            members
+        };
+        let stopped = is_stopped.then(stop);
+        assert_eq!(script.wait().expect("our child").success(), !is_stopped);
+        let members = stopped.unwrap_or_else(stop);
         let dlock = members.into_iter().find(|pid| proc::name(*pid) == "dlock").expect("a hold");
         wait_until("dlock has read it", || !proc::awaits(dlock, Signal::TERM.as_raw()));
         let next = world.run("import", &["-w"], "echo next >> log").any_stderr().spawn();
