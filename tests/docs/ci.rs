@@ -363,13 +363,24 @@ fn run_lines(block: &str) -> Vec<String> {
 const WORKER: &str = r#"
 export GITHUB_ENV=$PWD/github_env GITHUB_RUN_ID=42
 : > "$GITHUB_ENV"
-failed=
+failed= id=github_$PWD
 for step in 1 2; do
     while IFS= read -r line; do export "$line"; done < "$GITHUB_ENV"
-    [ -n "$failed" ] || bash -e step$step || failed=1
+    [ -n "$failed" ] || RUNNER_TRACKING_ID=$id bash -e step$step || failed=1
 done
 while IFS= read -r line; do export "$line"; done < "$GITHUB_ENV"
 [ -z "$DLOCK_KEY" ] || bash -e step3
+[ -z "$failed" ]
+"#;
+
+/// What that worker does at its end, as the runner's `JobExtension`: kills each process that has the
+/// identity of its steps in the environment.
+const ORPHANS: &str = r#"
+for process in /proc/[0-9]*; do
+    if tr '\0' '\n' 2> /dev/null < "$process/environ" | grep -qxF "RUNNER_TRACKING_ID=$id"; then
+        kill -9 "${process#/proc/}"
+    fi
+done 2> /dev/null
 [ -z "$failed" ]
 "#;
 
@@ -394,6 +405,13 @@ fn several_steps_of_github_actions() {
     world.run(KEY, &["-w", "0.5"], "true").status(75).any_stderr().run();
     world.write("go", "");
     world.wait_for_state(KEY, "free");
+
+    // The step that gives the lock back is left out, and the runner ends what the steps have left.
+    world.write("worker", &format!("{}{ORPHANS}", WORKER.replace("bash -e step3", "true")));
+    assert!(start(&world, "bash", &["worker"]).wait().expect("our child").success());
+    world.wait_for_state(KEY, "free");
+    let history = world.dlock(["history", KEY]).any_stdout().run().stdout;
+    assert!(!history.contains("expired"), "{history}");
 }
 
 #[test]

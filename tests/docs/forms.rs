@@ -58,7 +58,7 @@ impl Form {
 /// The forms of a page.
 fn forms_of(page: &str, text: &str, kind: Kind) -> Vec<Form> {
     let takes = Regex::new(
-        r"(?:^|[;&|(] *|\$\(|(?:^| )(?:if|while|until|then|do|exec|sudo|eval|!) )(?:/usr/bin/)?dlock (?:hold|acquire|renew) ",
+        r"(?:^|[;&|(] *|\$\(|(?:^| )(?:if|while|until|then|do|exec|sudo|eval|!) )(?:[A-Z_]+= )?(?:/usr/bin/)?dlock (?:hold|acquire|renew) ",
     );
     let takes = takes.expect("a pattern");
     let joined = text.replace("\\\n", " ");
