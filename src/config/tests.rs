@@ -229,6 +229,7 @@ fn invalid_variables_are_refused() -> Outcome {
         ("DLOCK_LOG_FORMAT", "xml"),
         ("DLOCK_PREFIX", "a\nb"),
         ("DLOCK_PASSWORD_FILE", "/nonexistent/p"),
+        ("DLOCK_PASSWORD_FILE", "hush/hush=="),
         ("DLOCK_USERNAME", "u"),
     ] {
         assert!(Machine::new()?.with(name, value).refused(&[]).starts_with(name), "{name}={value}");

@@ -216,10 +216,16 @@ impl Secret {
         Self(text.into())
     }
 
-    /// Reads a secret from a file within this time, without one line end at its end.
+    /// Reads a secret from a file within this time, without one line end at its end. If there is none,
+    /// a relative path is not shown: in a CI system it may be the secret itself.
     pub fn of_file(path: &Path, within: Duration) -> Result<Self, String> {
-        let bytes =
-            read_secret(path, within).map_err(|fault| format!("cannot read {}: {fault}", path.display()))?;
+        let bytes = read_secret(path, within).map_err(|fault| {
+            if path.is_relative() && !path.exists() {
+                return "there is no such file; it must be a path, which is not shown here in case it is the secret"
+                    .to_owned();
+            }
+            format!("cannot read {}: {fault}", path.display())
+        })?;
         let text = String::from_utf8(bytes).map_err(|_| format!("{} is not valid UTF-8", path.display()))?;
         let text =
             text.strip_suffix('\n').map_or(text.as_str(), |text| text.strip_suffix('\r').unwrap_or(text));

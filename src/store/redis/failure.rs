@@ -35,9 +35,9 @@ pub fn refusal(store: &str, error: &ServerError) -> Error {
     match code {
         // "unauthenticated" is the answer to a long command: before AUTH a server reads at most ten
         // words.
-        _ if code == "NOAUTH" || text.contains("unauthenticated") => {
-            denied("wants a password; give one by --password-file, --password-command or the config file")
-        }
+        _ if code == "NOAUTH" || text.contains("unauthenticated") => denied(
+            "wants a password; give one by DLOCK_PASSWORD_FILE, DLOCK_PASSWORD_COMMAND, DLOCK_PASSWORD or the config file",
+        ),
         "WRONGPASS" => refused("refused the user name or the password"),
         "NOPERM" if text.contains("access") => denied(&format!("denies this user its keys ({KEYS}): {said}")),
         "NOPERM" => denied(&format!(

@@ -346,7 +346,7 @@ fn meaning(store: &str, said: &Said) -> Failure {
         1193 | 1286 => unfit(format!("{store} has no InnoDB, which the table of dlock needs: {text}")),
         1049 => unfit(format!("{store}: there is no such database: {text}")),
         1045 | 1698 if !said.is_password_given => denied(format!(
-            "{store} wants a password; give one by --password-file, --password-command or the config file"
+            "{store} wants a password; give one by DLOCK_PASSWORD_FILE, DLOCK_PASSWORD_COMMAND, DLOCK_PASSWORD or the config file"
         )),
         1045 | 1698 => refused_login(store),
         1129 | 1130 | 1820 | 1862 | 3118 | 4151 => {

@@ -129,7 +129,7 @@ impl Connection {
         }
         let password = proof.password.ok_or_else(|| {
             self.denied(
-                "wants a password; give one by --password-file, --password-command or the config file",
+                "wants a password; give one by DLOCK_PASSWORD_FILE, DLOCK_PASSWORD_COMMAND, DLOCK_PASSWORD or the config file",
             )
         })?;
         match (request, &mut proof.scram) {
