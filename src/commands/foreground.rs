@@ -1,7 +1,9 @@
 //! Waits in a command without a job, and stays interruptible: a signal ends each wait for the store,
 //! and with it the command.
 //!
-//! Signals are read from a signalfd, which says which one came: to relay it or to die of it.
+//! `run` and these commands read signals from a signalfd: they must know which signal came, to
+//! relay it or to die of it. The handler of the crate ctrlc does not say which, so only `watch`
+//! uses it, which just has to end.
 
 use super::context::{Context, riding_out};
 use crate::clock::Moment;
@@ -19,7 +21,7 @@ use crate::sys::{self, SignalSet};
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 
 /// The signals that end the command, without those that dlock's caller had it ignore.
 pub struct Signals(OwnedFd);
@@ -27,12 +29,8 @@ pub struct Signals(OwnedFd);
 impl Signals {
     /// Must be called before any thread starts; opening a store may start one.
     pub fn take() -> Result<Self, Error> {
-        Self::of(&supervise::ENDING)
-    }
-
-    /// The same for these signals.
-    pub fn of(signals: &[i32]) -> Result<Self, Error> {
-        let not_ignored: Vec<i32> = signals.iter().copied().filter(|signal| !sys::ignored(*signal)).collect();
+        let not_ignored: Vec<i32> =
+            supervise::ENDING.into_iter().filter(|signal| !sys::ignored(*signal)).collect();
         sys::block(SignalSet::of(&not_ignored));
         Ok(Self(sys::signalfd(SignalSet::of(&not_ignored)).map_err(|error| cannot("take signals", &error))?))
     }
@@ -54,12 +52,6 @@ impl Signals {
             ControlFlow::Break(signal) => Exit::Signal(signal),
             ControlFlow::Continue(done) => done?,
         })
-    }
-}
-
-impl AsFd for Signals {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }
 

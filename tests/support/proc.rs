@@ -80,6 +80,11 @@ pub fn blocks(pid: i32, signal: i32) -> bool {
     has_in_mask(&pid.to_string(), "SigBlk:", signal)
 }
 
+/// Whether the process has a handler for this signal.
+pub fn catches(pid: i32, signal: i32) -> bool {
+    has_in_mask(&pid.to_string(), "SigCgt:", signal)
+}
+
 /// Whether the process has not yet read this signal.
 pub fn awaits(pid: i32, signal: i32) -> bool {
     has_in_mask(&pid.to_string(), "ShdPnd:", signal)
