@@ -2,8 +2,7 @@
 //! programs could have spoiled. (Texts and tokens are bounded by their types.)
 
 use crate::lock::{Mode, SLOTS_MAX};
-use crate::rules::stat::Stat;
-use crate::rules::{Absence, Lock, REFUSALS_KEPT, Record, Subject, Waiter};
+use crate::rules::{Absence, Lock, REFUSALS_KEPT, Record, Waiter};
 
 /// Upper bound of times and fences, so that adding to them does not overflow.
 pub const NUMBER_MOST: u64 = 1 << 60;
@@ -73,14 +72,7 @@ pub fn each_number(record: &mut Record, mut each: impl FnMut(&mut u64, Number)) 
         each(&mut refusal.at, Millis);
         each(&mut refusal.waited, Other);
     }
-    for mark in record.announced.values_mut() {
-        each(&mut mark.at, Millis);
-        if let Subject::Pause(since) = &mut mark.subject {
-            each(since, Millis);
-        }
-    }
-    let Stat { last, last_success, last_failure, .. } = &mut record.stat;
-    last.values_mut().chain(last_success).chain(last_failure).for_each(|time| each(time, Millis));
+    record.announced.values_mut().for_each(|mark| each(&mut mark.at, Millis));
 }
 
 pub fn check_number(number: u64) -> Result<(), &'static str> {

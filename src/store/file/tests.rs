@@ -7,8 +7,7 @@ use crate::clock::simulated::{self, Clock};
 use crate::exit::Ended;
 use crate::lock::{Fence, Key, Mode, Name, Names, Owner};
 use crate::rules::{
-    Acquired, Ask, End, Left, LockTable, Missed, Notice, Outcome, Patience, Ran, Refusal, Renew, Renewal,
-    Revoke, Revoked, State, Subject, Terms, Time, When,
+    Acquired, Ask, End, Left, Outcome, Patience, Ran, Renew, Renewal, Revoke, Revoked, State, Terms, When,
 };
 use crate::store::{Store as _, View, Which};
 use anyhow::{Context as _, Result, ensure};

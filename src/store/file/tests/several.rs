@@ -315,30 +315,6 @@ fn records_with_different_offsets_agree_on_one_time() -> Result<()> {
     Ok(())
 }
 
-/// Totals and announcements keep their distance from the record's clock.
-#[test]
-fn a_shift_of_the_clock_is_one_of_all_times() -> Result<()> {
-    const HOUR: u64 = 60 * 60 * 1000;
-    let notice =
-        |since| Notice { kind: Missed::Failed, subject: Some(Subject::Pause(since)), by: "one".into() };
-    let mut table = LockTable::default();
-    let a = named("a")?;
-    let refusal = Refusal::interrupted(&Owner::default(), None, Duration::ZERO).with(Some(notice(7 * HOUR)));
-    assert!(table.refuse(Time(8 * HOUR * 1000), &a, &refusal));
-    let mut stored = StoredLock::absent("a");
-    stored.record = table.records.remove(a.as_str()).context("a record")?;
-    stored.record.stat.last_success = Some(5 * HOUR);
-    stored.record.stat.last.insert(Outcome::Released, 5 * HOUR);
-    let mut lifted = RecordFile { stored, offset: 1000, file: None };
-    lifted.lift(1000 + HOUR * 1000);
-    let record = lifted.stored.record;
-    assert_eq!(record.stat.last_success, Some(6 * HOUR));
-    assert_eq!(record.stat.last[&Outcome::Released], 6 * HOUR);
-    let about: Vec<_> = record.announced.values().map(|mark| (mark.subject, mark.at)).collect();
-    assert_eq!(about, [(Subject::Pause(8 * HOUR), 9 * HOUR)]);
-    Ok(())
-}
-
 #[test]
 fn crossing_requests_neither_deadlock_nor_overlap() -> Result<()> {
     const KEYS: [&[&str]; 5] = [&["a", "b"], &["b", "a"], &["b", "c"], &["c", "a"], &["a", "b", "c"]];
