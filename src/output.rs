@@ -146,9 +146,9 @@ impl Printer {
                         .set("event", event.what)
                         .set("key", event.key.or(self.key.as_deref()))
                         .set("store", self.store.as_deref().filter(|store| store.len() <= LONGEST / 16))
-                        .set("holder", event.holder.map(json::holder))
+                        .set_object("holder", event.holder.map(json::holder))
                         .set("ahead", event.ahead)
-                        .set("by", event.by.map(json::actor))
+                        .set_object("by", event.by.map(json::actor))
                         .set("missed", event.missed)
                         .set("status", event.status);
                     json::line(&message).unwrap_or_default()

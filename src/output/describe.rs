@@ -71,6 +71,7 @@ pub fn expected(view: &View) -> Option<String> {
             format!("the last one was recorded by a clock that was {} ahead", span(ms(ended - view.now)))
         }
         Some(ended) => format!("the last one ended {} ago", ago(ended)),
+        None if expected.since > view.now => "none on record".into(),
         None => format!("none on record, expected since {} ago", ago(expected.since)),
     };
     let overdue = if is_overdue { "overdue: " } else { "" };

@@ -19,11 +19,31 @@ use std::time::Duration;
 
 /// The fields of a JSON object, in this order.
 #[derive(Debug, Default, Clone)]
-pub struct Object(Vec<(&'static str, Value)>);
+pub struct Object(Vec<(&'static str, Field)>);
+
+/// An object has a variant of its own, because a [`Value`] sorts its fields by name.
+#[derive(Debug, Clone, Serialize)]
+#[serde(untagged)]
+enum Field {
+    Value(Value),
+    Object(Option<Object>),
+    Objects(Vec<Object>),
+}
 
 impl Object {
     pub fn set(mut self, name: &'static str, value: impl Serialize) -> Self {
-        self.0.push((name, serde_json::to_value(value).unwrap_or_default()));
+        self.0.push((name, Field::Value(serde_json::to_value(value).unwrap_or_default())));
+        self
+    }
+
+    /// Adds an object as a field; null if there is none.
+    pub fn set_object(mut self, name: &'static str, object: Option<Self>) -> Self {
+        self.0.push((name, Field::Object(object)));
+        self
+    }
+
+    fn set_objects(mut self, name: &'static str, objects: impl Iterator<Item = Self>) -> Self {
+        self.0.push((name, Field::Objects(objects.collect())));
         self
     }
 
@@ -139,13 +159,13 @@ fn lock(view: &View, refusal: Option<&Refusal>) -> Object {
         .set("state", view.state)
         .with(mode(view.mode.or_else(wanted)))
         .set("fence", view.fence)
-        .set("holders", holders.collect::<Vec<_>>())
-        .set("waiters", view.waiters.iter().zip(view.turns()).map(waiter).collect::<Vec<_>>())
-        .set("last_run", view.log.first().map(|end| last_run(key, end, view.counts_until(end))))
-        .set("last_success", success.as_ref().map(last_success))
-        .set("done", view.counting().map(|(success, until)| done(success, until)))
-        .set("last_refusal", refusal.map(|refusal| refused(key, refusal)))
-        .set("paused", view.paused.as_ref().map(paused))
+        .set_objects("holders", holders)
+        .set_objects("waiters", view.waiters.iter().zip(view.turns()).map(waiter))
+        .set_object("last_run", view.log.first().map(|end| last_run(key, end, view.counts_until(end))))
+        .set_object("last_success", success.as_ref().map(last_success))
+        .set_object("done", view.counting().map(|(success, until)| done(success, until)))
+        .set_object("last_refusal", refusal.map(|refusal| refused(key, refusal)))
+        .set_object("paused", view.paused.as_ref().map(paused))
         .set("expect_ms", view.expected.map(|expected| millis(expected.every)))
         .set("overdue", view.overdue())
 }
@@ -158,7 +178,7 @@ fn refused(key: &str, refusal: &Refusal) -> Object {
         .with(who(Some(&refusal.owner)))
         .set("refused_at", utc(refusal.at))
         .set("waited_ms", refusal.waited)
-        .set("refused_by", refusal.by.as_ref().map(actor))
+        .set_object("refused_by", refusal.by.as_ref().map(actor))
 }
 
 pub fn holder(holder: &Holder) -> Object {
@@ -181,7 +201,7 @@ fn hold(holder: Option<&Holder>, lease: Option<Duration>) -> Object {
         .set("renewed_at", holder.and_then(renewed_at))
         .set("stale", holder.is_some_and(Holder::is_stale))
         .set("foreign", holder.is_none())
-        .set("asked_by", holder.and_then(|holder| holder.asked.as_ref()).map(actor))
+        .set_object("asked_by", holder.and_then(|holder| holder.asked.as_ref()).map(actor))
         .set("superseded", holder.is_some_and(|holder| holder.superseded))
         .set("rest", holder.and_then(|holder| holder.owner.rest.as_deref()))
 }
@@ -228,7 +248,7 @@ fn last_run(key: &str, end: &LoggedEnd, counts_until: Option<u64>) -> Object {
         .set("held_ms", end.ended.saturating_sub(end.since))
         .set("waited_ms", end.waited)
         .with(job_end(end.job))
-        .set("forced_by", end.by.as_ref().map(actor))
+        .set_object("forced_by", end.by.as_ref().map(actor))
         .set("counts_until", counts_until.map(utc))
         .set("during_pause", end.during_pause)
 }

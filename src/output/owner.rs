@@ -22,5 +22,6 @@ pub fn because(owner: &Owner) -> String {
 /// After the end of the command, what it left behind, in parentheses, to follow it.
 pub fn left_behind(owner: &Owner) -> String {
     let rest = owner.rest.as_deref();
-    rest.map(|rest| format!(" (has ended; what it started keeps the lock: {rest})")).unwrap_or_default()
+    rest.map(|rest| format!(" (has ended; what it left behind then keeps the lock: {rest})"))
+        .unwrap_or_default()
 }

@@ -177,7 +177,7 @@ fn held(lines: &mut Lines, view: &View, holder: &Holder) {
     lines.add(2, "lease", &format!("{} left{renewed}{stale}", span(holder.lease)));
     lines.add(2, "command", &holder.owner.command);
     if let Some(rest) = &holder.owner.rest {
-        lines.add(2, "kept by", &format!("{rest}: the command has ended, and had started this"));
+        lines.add(2, "kept by", &format!("what the command left behind when it ended: {rest}"));
     }
     if let Some(reason) = &holder.owner.reason {
         lines.add(2, "reason", reason);

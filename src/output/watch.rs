@@ -108,7 +108,7 @@ pub fn object(key: &str, event: &Event) -> Result<String, Error> {
         .set("waited_ms", event.waited.map(millis))
         .set("held_ms", event.held.map(millis))
         .with(json::job_end(event.job))
-        .set("by", event.by.as_ref().map(json::actor))
+        .set_object("by", event.by.as_ref().map(json::actor))
         .set("count", event.count);
     json::line(&object)
 }

@@ -55,6 +55,8 @@ pub struct Engine<C: Coordinator> {
     pub(super) coordinator: C,
     /// End of the lease, if this process took or renewed it.
     lease: Option<Moment>,
+    /// Whether the record has [`Renew::rest`].
+    is_rest_shown: bool,
     /// Time of the last heartbeat, while this process waits.
     last_heartbeat: Option<Moment>,
     /// Number of waiters before this one when it last asked.
@@ -97,6 +99,7 @@ impl<C: Coordinator> Engine<C> {
         Self {
             coordinator,
             lease: None,
+            is_rest_shown: false,
             last_heartbeat: None,
             is_woken: false,
             has_cleaned_up: false,
@@ -226,6 +229,25 @@ impl<C: Coordinator> Engine<C> {
         (!is_late && self.coordinator.keep_alive(&sign, deadline).unwrap_or(false)).then_some(now)
     }
 
+    /// Renews the lease, and writes the renewal into the records.
+    fn record_renewal(
+        &mut self,
+        names: &Names,
+        renew: &Renew<'_>,
+        deadline: Moment,
+    ) -> Result<Renewal, Error> {
+        let (began, token) = (Moment::now(), renew.token);
+        let renewal = self.transact(names, Some(token), None, Some(renew.ttl), deadline, |transaction| {
+            transaction.table.renew(transaction.now, names, renew)
+        })?;
+        if is_held(renewal) {
+            self.set_lease(names, token, began, renew.ttl, deadline);
+        } else {
+            self.lease = None;
+        }
+        Ok(renewal)
+    }
+
     /// Sets the end of the lease, and publishes it. Otherwise the lease would last until the deadline
     /// that this process has published as a waiter, or of an earlier lease, if that is later.
     fn set_lease(&mut self, names: &Names, token: &Token, began: Moment, ttl: Duration, deadline: Moment) {
@@ -286,7 +308,7 @@ impl<C: Coordinator> Engine<C> {
 
     /// Returns what the rules answer to a renewal, by the records as they are now. Writes nothing.
     /// None if the token does not hold all of the locks or has not confirmed the grants, if the first
-    /// renewal or [`Renew::rest`] must be recorded, or if the answer is that a lock is lost.
+    /// renewal must be recorded, or if the answer is that a lock is lost.
     fn renewal_by_records(
         &mut self,
         names: &Names,
@@ -297,10 +319,7 @@ impl<C: Coordinator> Engine<C> {
         let is_known = names.iter().all(|name| {
             let record = transaction.table.records.get(name.as_str());
             let hold = record.and_then(|record| record.holds.get(renew.token));
-            hold.is_some_and(|hold| {
-                let is_shown = renew.rest.is_none() || hold.owner.rest.as_deref() == renew.rest;
-                hold.confirmed && (hold.renewed || hold.pause_on_failure.is_none()) && is_shown
-            })
+            hold.is_some_and(|hold| hold.confirmed && (hold.renewed || hold.pause_on_failure.is_none()))
         });
         let renewal = transaction.table.renew(transaction.now, names, renew);
         Ok(Some(renewal).filter(|renewal| is_known && is_held(*renewal)))

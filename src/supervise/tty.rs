@@ -3,11 +3,11 @@
 //! foreground group are as they were before the job.
 
 use crate::sys;
-use rustix::fs::{Mode, OFlags, open};
+use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::stdio::stdout;
-use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
 use std::os::fd::OwnedFd;
 
 /// The process group that CMD runs in.
@@ -44,10 +44,12 @@ pub(super) struct Modes {
 }
 
 impl Modes {
-    /// None without a controlling terminal, if this group is in its background, or if stdout is not
-    /// a terminal: what reads it may be a pager, which sets modes of its own while the job runs.
+    /// None without a controlling terminal, if this group is in its background, or if stdout is a
+    /// pipe: what reads it may be a pager, which sets modes of its own while the job runs.
     pub(super) fn save(group: Option<Pid>) -> Option<Self> {
-        let (group, terminal) = (group.filter(|_| isatty(stdout()))?, terminal()?);
+        let kind = fstat(stdout()).ok().map(|stat| FileType::from_raw_mode(stat.st_mode));
+        let is_pipe = matches!(kind, Some(FileType::Fifo | FileType::Socket));
+        let (group, terminal) = (group.filter(|_| !is_pipe)?, terminal()?);
         let is_in_front = tcgetpgrp(&terminal).ok()? == group;
         let before = tcgetattr(&terminal).ok()?;
         is_in_front.then_some(Self { group, before })

@@ -28,7 +28,7 @@ fn records() -> PathBuf {
 /// What `status` or `history` shows of a lock, without fields that change with time.
 fn shown(world: &World, command: &str, lock: &str) -> Value {
     let mut value: Value =
-        serde_json::from_str(&world.dlock([command, "--json", lock]).any_stdout().run().stdout)
+        serde_json::from_str(&world.dlock([command, "-q", "--json", lock]).any_stdout().run().stdout)
             .expect("JSON");
     without_times(&mut value);
     value

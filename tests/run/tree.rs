@@ -73,7 +73,7 @@ fn the_lock_is_kept_for_a_daemon(backend: Backend) {
     assert!(line.contains("status 7") && line.contains(&format!("{daemon} (sh)")), "{line}");
     // Longer than the lease, so the lock must be renewed.
     let busy = world.run("k", &["-w", "6s"], "echo overlap >> log").status(75).any_stderr().run();
-    let kept = format!("what it started keeps the lock: {daemon} (sh)");
+    let kept = format!("what it left behind then keeps the lock: {daemon} (sh)");
     assert!(busy.stderr.contains(&kept), "{}", busy.stderr);
     let rest = world.status("k")["holders"][0]["rest"].to_string();
     assert!(rest.contains(&format!("{daemon} (sh)")), "{rest}");

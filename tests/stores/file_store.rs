@@ -204,8 +204,10 @@ fn a_fifo_in_the_place_of_a_file_hangs_nobody() {
 #[test]
 fn a_stopped_process_with_the_mutex_kills_no_job() {
     let world = World::new(Backend::File);
-    let holder =
-        world.run("k", &["-t", "8s"], "echo up >> log; while ! [ -e end ]; do sleep 0.1; done").spawn();
+    // When the command has ended, the record is to show what it left behind.
+    let rest = "(until [ -e end ]; do echo on >> log; sleep 0.1; done) &";
+    let job = format!("echo up >> log; until [ -e go ]; do sleep 0.1; done; {rest}");
+    let holder = world.run("k", &["-t", "2s", "--tree"], &job).spawn();
     world.wait_for_log("up");
     let mutex = fs::read_dir(world.path("locks")).expect("a directory").flatten();
     let mutex = mutex.map(|file| file.path()).find(|path| path.extension().is_some_and(|end| end == "mutex"));
@@ -221,6 +223,9 @@ fn a_stopped_process_with_the_mutex_kills_no_job() {
         .any_stderr()
         .run();
     assert!(output.stderr.contains(&format!("process {}", stopped.id())), "{}", output.stderr);
+    world.write("go", "");
+    // For two leases at least.
+    wait_until("the rest of the job runs on", || world.log().len() > 40);
     proc::signal(pid, Signal::KILL);
     proc::signal(i32::try_from(stopped.id()).expect("a process id"), Signal::KILL);
     stopped.wait().expect("it is our child");

@@ -58,7 +58,7 @@ impl RunReport {
             // If a signal ended dlock before the job started, that signal.
             .with(json::job_end(self.job.or(died)))
             .set("lost", lost)
-            .set("forced_by", self.fate.by().filter(|_| lost.is_some()).map(json::actor))
+            .set_object("forced_by", self.fate.by().filter(|_| lost.is_some()).map(json::actor))
             .set("key", keys.first())
             .set("keys", &keys)
             .set("store", &self.store)

@@ -3,7 +3,7 @@
 use super::coordinator::{Coordinator, Leases, OwnLiveness, Purpose, Reading};
 use super::stored_lock::StoredLock;
 use super::transaction::Transaction;
-use super::{Engine, LIST_REQUESTS, WATCHES_MAX, Watched, is_held};
+use super::{Engine, LIST_REQUESTS, WATCHES_MAX, Watched};
 use crate::clock::Moment;
 use crate::lock::{Fence, Key, Name, Names, Owner, Token};
 use crate::rules::{
@@ -81,18 +81,18 @@ impl<C: Coordinator> Store for Engine<C> {
     fn renew(&mut self, names: &Names, renew: &Renew<'_>, deadline: Moment) -> Result<Renewal, Error> {
         let token = &self.coordinator.stored(renew.token);
         let renew = &Renew { token, ..*renew };
+        // No failure to record what is only shown is one of the renewal.
+        let plain = &Renew { rest: None, ..*renew };
         self.watched = Watched::default();
-        if let Some(renewal) = self.renew_outside(names, renew, deadline)? {
-            return Ok(renewal);
-        }
-        let began = Moment::now();
-        let renewal = self.transact(names, Some(token), None, Some(renew.ttl), deadline, |transaction| {
-            transaction.table.renew(transaction.now, names, renew)
-        })?;
-        if is_held(renewal) {
-            self.set_lease(names, token, began, renew.ttl, deadline);
-        } else {
-            self.lease = None;
+        let Some(renewal) = self.renew_outside(names, plain, deadline)? else {
+            return match self.record_renewal(names, renew, deadline) {
+                Err(_) if renew.rest.is_some() => self.record_renewal(names, plain, deadline),
+                renewal => renewal,
+            };
+        };
+        if renew.rest.is_some() && !self.is_rest_shown {
+            let soon = Moment::now().after(deadline.left() / 4);
+            self.is_rest_shown = self.record_renewal(names, renew, soon).is_ok();
         }
         Ok(renewal)
     }

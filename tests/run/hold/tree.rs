@@ -42,9 +42,15 @@ fn a_child_of_a_killed_script_keeps_the_lock() {
     let kept = format!("{child} (sleep)");
     wait_until("status names the child", || rest() == kept.as_str());
     let shown = world.dlock(["status", "k"]).any_stdout().run().stdout;
-    assert!(shown.contains(&format!("kept by  {kept}: the command has ended")), "{shown}");
+    assert!(
+        shown.contains(&format!("kept by  what the command left behind when it ended: {kept}")),
+        "{shown}"
+    );
     let shown = world.dlock(["status"]).any_stdout().run().stdout;
-    assert!(shown.contains(&format!("(has ended; what it started keeps the lock: {kept})")), "{shown}");
+    assert!(
+        shown.contains(&format!("(has ended; what it left behind then keeps the lock: {kept})")),
+        "{shown}"
+    );
     waits_for(&world, holder, child);
 }
 

@@ -153,8 +153,9 @@ impl Session<'_> {
     }
 
     /// Has the store show what keeps the lock after the end of the command, or of a hold's process.
+    /// `rest` is empty if /proc does not show it.
     fn show_rest(&self, lease: Option<&Lease>, rest: String) {
-        if let Some(lease) = lease {
+        if let Some(lease) = lease.filter(|_| !rest.is_empty()) {
             lease.set_rest(rest);
         }
     }
