@@ -285,7 +285,7 @@ impl Client {
             8 if why.contains("space exceeded") => Error::Unavailable(format!(
                 "{shown} has no space left and takes no writes (alarm NOSPACE): compact and defragment it, then disarm the alarm"
             )),
-            8 => Error::Unavailable(format!("{shown} is overloaded: {why}")),
+            8 => Error::Overloaded(format!("{shown} is overloaded: {why}")),
             0 if why == NAMED_CERTIFICATE => Error::Denied(format!(
                 "{shown} has users, and then its gateway refuses client certificates with a common name (CN): give dlock one without a CN (docs/stores.md)"
             )),

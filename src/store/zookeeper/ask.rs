@@ -60,7 +60,7 @@ impl Znodes {
                 Error::Unavailable(format!("{shown} is read-only: it has lost the other servers"))
             }
             Code::QUOTA => Error::Unavailable(format!("{shown}: a quota of its nodes is exceeded")),
-            Code::THROTTLED | Code::TIMEOUT => Error::Unavailable(format!("{shown} is overloaded")),
+            Code::THROTTLED | Code::TIMEOUT => Error::Overloaded(format!("{shown} is overloaded")),
             Code(code) => Error::Garbled(format!("{shown} answered with the error {code}")),
         }
     }
