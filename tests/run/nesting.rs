@@ -286,7 +286,7 @@ fn a_nested_run_ends_as_its_command_does(backend: Backend) {
 fn a_nested_run_stops_its_own_job_and_no_other(backend: Backend) {
     let world = World::new(backend);
     let script = "sleep 1000 & echo $! > beside.pid
-        $D run -k k --max-run 300ms -c 'setsid sleep 1000 & echo $! > inside.pid; wait'
+        $D run -k k --max-run 1s -c 'setsid sleep 1000 & echo $! > inside.pid; wait'
         echo stopped >> log; until [ -e go ]; do sleep 0.1; done; kill $(cat beside.pid)";
     let run = outer(&world, &[], script).any_stderr().spawn();
     world.wait_for_log("stopped");

@@ -7,7 +7,7 @@ use crate::stores::databases::{JOB, is_of_use};
 use crate::support::certificates::Authority;
 use crate::support::database::{Kind, refused};
 use crate::support::dlock::{Dlock, finish_all};
-use crate::support::postgres::Postgres;
+use crate::support::postgres::{Postgres, psql};
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::storm::{Wish, storm};
 use crate::support::wait::{wait_for, wait_until};
@@ -101,7 +101,7 @@ fn too_many_clients_are_an_outage() {
     server.ask("postgres", "CREATE ROLE guest LOGIN; GRANT CREATE ON SCHEMA public TO guest");
     world.use_store(world.url().replace("app@", "guest@"));
     let client = || {
-        let mut psql = Command::new("psql");
+        let mut psql = Command::new(psql());
         psql.args(["-h", "127.0.0.1", "-p", &server.port().to_string(), "-U", "guest", "-XAtq", "postgres"]);
         psql.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         psql
@@ -373,7 +373,7 @@ struct Hog {
 
 impl Hog {
     fn with(server: &Postgres, statement: &str) -> Self {
-        let mut psql = Command::new("psql");
+        let mut psql = Command::new(psql());
         psql.args(["-h", "127.0.0.1", "-p", &server.port().to_string(), "-U", "app", "-XAtq", "postgres"]);
         let child = psql.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut hog = Self { child };

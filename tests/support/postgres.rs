@@ -54,13 +54,8 @@ impl Postgres {
             fs::set_permissions(open, fs::Permissions::from_mode(0o755)).expect("permissions");
         }
         let home = new_home(&home.join("postgres"));
-        let data = home.join("data");
-        let made = as_postgres("initdb")
-            .args(["--username=app", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "-D"])
-            .arg(&data)
-            .stdout(Stdio::null())
-            .status();
-        assert!(made.expect("initdb").success());
+        let copied = Command::new("cp").arg("-a").arg(template()).arg(home.join("data")).status();
+        assert!(copied.expect("cp").success());
         let options = options.iter().map(ToString::to_string).collect();
         let mut server = Self { port: free_port(), home, options, offset: 0, clock, child: None };
         server.run();
@@ -171,7 +166,7 @@ impl Postgres {
 
     /// The same for a request that may fail.
     pub fn try_ask(&self, database: &str, statement: &str) -> Result<String, String> {
-        let output = Command::new("psql")
+        let output = Command::new(psql())
             .args([
                 "-h",
                 "127.0.0.1",
@@ -314,6 +309,27 @@ fn as_postgres(program: &str) -> Command {
     }
     command.arg("--").arg(bin().join(program)).env("LC_ALL", "C").current_dir("/");
     command
+}
+
+/// The client itself: what Debian has in the PATH is a script that takes five times as long to start.
+pub fn psql() -> PathBuf {
+    bin().join("psql")
+}
+
+/// The directory of an unused server, made once.
+fn template() -> &'static Path {
+    static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
+    TEMPLATE.get_or_init(|| {
+        fs::set_permissions(suite_home(), fs::Permissions::from_mode(0o755)).expect("permissions");
+        let data = new_home(&suite_home().join("postgres-template")).join("data");
+        let made = as_postgres("initdb")
+            .args(["--username=app", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "-D"])
+            .arg(&data)
+            .stdout(Stdio::null())
+            .status();
+        assert!(made.expect("initdb").success());
+        data
+    })
 }
 
 /// Debian keeps the server's programs out of the PATH.

@@ -5,6 +5,7 @@ use super::{DEAF, LONG, STEADY, ask, names, store, store_within};
 use crate::support::masters::{Masters, url};
 use crate::support::proc;
 use crate::support::proxy::Proxy;
+use crate::support::wait::wait_until;
 use dlock::clock::{Moment, sleep_until};
 use dlock::exit::Ended;
 use dlock::rules::{Acquired, Ask, End, Left, Ran, Renew, Renewal};
@@ -114,6 +115,9 @@ fn a_lock_that_young_masters_have_forgotten_at_the_end_was_not_lost() {
     let (names, ask) = (names(), ask(Duration::from_secs(120)));
     let mut store = store_within(&masters.ports(), LONG, Duration::from_secs(5));
     assert!(matches!(store.acquire(&names, &ask, by()), Ok(Acquired::Granted(_))));
+    // A majority is enough for it, so a request to the third may be on its way, and reach it after its restart.
+    wait_until("all have the lock", || (0..3).all(|at| masters.at(at).get("dlock:k").is_some()));
+    drop(store);
     for at in [0, 1] {
         masters.at_mut(at).restart();
     }
