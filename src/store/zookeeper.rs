@@ -9,12 +9,11 @@
 //! were read.
 //!
 //! *The lease is the session.* A session has the length of the ttl. While the session node exists,
-//! the lock is held, whatever a clock says. When the node is gone, the hold is over as soon as its
-//! end by the record has passed, too. The second condition is needed because a server that fails
+//! the lock is held, whatever a clock says. When the node is gone, the hold lasts until its end
+//! by the record, and no longer. The second condition is needed because a server that fails
 //! loses the signs of life that it has not yet passed on to the leader, so a session may end
 //! earlier than its client believes. For the same reason, a renewal writes the record. A process
-//! judges its own hold in the same way while it still has the session of the last grant or renewal;
-//! after that by the record alone.
+//! that has lost the session of its last grant or renewal judges its own hold by the record alone.
 //!
 //! *The clock* is the leader's, which stamps each write. Between two writes of its own, a process
 //! counts on from the last stamp for a short time: never ahead of the leader's clock to judge
@@ -207,13 +206,13 @@ impl Coordinator for Znodes {
         Ok(sign.ttl.is_none() && self.is_own(sign.token) && self.beat(sign.names, sign.token, deadline)?)
     }
 
-    /// Without a session node, the lease may still last by the record. So that is a reason to ask
-    /// again only once.
+    /// Without a session node, the lease of `token` may still last by the record. So the caller asks
+    /// again once, and not until the node is there.
     fn watch(&mut self, token: &Token, deadline: Moment) -> Watching<Watch> {
         let path = self.life_path(token);
         let answers = self.ask(&[Ask::WatchEnd(path.clone())], deadline);
         match answers.ok().and_then(|mut answers| answers.pop()) {
-            Some(Ok(_)) => Watching::Watched(Watch { path, dial: Cell::new(self.session.dial) }),
+            Some(Ok(_)) => Watching::Watched(Watch { path, connection: Cell::new(self.session.connections) }),
             Some(Err(Code::NO_NODE)) => Watching::Missing,
             _ => Watching::Unknown,
         }

@@ -1,5 +1,5 @@
 //! Stops a job: sends TERM to all of it, then KILL again and again until nothing is left. The guard
-//! runs this, or dlock if the guard is gone. process_tree.rs finds the job's processes;
+//! runs this, or dlock if the guard is gone. process_tree.rs finds the job's processes and signals them;
 //! guard/due.rs decides when the job must stop, by the times that rules/schedule.rs reckons.
 
 use super::process_tree::{Depth, ProcessTree, Sweep};

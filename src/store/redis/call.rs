@@ -24,8 +24,8 @@ const SENTINEL_WAIT: Duration = Duration::from_millis(1);
 const ALL_SENTINELS_WAIT: Duration = Duration::from_millis(100);
 
 /// Shortest time between the decision for a failover and the moment when the new master leaves the
-/// old one: a sentinel takes two steps of 50 ms or more in between
-/// (`sentinelFailoverStateMachine`).
+/// old one: a sentinel takes two steps of 50 ms or more in between (`sentinelFailoverStateMachine`). Half
+/// of that is counted on.
 const FAILOVER_LEAD: Duration = Duration::from_millis(50);
 
 /// If an answer took longer than this, the sentinels are asked once more which server is the
@@ -38,9 +38,10 @@ pub struct Caller {
     /// How messages name the store.
     shown: String,
     acknowledge: Acknowledge,
-    /// Whether the server is known to have the scripts. A WAIT behind a script that fails with
-    /// NOSCRIPT would wait too long and in vain.
-    knows_scripts: bool,
+    /// Whether a script is sent by its hash first. Without replicas always: a server that lacks it says
+    /// so. With replicas once a server has answered: a WAIT behind a script that fails with NOSCRIPT
+    /// would wait too long and in vain.
+    by_hash: bool,
     /// Whether the server may lack `leave`: it has lacked a script, so it was started or flushed
     /// meanwhile, or a request got no answer.
     in_doubt: bool,
@@ -53,9 +54,9 @@ struct Request<'a> {
     first: &'a Name,
     keys: Vec<String>,
     argument: String,
-    /// Whether the script's text is sent with the first request. If the answer comes too late,
-    /// nobody sends the text after a NOSCRIPT. Else it is sent only then: unanswered requests may
-    /// pile up at the server, so they are small.
+    /// Whether the script's text is sent with the first request, for one whose answer nobody may be
+    /// there to read. The others send it after a NOSCRIPT only: unanswered requests may pile up at the
+    /// server, so they are small.
     by_text: bool,
     replicas: Replicas,
     limit: Limit,
@@ -68,7 +69,7 @@ impl Caller {
             route: Route::new(topology, target.op_timeout),
             shown: target.shown.clone(),
             acknowledge: Acknowledge::new(Replicas::None),
-            knows_scripts: true,
+            by_hash: true,
             in_doubt: false,
         }
     }
@@ -76,7 +77,7 @@ impl Caller {
     /// Makes replicas acknowledge what a hold depends on.
     pub fn acknowledged_by(&mut self, replicas: Replicas) {
         self.acknowledge = Acknowledge::new(replicas);
-        self.knows_scripts = replicas == Replicas::None;
+        self.by_hash = replicas == Replicas::None;
         if replicas != Replicas::None {
             self.route.look_at_replicas();
         }
@@ -159,7 +160,7 @@ impl Caller {
     }
 
     /// Runs the script, and again if the sentinels, which are asked meanwhile, name another master.
-    /// Also returns when the first server answered.
+    /// Returns the answer, and the moment of the first one.
     fn call_master(&mut self, request: &Request<'_>, deadline: Moment) -> Result<(Answer, Moment), Error> {
         let began = Moment::now();
         self.route.ask_beside();
@@ -178,11 +179,13 @@ impl Caller {
 
     /// Whether the server that answered is about to be replaced by one that may not have the write.
     /// In a failover a replica that has left already does not get it, while another one
-    /// acknowledges. The leading sentinel knows of the failover a tenth of a second before that
+    /// acknowledges. The leading sentinel knows of the failover [`FAILOVER_LEAD`] before that
     /// replica leaves, so it must be asked shortly before the answer, or after it.
     fn is_failing_over(&mut self, began: Moment, answered: Moment, deadline: Moment) -> bool {
-        let is_old = answered.since(began) > FAILOVER_LEAD && !self.route.topology.fails_over();
-        is_old && self.is_superseded_meanwhile(deadline) || self.route.topology.fails_over()
+        let asked_too_early = answered.since(began) > FAILOVER_LEAD;
+        self.route.topology.fails_over()
+            || asked_too_early && self.is_superseded_meanwhile(deadline)
+            || self.route.topology.fails_over()
     }
 
     /// Asks the sentinels once more after a slow answer: the server may have been replaced since
@@ -194,9 +197,9 @@ impl Caller {
     }
 
     fn call(&mut self, request: &Request<'_>, deadline: Moment) -> Result<Answer, Error> {
-        let Self { route, acknowledge, knows_scripts, in_doubt, .. } = self;
+        let Self { route, acknowledge, by_hash, in_doubt, .. } = self;
         let ask = |connection: &mut Connection, deadline, replica_count| {
-            let by_text = request.by_text || !*knows_scripts;
+            let by_text = request.by_text || !*by_hash;
             let mut answer = request.send(acknowledge, connection, replica_count, by_text, deadline)?;
             if script::is_unknown(&answer.0) {
                 *in_doubt = true;
@@ -211,7 +214,7 @@ impl Caller {
         };
         let exchanged = route.exchange(Whom::Lock(request.first), deadline, request.limit, ask);
         self.in_doubt |= exchanged.is_err();
-        self.knows_scripts |= exchanged.is_ok();
+        self.by_hash |= exchanged.is_ok();
         exchanged
     }
 }

@@ -5,12 +5,12 @@
 //! it whatever happens to the client. A transaction of several statements would stay open if one
 //! failed or its client were stopped, with its rows locked. One such statement cannot delete rows
 //! as well. So a waiter that leaves gets a row that says so, and a later statement deletes that
-//! row. Nobody waits for it, and it may be lost. Before the row of a waiter is made, the statement
+//! row. Nobody waits for that statement, and it may be lost. Before the row of a waiter is made, the statement
 //! checks that the user may delete it. An end replaces the one [`LOG_KEPT`] before it.
 //!
 //! *Nothing wakes a waiter*, so it polls: its own row, and how many wait before it. Advisory locks
-//! (`GET_LOCK`) could wake it, but not on Galera nor behind every proxy, and a server takes a chain of
-//! 32 sleepers for a deadlock.
+//! (`GET_LOCK`) could wake it, but not on Galera nor behind every proxy, and a server reports a chain
+//! of 32 sleepers as a deadlock.
 //!
 //! Needs only what MySQL 8.0 and MariaDB 10.6 have.
 
@@ -30,7 +30,9 @@ mod wire;
 
 /// `kind` is 0 for a lock, 1 for a waiter (`id` is its token), 2 for an end (`id` is its place
 /// among the last ones, `version` its number). `version` of a waiter is its ticket, and `queued` is
-/// NULL once it has left.
+/// NULL once it has left. `used`: when the lock was used last; `reserved`: until when one process alone
+/// may write it ([`Dialect::reserve`]); `said`: until when a waiter's heartbeat counts; `kept`: whether
+/// the record says something.
 const TABLES: [&str; 1] = [
     "CREATE TABLE IF NOT EXISTS dlock_locks (kind TINYINT NOT NULL, name VARBINARY(700) NOT NULL, id VARBINARY(32) NOT NULL, \
      version BIGINT, used BIGINT, reserved BIGINT, kept TINYINT, queued TINYINT, said BIGINT NOT NULL DEFAULT 0, body MEDIUMBLOB, \
@@ -171,7 +173,7 @@ impl Dialect for Mysql {
         answer.changed > 0
     }
 
-    /// Apart from the write, because the write would have to wait for the disk once more.
+    /// In a statement after the write: within it, the caller would wait for the disk once more.
     fn behind(&self, write: &Write) -> Option<String> {
         let gone =
             write.locks.iter().flat_map(|lock| lock.parts.gone.iter().map(move |token| (&lock.name, token)));

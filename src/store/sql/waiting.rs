@@ -11,9 +11,10 @@ use std::time::Duration;
 
 /// Interval at which the next waiter polls if there are no notifications.
 pub(super) const POLL: Duration = Duration::from_millis(25);
-/// Longest polling interval of the next waiter. It grows by this part of the time since that waiter
-/// became the first, so that a hand-over is late by a small part of the wait at most.
+/// Longest polling interval of the next waiter.
 const FIRST_POLL_LONGEST: Duration = Duration::from_millis(250);
+/// Until then, its interval is a sixteenth of the time since it became the first. So a hand-over is
+/// late by a small part of the wait at most.
 const FIRST_POLL_PART: u32 = 16;
 /// Longest polling interval of a waiter behind a pooler.
 const POLL_LONGEST: Duration = Duration::from_secs(1);
@@ -41,7 +42,8 @@ impl Tables {
         Ok(true)
     }
 
-    /// Sleeps until the waiter is woken or its place is gone (true), or until `until` (false).
+    /// Sleeps until the waiter is woken or its place in the queue is gone, because it was granted the
+    /// lock or has to ask again (true), or until `until` (false).
     pub(super) fn sleep(
         &mut self,
         names: &Names,
@@ -53,7 +55,7 @@ impl Tables {
             let Some(pause) = self.next_look(names, token, ahead)? else { return Ok(true) };
             let Some(line) = &mut self.line else { return Ok(true) };
             if line.link.listen(Moment::now().after(pause).min(until))? {
-                // A holder subscribes anew, and then looks for a request that came meanwhile.
+                // Once it holds the lock, it subscribes anew, and then looks for a request to end.
                 line.listens = false;
                 return Ok(true);
             }
@@ -70,7 +72,7 @@ impl Tables {
         if listens(self) && !is_new {
             return Ok(Some(Duration::MAX));
         }
-        // A notification before the subscription is lost.
+        // No notification that came before the subscription is received.
         let Some(before) = self.place(names, token)? else { return Ok(None) };
         Ok(Some(if listens(self) { Duration::MAX } else { self.next_poll(token, ahead, before) }))
     }
@@ -79,7 +81,8 @@ impl Tables {
     /// never: its heartbeat says whether it still waits.
     fn next_poll(&mut self, token: &Token, ahead: u64, before: usize) -> Duration {
         let now = Moment::now();
-        // Behind a pooler the number of waiters is that of the last read.
+        // A server that could notify and is polled is behind a pooler. Then the number of waiters is
+        // that of the last read.
         let is_pooled = self.dialect.wake_channel(token).is_some();
         let before = if is_pooled { ahead } else { before as u64 };
         if before == 0 {

@@ -32,7 +32,7 @@ impl Znodes {
         let answers = self.session.ask(asks, deadline)?;
         let heard = Moment::now();
         if let Some(at) = answers.iter().flatten().filter_map(|answer| answer.written).next_back() {
-            self.stamp = Some(Stamp { at, sent, heard, dial: self.session.dial });
+            self.stamp = Some(Stamp { at, sent, heard, connection: self.session.connections });
         }
         Ok(answers)
     }
@@ -40,8 +40,8 @@ impl Znodes {
     /// Whether to count on from the last stamp of the leader's clock at this moment. A new leader,
     /// whose clock may differ, breaks all connections.
     pub(super) fn has_good_stamp(&self, now: Moment) -> bool {
-        let dial = self.session.dial;
-        self.session.is_connected() && self.stamp.is_some_and(|stamp| stamp.is_good(now, dial))
+        self.session.is_connected()
+            && self.stamp.is_some_and(|stamp| stamp.is_good(now, self.session.connections))
     }
 
     /// Translates a refusal.

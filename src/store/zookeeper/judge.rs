@@ -22,7 +22,7 @@ impl Znodes {
             let holders: Vec<(Token, Due)> =
                 node::believed(&lock.record).map(|(token, until)| (token.clone(), until)).collect();
             for (token, _) in &holders {
-                if Some(token) == me && self.is_anew(token) {
+                if Some(token) == me && self.proves_no_hold(token) {
                     continue;
                 }
                 let Some(tracked) = lock.tracked.get(token) else { continue };
@@ -40,9 +40,9 @@ impl Znodes {
         }
         let mut holds = locks.iter().flat_map(|lock| node::believed(&lock.record));
         let is_over = holds.any(|(token, until)| Some(token) == me && until.passed(now));
-        // A transaction that finds the caller's hold over writes that. A plain read does not write,
-        // so it ends the caller's new session, whose node others would take for that of a holder.
-        if reading.purpose == Purpose::LookAtAll && is_over && me.is_some_and(|me| self.is_anew(me)) {
+        // A transaction that finds that the caller's hold is over records it. A read cannot, so it ends
+        // the caller's new session: others would take its node for that of a holder.
+        if reading.purpose == Purpose::LookAtAll && is_over && me.is_some_and(|me| self.proves_no_hold(me)) {
             self.session.end();
             self.life = None;
         }

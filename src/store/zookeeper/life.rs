@@ -10,10 +10,10 @@ use crate::store::Error;
 /// This process's session node.
 #[derive(Clone, Copy)]
 pub(super) struct Life {
-    /// The session that it belongs to.
-    pub(super) turn: u64,
-    /// The connection that the watch on it is on.
-    pub(super) dial: u64,
+    /// The number of the session that it belongs to.
+    pub(super) session: u64,
+    /// The number of the connection that the watch on it is on.
+    pub(super) connection: u64,
     /// Whether another process has deleted it.
     pub(super) was_ended: bool,
     /// Whether a lock was granted or renewed with it, so that this session is the lease. A later
@@ -26,16 +26,18 @@ impl Znodes {
     /// Returns false if that has to be tried again.
     pub(super) fn ensure(&mut self, deadline: Moment) -> Result<bool, Error> {
         let Some(mine) = self.mine.as_ref().filter(|_| self.session.is_lease()) else { return Ok(true) };
-        if self.life.is_some_and(|life| life.turn == self.session.turn) {
+        if self.life.is_some_and(|life| life.session == self.session.sessions) {
             return Ok(true);
         }
         let path = self.life_path(mine);
         let asks = [Ask::CreateForSession(path.clone()), Ask::Watch(path.clone())];
         let mut answers = self.ask(&asks, deadline)?.into_iter();
-        let (turn, dial, id) = (self.session.turn, self.session.dial, self.session.id);
         match (answers.next(), answers.next()) {
-            (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(looked))) if looked.stat.owner == id => {
-                self.life = Some(Life { turn, dial, was_ended: false, holds: false });
+            (Some(Ok(_) | Err(Code::NODE_EXISTS)), Some(Ok(looked)))
+                if looked.stat.owner == self.session.id =>
+            {
+                let (session, connection) = (self.session.sessions, self.session.connections);
+                self.life = Some(Life { session, connection, was_ended: false, holds: false });
                 return Ok(true);
             }
             // Left by a session that has ended.
@@ -49,9 +51,9 @@ impl Znodes {
         Ok(false)
     }
 
-    /// Whether this process has lost the session that its hold of this token, if any, relies on. A
-    /// newer session proves nothing for a lease that began before it.
-    pub(super) fn is_anew(&self, token: &Token) -> bool {
+    /// Whether this process's session node proves nothing for its hold of this token, if any: no
+    /// lock was granted or renewed with it, or another process has deleted it.
+    pub(super) fn proves_no_hold(&self, token: &Token) -> bool {
         self.is_own(token) && self.life.is_some_and(|life| life.was_ended || !life.holds)
     }
 

@@ -27,7 +27,8 @@ pub struct Seen {
     /// The nodes of the locks, in order of name.
     pub(super) nodes: Vec<LockNode>,
     pub(super) now: Time,
-    /// How much too early the operation may write the end of this process's lease.
+    /// How far the leader's clock may be ahead of `now`: the end of this process's lease is written as
+    /// much later.
     pub(super) uncertain: Duration,
     /// Session nodes that were looked up, and whether they exist.
     pub(super) lives: BTreeMap<Token, bool>,
@@ -59,7 +60,7 @@ impl Znodes {
             return Err(self.refused(code));
         }
         let mut seen = self.seen_at(began, &of_locks)?;
-        if !self.is_session_left(&mut seen, answers.last()) {
+        if !self.has_session(&mut seen, answers.last()) {
             return Ok(None);
         }
         let Some(mut locks) = self.parse(reading, of_locks, &mut seen)? else { return Ok(None) };
@@ -108,15 +109,15 @@ impl Znodes {
     }
 
     /// Returns false if the session that this process's session node belonged to has ended.
-    fn is_session_left(&mut self, seen: &mut Seen, looked: Option<&Result<Answer, Code>>) -> bool {
+    fn has_session(&mut self, seen: &mut Seen, looked: Option<&Result<Answer, Code>>) -> bool {
         let (Some(mine), Some(mut life)) = (&self.mine, self.living()) else { return true };
-        if life.turn != self.session.turn {
+        if life.session != self.session.sessions {
             self.life = None;
             return false;
         }
         match looked {
             Some(Ok(_)) => {
-                life.dial = self.session.dial;
+                life.connection = self.session.connections;
                 seen.lives.insert(mine.clone(), true);
             }
             _ => life.was_ended = true,

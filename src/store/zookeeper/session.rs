@@ -5,8 +5,8 @@
 //!
 //! *A silent connection is kept* until another one has answered. Its server may be suspended, and
 //! answers when it resumes; the connection may be dead, which looks the same from here. A server that
-//! reads a request for the session on a new connection drops the old one with the answer that is due
-//! there. And a TCP proxy delivers such a request long after it was sent, if the server's listen
+//! reads a request for the session on a new connection closes the old one, and the answer that is due
+//! there is lost. And a TCP proxy delivers such a request long after it was sent, if the server's listen
 //! backlog was full. So dlock first opens a *probe*: a connection that only asks `srvr`. The session
 //! moves only if a probe is answered and the silent connection is not.
 
@@ -62,10 +62,10 @@ pub struct Session {
     password: Vec<u8>,
     /// The timeout that the server has granted.
     timeout: Duration,
-    /// Counts the sessions. A new number means that the last session and its nodes are gone.
-    pub turn: u64,
-    /// Counts the connections. A new number means that no watch is left.
-    pub dial: u64,
+    /// Number of sessions so far. One more means that the last session and its nodes are gone.
+    pub sessions: u64,
+    /// Number of connections so far. One more means that no watch is left.
+    pub connections: u64,
     /// Newest zxid that a server has told.
     seen: i64,
     /// The last request's number (xid). Servers match a commit to a request by session and xid, and
@@ -74,9 +74,8 @@ pub struct Session {
     number: i32,
     connection: Option<Connection>,
     /// Connections that have asked for a new session and have no answer yet, by server, and when they
-    /// asked. To begin a
-    /// session is a write of the whole ensemble. If a client that comes in a crowd dropped its
-    /// request and sent another one, the servers would do all of them, and none in time.
+    /// asked. To begin a session is a write of the whole ensemble. If each client of a crowd dropped its
+    /// request and sent another one, the servers would do them all, and be too late for each.
     pending: Vec<Option<(Moment, Connection)>>,
     /// When the request was sent that the connection has not answered in time.
     silent_since: Option<Moment>,
@@ -96,8 +95,8 @@ impl Session {
             id: 0,
             password: Vec::new(),
             timeout: BRIEF_TIMEOUT,
-            turn: 0,
-            dial: 0,
+            sessions: 0,
+            connections: 0,
             seen: 0,
             number: 0,
             connection: None,
@@ -175,7 +174,7 @@ impl Session {
                         Err(Failure::Broken(_) | Failure::Silent(_)) => {}
                         moved => return moved,
                     }
-                    // As during an election, when servers close each new connection.
+                    // During an election servers close each new connection.
                     self.hear(&mut [], Moment::now().after(share.min(PAUSE_MOST)).min(deadline))?;
                 }
                 Heard::Nothing => {}
@@ -365,7 +364,7 @@ impl Session {
                 continue;
             };
             if self.id == 0 {
-                self.turn += 1;
+                self.sessions += 1;
             }
             (self.id, self.password) = (welcome.session, welcome.password);
             self.timeout = Duration::from_millis(timeout.into());
@@ -384,7 +383,7 @@ impl Session {
             }
             (self.connection, self.silent_since) = (Some(connection), None);
             self.end_pending();
-            self.dial += 1;
+            self.connections += 1;
             return Ok(());
         }
     }
@@ -393,14 +392,15 @@ impl Session {
     /// for it, and for another one.
     pub fn ask(&mut self, asks: &[Ask], deadline: Moment) -> Result<Answers, Failure> {
         self.connect(deadline)?;
-        let (dial, patience, sent) = (self.dial, self.patience(), Moment::now());
+        let (connections, patience, sent) = (self.connections, self.patience(), Moment::now());
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
         let answers = connection.ask(asks, deadline);
         self.number = connection.number;
         let numbers = answers.inspect_err(|_| self.connection = None)?;
         let mut answers = Vec::new();
         loop {
-            let Some(connection) = self.connection.as_mut().filter(|_| self.dial == dial) else {
+            let Some(connection) = self.connection.as_mut().filter(|_| self.connections == connections)
+            else {
                 let moved = unreachable(&self.target.shown, &ErrorKind::ConnectionAborted.into());
                 return Err(Failure::Broken(moved));
             };

@@ -18,13 +18,13 @@ pub(super) struct Stamp {
     pub(super) sent: Moment,
     pub(super) heard: Moment,
     /// The connection that it came over.
-    pub(super) dial: u64,
+    pub(super) connection: u64,
 }
 
 impl Stamp {
     /// Whether to count on from it at this moment, on the connection with this number.
-    pub(super) fn is_good(self, now: Moment, dial: u64) -> bool {
-        self.dial == dial && now.since(self.heard) <= STAMP_GOOD
+    pub(super) fn is_good(self, now: Moment, connection: u64) -> bool {
+        self.connection == connection && now.since(self.heard) <= STAMP_GOOD
     }
 
     /// Lower bound of the leader's time at a moment, in microseconds since 1970; if the moment is

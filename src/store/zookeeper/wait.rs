@@ -13,23 +13,24 @@ use std::cell::Cell;
 /// The session node of another process.
 pub struct Watch {
     pub(super) path: String,
-    /// The connection that the watch is on.
-    pub(super) dial: Cell<u64>,
+    /// The number of the connection that the watch is on.
+    pub(super) connection: Cell<u64>,
 }
 
 impl Znodes {
     /// Sets the watches again after a reconnect. Returns whether one of the nodes has gone
     /// meanwhile.
     fn arm(&mut self, watches: &[&Watch]) -> Result<bool, Failure> {
-        let dial = self.session.dial;
-        let unarmed: Vec<&&Watch> = watches.iter().filter(|watch| watch.dial.get() != dial).collect();
+        let connection = self.session.connections;
+        let unarmed: Vec<&&Watch> =
+            watches.iter().filter(|watch| watch.connection.get() != connection).collect();
         if unarmed.is_empty() {
             return Ok(false);
         }
         let asks: Vec<Ask> = unarmed.iter().map(|watch| Ask::WatchEnd(watch.path.clone())).collect();
         let answers = self.ask(&asks, self.soon())?;
         for watch in &unarmed {
-            watch.dial.set(self.session.dial);
+            watch.connection.set(self.session.connections);
         }
         Ok(answers.iter().any(Result::is_err))
     }
@@ -37,8 +38,9 @@ impl Znodes {
     /// Whether this process's session node is still watched. If not, a write to it may have been
     /// missed.
     pub(super) fn is_watched(&self) -> bool {
-        let (turn, dial) = (self.session.turn, self.session.dial);
-        self.session.is_connected() && self.life.is_some_and(|life| life.turn == turn && life.dial == dial)
+        let numbers = (self.session.sessions, self.session.connections);
+        self.session.is_connected()
+            && self.life.is_some_and(|life| (life.session, life.connection) == numbers)
     }
 
     /// Sleeps until one of the watches or a write to this process's session node wakes it (true),

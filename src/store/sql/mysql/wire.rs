@@ -79,7 +79,7 @@ pub struct Connection {
     /// The number of the next packet of an exchange.
     sequence: u8,
     has_password: bool,
-    /// The user allowed to send the password without TLS.
+    /// Whether the user has allowed dlock to send the password without TLS.
     is_clear: bool,
     /// The server's number of this connection, as it said at the login; the low 32 bits.
     process: u64,
