@@ -46,11 +46,21 @@ fn a_long_job_that_runs_each_day_is_never_overdue() {
         scene.pass(17 * HOUR - 1);
         assert_eq!(scene.overdue(), Some(false));
     }
-    // The last one ended 17 hours ago.
-    scene.pass(13 * HOUR);
-    assert_eq!(scene.overdue(), Some(false));
-    scene.pass(MINUTE);
+    // The last one ended 17 hours ago, less a millisecond.
+    scene.pass(13 * HOUR + 1);
+    assert_eq!(scene.overdue(), Some(false), "late by a quarter, and not by more");
+    scene.pass(1);
     assert_eq!(scene.overdue(), Some(true));
+}
+
+#[test]
+fn a_lock_is_retired_once() {
+    let mut scene = Scene::expecting(DAY);
+    scene.job(1, HOUR, &SUCCESS);
+    for was_expected in [true, false] {
+        assert_eq!(scene.table.retire(Scene::names("a").first()), was_expected);
+        assert_eq!(scene.overdue(), None);
+    }
 }
 
 #[test]

@@ -65,6 +65,26 @@ impl Day {
     }
 }
 
+/// A run of two locks that is done at both names the lock at which it is due first, and of equals the
+/// first one.
+#[test]
+fn the_lock_that_is_due_first_is_named() {
+    for (ran, named, minutes) in [(["a", "b"], 0, 40), (["b", "a"], 1, 40), (["ab", "ab"], 0, 50)] {
+        let mut scene = Scene::new();
+        scene.ttl = Duration::from_millis(24 * HOUR);
+        scene.terms.once_per = None;
+        for (who, locks) in (1..).zip(ran) {
+            assert!(scene.ask(who, locks, X));
+            assert_eq!(scene.table.leave(scene.now, &Scene::names(locks), &token(who), &SUCCESS), GONE);
+            scene.pass(10 * MINUTE);
+        }
+        scene.terms.once_per = Some(Duration::from_millis(HOUR));
+        let answer = scene.acquire(3, "ab", X, Patience::None);
+        let is_it = |done: &Done| (done.at, millis(done.due)) == (named, minutes * MINUTE);
+        assert!(matches!(&answer, Acquired::Done(done) if is_it(done)), "{ran:?}: {answer:?}");
+    }
+}
+
 #[test]
 fn a_stand_by_does_not_repeat_the_run_that_it_stood_by_for() {
     let mut day = Day::new(2_000);
