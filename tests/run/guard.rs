@@ -32,7 +32,7 @@ fn dlock_killed(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
     let holder =
-        world.run("k", &["-t", LONG, "--grace", "500ms"], job::FAMILY).dies_of(9).any_stderr().spawn();
+        world.run("k", &["-t", LONG, "--grace", "2s"], job::FAMILY).dies_of(9).any_stderr().spawn();
     job::family(&world);
     let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
     world.wait_for_waiters("k", 1);
@@ -62,7 +62,7 @@ fn dlock_stopped(backend: Backend) {
 fn guard_killed(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
-    let options = ["-t", LONG, "--grace", "500ms"];
+    let options = ["-t", LONG, "--grace", "2s"];
     let holder = world.run("k", &options, job::FAMILY).status(70).any_stderr().spawn();
     job::family(&world);
     let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();

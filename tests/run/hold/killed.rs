@@ -10,7 +10,7 @@ use crate::support::world::{Backend, World, on_every_store};
 use rustix::process::Signal;
 
 /// So long that only the guard's stop ends the job in time.
-const SLOWLY: [&str; 4] = ["-t", LONG, "--grace", "500ms"];
+const SLOWLY: [&str; 4] = ["-t", LONG, "--grace", "2s"];
 
 on_every_store!(hold_killed, hold_stopped, its_guard_killed, its_guard_stopped, both_stopped);
 

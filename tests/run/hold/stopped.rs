@@ -18,7 +18,7 @@ on_every_store!(an_operator_stops_the_process, a_lost_lock_stops_the_process);
 fn an_operator_stops_the_process(backend: Backend) {
     let world = World::new(backend);
     let target = Target::family(&world);
-    let holder = hold(&world, "k", &["-t", LONG, "--grace", "500ms"], &target).status(79);
+    let holder = hold(&world, "k", &["-t", LONG, "--grace", "2s"], &target).status(79);
     let holder = holder
         .stderr_like("dlock: .*asked for k in .* back; the process it is held for is being stopped\n")
         .spawn();
