@@ -31,8 +31,7 @@ const LONG: &str = "10m";
 fn dlock_killed(backend: Backend) {
     let world = World::new(backend);
     job::prepare(&world);
-    let holder =
-        world.run("k", &["-t", LONG, "--grace", "2s"], job::FAMILY).dies_of(9).any_stderr().spawn();
+    let holder = world.run("k", &["-t", LONG, "--grace", "2s"], job::FAMILY).dies_of(9).any_stderr().spawn();
     job::family(&world);
     let next = world.run("k", &["--wait"], job::SUCCESSOR).any_stderr().spawn();
     world.wait_for_waiters("k", 1);
