@@ -5,8 +5,8 @@
 //! it whatever happens to the client. A transaction of several statements would stay open if one
 //! failed or its client were stopped, with its rows locked. One such statement cannot delete rows
 //! as well. So a waiter that leaves gets a row that says so, and a later statement deletes that
-//! row. Nobody waits for that statement, and it may be lost. Before the row of a waiter is made, the statement
-//! checks that the user may delete it. An end replaces the one [`LOG_KEPT`] before it.
+//! row. Nobody waits for that statement, and it may be lost. Before the row of a waiter is made, the
+//! statement checks that the user may delete it. An end replaces the one [`LOG_KEPT`] before it.
 //!
 //! *Nothing wakes a waiter*, so it polls: its own row, and how many wait before it. Advisory locks
 //! (`GET_LOCK`) could wake it, but not on Galera nor behind every proxy, and a server reports a chain
